@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +114,22 @@ def test_what_restarts_and_what_ends_a_run(case, monkeypatch, capsys):
     lines = [line for line in err.splitlines() if not line.startswith("all 2 ranks run again; ")]
     assert out == "" and len(lines) == len(said) and all(map(str.startswith, lines, said)), lines
     assert ("s were lost, and the work since the checkpoint" in err) == (len(starts) > 1)
+
+
+def test_ranks_end_when_a_server_is_at_an_address_that_they_do_not_know(monkeypatch):
+    monkeypatch.setattr("ray.wait", lambda *_, **options: ([], []))
+    monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}])
+    group, polled = RankGroup(hosts=(), places=PLACES, reports=("0", "1")), []
+
+    def moved():
+        return 1 if len(polled) == 3 else None
+
+    placed = SimpleNamespace(poll=lambda: polled.append(1), moved=moved)
+    ends = ray_supervisor.watch(group, SimpleNamespace(count=0), placed)
+    end = ray_supervisor.first_cause(ends)
+    assert end.killed and len(polled) == 3
+    line = "rank 0 on .* died: ended, because engine 1 is at another address now"
+    assert re.fullmatch(line, ray_supervisor.describe_end(end, group))
 
 
 def test_ctrl_c_before_there_are_ranks(monkeypatch):

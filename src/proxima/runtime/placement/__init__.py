@@ -13,7 +13,6 @@ On a Ray cluster, the launcher is ours. What runs below it is what torchrun woul
     rank_group          the ranks of one start, with the variables that torchrun would set
     node_actors         the actors on the nodes: one starts the process of a rank (`rank_process`), one a server
     engine_group        the servers of `placement.engines`, restarted while the run continues
-    door                a port of rank 0's node that leads to a server, wherever that was last started
     placed_engine       lets rank 0 find the servers
     reward_actors       the actors of `placement.reward_workers`
 

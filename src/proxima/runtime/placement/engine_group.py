@@ -1,5 +1,6 @@
 """The servers of a run on a Ray cluster: an actor each, in bundles that are reserved once. A server that dies is
-restarted wherever there is room, while the run continues; clients reach it at the same address as before."""
+restarted at the same port, while the run continues. One that comes back at another address, because its node is lost,
+is one that the ranks don't know: they have to be restarted."""
 
 import math
 import secrets
@@ -14,13 +15,13 @@ from typing import Any
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import UserError, require
 from proxima.engine.serve import LAUNCHES, Serve, start_servers
-from proxima.runtime.placement.door import Doors
 from proxima.runtime.placement.node_actors import ActorPlace, EngineHost
 from proxima.runtime.placement.placed_engine import KEY, URLS
-from proxima.runtime.placement.ray_cluster import actor_on, bundle_of, first_line_of, python_path, reserve, say
+from proxima.runtime.placement.ray_cluster import actor_on, bundle_of, first_line_of, reserve, say
 
 ENGINE_LOG = "engine.log"  # in the run folder
 LOOK_SECONDS = 0.5
+KEPT_PORT = 4  # consecutive deaths after which a server no longer waits for its port
 LONGEST_BREAK = 60.0  # seconds between a death and the next start
 SLEEP_MODE = "--enable-sleep-mode"  # of vLLM, on GPUs only
 STEADY = 60.0  # seconds of uptime after which earlier deaths are forgotten
@@ -39,14 +40,15 @@ class EnginePlan:
     arguments: dict[str, Any]
     shared: bool = False
 
-    def start_of(self, number: int, key: str, *, remote: bool) -> Callable[[], Any]:
+    def start_of(self, number: int, key: str, *, remote: bool, port: int = 0) -> Callable[[], Any]:
         """The call that starts one of the servers, on its node.
 
         Args:
             key: the key that its clients must send.
             remote: True if clients are on other nodes too.
+            port: that it listens at; 0: a free one.
         """
-        serve, log = self.arguments["serve"], self.arguments["log"]
+        serve, log = replace(self.arguments["serve"], port=port), self.arguments["log"]
         if remote:
             serve = replace(serve, arguments=(*serve.arguments, "--host", "0.0.0.0"))  # the last value wins
         log = log.with_name(f"{log.stem}.{number}{log.suffix}") if number else log
@@ -88,6 +90,7 @@ class PlacedEngine:
     Args:
         host: its actor; None while it waits for its next start, at `again_at`.
         pending: the outstanding call to the actor: `start`, or `failure` once the server has a place.
+        url: where rank 0's node reaches it, or reached it last.
         deaths: consecutive deaths, without `STEADY` seconds of uptime in between.
     """
 
@@ -95,14 +98,11 @@ class PlacedEngine:
     host: Any = None
     pending: Any = None
     place: ActorPlace | None = None
+    url: str = ""
+    port: int = 0
     since: float = 0.0
     deaths: int = 0
     again_at: float = 0.0
-
-    @property
-    def reached(self) -> tuple[str, int] | None:
-        """Where rank 0's node reaches it; None while it does not answer."""
-        return None if self.place is None else (self.place.address, self.place.port)
 
 
 class EngineGroup:
@@ -124,7 +124,7 @@ class EngineGroup:
         alone = {"CPU": spec.cpus_per_engine} | ({"GPU": gpus} if gpus else {})
         self.bundles = reserve(spec, "engines", bundle_of(spec) if spec.colocate else alone)
         self.engines = [PlacedEngine(number) for number in range(spec.engines)]
-        self.doors: Any = None  # an actor on rank 0's node
+        self.known: list[str] = []  # to the ranks: the address of each
         self.last_loss = ""  # which server died, and why
         self._await_all(deaths=0)
 
@@ -155,7 +155,8 @@ class EngineGroup:
         for engine in self.engines:
             if engine.host is None:
                 if time.monotonic() >= engine.again_at:
-                    start = self.plan.start_of(engine.number, self.key, remote=self.remote)
+                    port = engine.port if engine.deaths < KEPT_PORT else 0
+                    start = self.plan.start_of(engine.number, self.key, remote=self.remote, port=port)
                     engine.host = actor_on(self.bundles, engine.number, EngineHost, **self.resources)
                     engine.pending = engine.host.start.remote(start)
                 continue
@@ -173,10 +174,10 @@ class EngineGroup:
                 self._lose(engine, answer)
                 continue
             reached = answer if self.remote else replace(answer, address="127.0.0.1")  # it listens there alone
-            engine.place, engine.since = reached, time.monotonic()
+            engine.place, engine.port, engine.since = reached, reached.port, time.monotonic()
+            engine.url = f"http://{reached.address}:{reached.port}"
             engine.pending = engine.host.failure.remote()
             say(f"engine {engine.number} on {answer.host} answers at {reached.address}:{reached.port}")
-            self._lead(engine)
 
     def _lose(self, engine: PlacedEngine, reason: str) -> None:
         import ray
@@ -188,10 +189,14 @@ class EngineGroup:
         seconds = min(LONGEST_BREAK, 2.0 ** (engine.deaths - 1))
         engine.again_at, self.last_loss = time.monotonic() + seconds, f"engine {engine.number} died: {reason}"
         say(f"{self.last_loss}; restarting in {seconds:.0f} s")
-        self._lead(engine)
+
+    def moved(self) -> int | None:
+        """The number of a server that answers at an address that the ranks don't know; None: they know all."""
+        pairs = zip(self.engines, self.known, strict=True)
+        return next((engine.number for engine, known in pairs if engine.url != known), None)
 
     def attach(self, ranks: Sequence[ActorPlace]) -> dict[str, str]:
-        """Give each server an address on rank 0's node, and return the variables with which the ranks find these.
+        """Return the variables with which the ranks find the servers.
 
         Args:
             ranks: their places; each writes new weights for the servers on its node.
@@ -199,21 +204,11 @@ class EngineGroup:
         Raises:
             UserError: a server is on another node, and no folder is set that all nodes share.
         """
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         nodes = {place.node for place in ranks}
         for engine in self.engines:
             if engine.place is not None and engine.place.node not in nodes and not self.plan.shared:
                 message = f"engine {engine.number} is on {engine.place.host}, where no rank writes weights for it"
                 remedy = "set engine.weight_folder to a folder that all nodes share, or place ranks on each node"
                 raise UserError(message, remedy=remedy)
-        near, paths = NodeAffinitySchedulingStrategy(ranks[0].node, soft=False), {"PYTHONPATH": python_path()}
-        actor = ray.remote(Doors).options(num_cpus=0, scheduling_strategy=near, runtime_env={"env_vars": paths})
-        self.doors = actor.remote([engine.reached for engine in self.engines])  # in place of those of the last start
-        ports = ray.get(self.doors.listen.remote())
-        return {URLS: ",".join(f"http://127.0.0.1:{port}" for port in ports), KEY: self.key}
-
-    def _lead(self, engine: PlacedEngine) -> None:
-        if self.doors is not None:
-            self.doors.lead.remote(engine.number, engine.reached)
+        self.known = [engine.url for engine in self.engines]
+        return {URLS: ",".join(self.known), KEY: self.key}

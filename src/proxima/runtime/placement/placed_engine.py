@@ -17,4 +17,4 @@ def placed_engine(engine: Any) -> Any:
     urls = os.environ.get(URLS)
     if not urls or not hasattr(engine, "serve"):
         return engine
-    return replace(engine, url=tuple(urls.split(",")), serve=None, token_env=KEY)
+    return replace(engine, url=tuple(urls.split(",")), serve=None, token_env=KEY, allow_remote=True)

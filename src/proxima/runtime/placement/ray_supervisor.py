@@ -178,6 +178,9 @@ def watch(group: RankGroup, interrupts: Interrupts, placed: EngineGroup | None) 
         others.flush()
         if placed is not None:
             placed.poll()
+            if (number := placed.moved()) is not None:
+                reason = f"ended, because engine {number} is at another address now"
+                return [RankEnd(rank=0, at=time.monotonic(), reason=reason)]
         if interrupts.count > passed_on:
             passed_on = interrupts.count
             if passed_on > 1 or any(end.rank == 0 for end in ends):
