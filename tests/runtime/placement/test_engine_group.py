@@ -127,7 +127,7 @@ def test_a_server_whose_actor_is_killed_comes_back_at_the_same_address(tmp_path,
             time.sleep(0.05)
         assert group.engines[0].place is not places[0] and group.engines[1].place is places[1]
         assert [answer(url) for url in urls] == [200, 200] and group.moved() is None
-        group.engines[1].url = "http://127.0.0.1:1"  # as after the loss of its node
+        group.engines[1].address = "127.0.0.1", 1  # as after the loss of its node
         assert group.moved() == 1
         assert group.attach(places)[URLS] == f"{urls[0]},http://127.0.0.1:1" and group.moved() is None
     assert said[2].startswith("engine 0 died: ") and said[2].endswith("; restarting in 1 s") and len(said) == 4

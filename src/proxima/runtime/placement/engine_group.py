@@ -90,7 +90,7 @@ class PlacedEngine:
     Args:
         host: its actor; None while it waits for its next start, at `again_at`.
         pending: the outstanding call to the actor: `start`, or `failure` once the server has a place.
-        url: where rank 0's node reaches it, or reached it last.
+        address: host and port where rank 0's node reaches it, or reached it last.
         deaths: consecutive deaths, without `STEADY` seconds of uptime in between.
     """
 
@@ -98,8 +98,7 @@ class PlacedEngine:
     host: Any = None
     pending: Any = None
     place: ActorPlace | None = None
-    url: str = ""
-    port: int = 0
+    address: tuple[str, int] = ("", 0)
     since: float = 0.0
     deaths: int = 0
     again_at: float = 0.0
@@ -124,7 +123,7 @@ class EngineGroup:
         alone = {"CPU": spec.cpus_per_engine} | ({"GPU": gpus} if gpus else {})
         self.bundles = reserve(spec, "engines", bundle_of(spec) if spec.colocate else alone)
         self.engines = [PlacedEngine(number) for number in range(spec.engines)]
-        self.known: list[str] = []  # to the ranks: the address of each
+        self.known: list[tuple[str, int]] = []  # to the ranks: the address of each
         self.last_loss = ""  # which server died, and why
         self._await_all(deaths=0)
 
@@ -155,7 +154,7 @@ class EngineGroup:
         for engine in self.engines:
             if engine.host is None:
                 if time.monotonic() >= engine.again_at:
-                    port = engine.port if engine.deaths < KEPT_PORT else 0
+                    port = engine.address[1] if engine.deaths < KEPT_PORT else 0
                     start = self.plan.start_of(engine.number, self.key, remote=self.remote, port=port)
                     engine.host = actor_on(self.bundles, engine.number, EngineHost, **self.resources)
                     engine.pending = engine.host.start.remote(start)
@@ -174,8 +173,7 @@ class EngineGroup:
                 self._lose(engine, answer)
                 continue
             reached = answer if self.remote else replace(answer, address="127.0.0.1")  # it listens there alone
-            engine.place, engine.port, engine.since = reached, reached.port, time.monotonic()
-            engine.url = f"http://{reached.address}:{reached.port}"
+            engine.place, engine.address, engine.since = reached, (reached.address, reached.port), time.monotonic()
             engine.pending = engine.host.failure.remote()
             say(f"engine {engine.number} on {answer.host} answers at {reached.address}:{reached.port}")
 
@@ -193,7 +191,7 @@ class EngineGroup:
     def moved(self) -> int | None:
         """The number of a server that answers at an address that the ranks don't know; None: they know all."""
         pairs = zip(self.engines, self.known, strict=True)
-        return next((engine.number for engine, known in pairs if engine.url != known), None)
+        return next((engine.number for engine, known in pairs if engine.address != known), None)
 
     def attach(self, ranks: Sequence[ActorPlace]) -> dict[str, str]:
         """Return the variables with which the ranks find the servers.
@@ -210,5 +208,5 @@ class EngineGroup:
                 message = f"engine {engine.number} is on {engine.place.host}, where no rank writes weights for it"
                 remedy = "set engine.weight_folder to a folder that all nodes share, or place ranks on each node"
                 raise UserError(message, remedy=remedy)
-        self.known = [engine.url for engine in self.engines]
-        return {URLS: ",".join(self.known), KEY: self.key}
+        self.known = [engine.address for engine in self.engines]
+        return {URLS: ",".join(f"http://{host}:{port}" for host, port in self.known), KEY: self.key}
