@@ -29,11 +29,11 @@ class EngineWatch:
         self.metrics = {}
 
     async def published(self, engine: Engine, version: int) -> dict[str, Any]:
-        """The measurements of the engine at a weight sync: numbers under `sync/`, `how` and `version`; empty for an
-        engine that measures nothing."""
+        """The measurements of the engine at a weight sync: numbers under `sync/` and `version`; empty for an engine
+        that measures nothing."""
         sync = (await engine.health()).detail.get("sync") or {}
         self.metrics |= {f"sync/{name}": value for name, value in _numbers(sync).items()}
-        return {"version": version, "how": str(sync.get("how", "")), **self.metrics} if sync else {}
+        return {"version": version, **self.metrics} if sync else {}
 
     def health_warnings(self, health: Health) -> list[str]:
         """Warnings about what has happened since the last call, even if it only cost time and no completion."""
