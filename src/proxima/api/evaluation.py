@@ -176,8 +176,8 @@ def _resolve_evaluation(
     fixed = [path, "model.lora=null"]
     said = dict(word.partition("=")[::2] for word in overrides)
     if named and f"{SAMPLING}temperature" not in said and said.get("eval.samples", "1") != "1":
-        own = load_recipe(recipe or {}, fixed, root=EvaluateConfig).config.eval.sampling
-        if own is not None and own.temperature == 0:  # how a run asks its own questions
+        sampling_of_recipe = load_recipe(recipe or {}, fixed, root=EvaluateConfig).config.eval.sampling
+        if sampling_of_recipe is not None and sampling_of_recipe.temperature == 0:  # how a run asks its own questions
             overrides = [*overrides, f"{SAMPLING}temperature=1"]
     return load_recipe(recipe or {}, [*fixed, *overrides], root=EvaluateConfig)
 

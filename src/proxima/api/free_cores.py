@@ -63,4 +63,4 @@ def core_times() -> CoreTimes:
         usable = os.sched_getaffinity(0)
     except (OSError, ValueError, AttributeError):
         return {}
-    return {core: (sum(own[i] for i in IDLE), sum(own)) for core, own in counts.items() if core in usable}
+    return {core: (sum(times[i] for i in IDLE), sum(times)) for core, times in counts.items() if core in usable}

@@ -42,6 +42,6 @@ def refuse_dropped_settings(resolved: Resolved[Any]) -> None:
         if now is not ABSENT and may_differ(path, Purpose.RESUME) and not _written_now(path, was, sources, changed)
     ]
     if dropped:
-        own = f"resume it with its own settings, proxima train {shlex.quote(str(folder))} --resume"
-        remedy = f"{own}, or write what is to change as overrides"
+        resuming = f"resume it with its own settings, proxima train {shlex.quote(str(folder))} --resume"
+        remedy = f"{resuming}, or write what is to change as overrides"
         raise UserError(f"the run in {folder} has {', '.join(dropped)}", remedy=remedy)

@@ -113,8 +113,8 @@ def _of_a_teacher(behavior: Tensor, share: Tensor, seed: int) -> dict[str, Tenso
     draw = torch.Generator().manual_seed(seed + 1)
     columns = {"teacher_log_prob": behavior - torch.rand(len(behavior), generator=draw, dtype=torch.float64)}
     for name in ("bucket_log_prob", "teacher_bucket_log_prob"):
-        own = 0.9 * share - 0.05 * torch.rand(len(behavior), 3, generator=draw, dtype=torch.float64)
-        columns[name] = own.log()
+        student_share = 0.9 * share - 0.05 * torch.rand(len(behavior), 3, generator=draw, dtype=torch.float64)
+        columns[name] = student_share.log()
     return columns
 
 
@@ -150,10 +150,10 @@ def _drawn_cases() -> tuple[BatchCase, ...]:
 def _copied(b: PolicyBatch) -> PolicyBatch:
     assert b.group is not None
     columns = b.token_fields() | {"cu_seqlens": b.cu_seqlens, "group": b.group}
-    own: dict[str, Any] = {name: value.detach().clone() for name, value in columns.items()}
-    masks = {"edges": own["cu_seqlens"], "sampled_mask": own["sampled"], "loss_mask": own["loss_mask"]}
-    own["log_prob"].requires_grad_()
-    return replace(b, **own, host_counts=replace(b.counts, **masks))
+    copies: dict[str, Any] = {name: value.detach().clone() for name, value in columns.items()}
+    masks = {"edges": copies["cu_seqlens"], "sampled_mask": copies["sampled"], "loss_mask": copies["loss_mask"]}
+    copies["log_prob"].requires_grad_()
+    return replace(b, **copies, host_counts=replace(b.counts, **masks))
 
 
 def smaller_batches(case: BatchCase) -> Iterator[BatchCase]:

@@ -128,8 +128,8 @@ def violation(law: Law, spec: Any, case: Any) -> str | None:
 def described(error: Exception) -> str:
     """`raised KeyError: 'x' (lab.py:12)`, with the innermost line outside proxima and installed packages."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
-    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    outside = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
+    where = f" ({Path(outside[-1].filename).name}:{outside[-1].lineno})" if outside else ""
     return f"raised {type(error).__name__}: {' '.join(str(error).split())}{where}"
 
 

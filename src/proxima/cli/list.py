@@ -162,14 +162,14 @@ def _text(name: str, slot: dict[str, Any], fields: bool) -> str:
     width = max((len(kind) for kind in slot["kinds"]), default=0)
     told: dict[tuple[str, ...], str] = {}  # the fields and their meanings → the first kind that has them
     for kind, facts in slot["kinds"].items():
-        own = facts["fields"]
-        lines.append(f"  {kind:<{width}}  {facts['summary']}{'' if fields else _defaults(own)}")
-        first = told.setdefault(tuple(f"{name} {field['help']}" for name, field in own.items()), kind)
-        if fields and first != kind and len(own) > 2:  # two are as short as the name of a kind that has them
+        declared = facts["fields"]
+        lines.append(f"  {kind:<{width}}  {facts['summary']}{'' if fields else _defaults(declared)}")
+        first = told.setdefault(tuple(f"{name} {field['help']}" for name, field in declared.items()), kind)
+        if fields and first != kind and len(declared) > 2:  # two are as short as the name of a kind that has them
             others = slot["kinds"][first]["fields"]
-            lines.append(f"      as {first}{_defaults({n: f for n, f in own.items() if f != others[n]})}")
+            lines.append(f"      as {first}{_defaults({n: f for n, f in declared.items() if f != others[n]})}")
         elif fields:
-            lines.extend(_field_lines(own))
+            lines.extend(_field_lines(declared))
     return "\n".join(lines)
 
 

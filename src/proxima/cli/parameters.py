@@ -74,9 +74,9 @@ def add_command(parser: argparse.ArgumentParser, command: Command) -> None:
 
 def option_strings(parser: argparse.ArgumentParser) -> list[str]:
     """The options of a command and of its actions, as they are typed."""
-    own = [word for action in parser._actions for word in action.option_strings]
+    options = [word for action in parser._actions for word in action.option_strings]
     tables = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return own + [word for table in tables for below in table.values() for word in option_strings(below)]
+    return options + [word for table in tables for below in table.values() for word in option_strings(below)]
 
 
 def bound(command: Command, arguments: argparse.Namespace) -> Callable[[], int | None]:

@@ -36,8 +36,8 @@ def json_schema() -> Json:
     references = {name: {"$ref": f"#/definitions/recipes.{name}"} for name in FAMILIES}
     chosen: Json = {"allOf": [references["train"], {"required": ["model", "task", "reward", "algorithm"]}]}
     for family in OFFLINE:
-        own = {"allOf": [references[family.name], {"required": ["model", "task"]}]}
-        chosen = {"if": {"required": [family.own]}, "then": own, "else": chosen}
+        root_schema = {"allOf": [references[family.name], {"required": ["model", "task"]}]}
+        chosen = {"if": {"required": [family.own]}, "then": root_schema, "else": chosen}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "proxima recipe",

@@ -56,8 +56,8 @@ class Band:
 
     def drawn(self) -> dict[str, Tensor]:
         """The columns of the band, by name."""
-        own = zip(self.names, (self.value, self.lower, self.upper), strict=True)
-        return {name: values for name, values in own if name} | dict(self.columns)
+        curves = zip(self.names, (self.value, self.lower, self.upper), strict=True)
+        return {name: values for name, values in curves if name} | dict(self.columns)
 
     def reason(self, token: int) -> str:
         """Why the surrogate kept or dropped it: `masked: 0.21 > 0.18 because …`."""

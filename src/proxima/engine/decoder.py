@@ -122,7 +122,7 @@ class CachingDecoder:
         continued = [(span, earlier) for span, earlier in zip(spans, past, strict=False) if earlier is not None]
         for start, end in (span for span, earlier in zip_longest(spans, past) if earlier is None):
             starts.setdefault(end - start, []).append(start)
-        alike = [torch.tensor(own)[:, None] + torch.arange(length) for length, own in starts.items()]
+        alike = [torch.tensor(first)[:, None] + torch.arange(length) for length, first in starts.items()]
         alike = [rows.to(self.device) for rows in alike]
 
         def attend(layer: int, q: Tensor, kv: Tensor, scale: float | None, window: int | None) -> Tensor:

@@ -25,9 +25,9 @@ class SamplingRows:
         names = ("temperature", "top_k", "top_p", "min_p")
         return cls(**{name: torch.tensor([getattr(s, name) for s in settings], device=device) for name in names})
 
-    def of_rows(self, own: Tensor | slice) -> "SamplingRows":
+    def of_rows(self, rows: Tensor | slice) -> "SamplingRows":
         """The settings of some rows."""
-        return SamplingRows(**{field.name: getattr(self, field.name)[own] for field in fields(self)})
+        return SamplingRows(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     @cached_property
     def alike(self) -> list[Tensor]:

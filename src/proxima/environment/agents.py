@@ -106,7 +106,7 @@ class CommandAgents:
         self._running: set[asyncio.subprocess.Process] = set()
 
     async def play(self, job: AgentJob) -> float | None:
-        own = {"OPENAI_BASE_URL": job.base_url, "OPENAI_API_KEY": job.api_key, "OPENAI_MODEL": job.model}
+        variables = {"OPENAI_BASE_URL": job.base_url, "OPENAI_API_KEY": job.api_key, "OPENAI_MODEL": job.model}
         async with self._places:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -114,7 +114,7 @@ class CommandAgents:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
-                    env=os.environ | own,
+                    env=os.environ | variables,
                     **ENDS_WITH_US,
                 )
             except OSError as error:

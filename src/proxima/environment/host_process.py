@@ -175,8 +175,8 @@ def _reset(environment: Any, row: Mapping[str, Any], seed: int) -> Any:
     if not hasattr(environment, "reset"):
         return None
     parameters = inspect.signature(environment.reset).parameters
-    own = {"row": row, "seed": seed, "prompt": row.get("messages")}
-    offered = {**row, **own} if "row" in parameters else {**own, **row}
+    arguments = {"row": row, "seed": seed, "prompt": row.get("messages")}
+    offered = {**row, **arguments} if "row" in parameters else {**arguments, **row}
     everything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
     named = {name: offered[name] for name in parameters if name in offered}
     return _called(environment, environment.reset, **{**(row if everything else {}), **named})

@@ -43,7 +43,7 @@ class AdamWKernels:
 
 def _table(weights: Sequence[Slots]) -> Tensor:
     """[n, 6] int64, the layout of `Tensors` in `adamw.cpp`."""
-    return torch.tensor([[*(each.data_ptr() for each in own[:4]), own[0].numel(), int(own[4])] for own in weights])
+    return torch.tensor([[*(each.data_ptr() for each in row[:4]), row[0].numel(), int(row[4])] for row in weights])
 
 
 @cache

@@ -144,8 +144,8 @@ def _decontaminated(sides: dict[str, SplitData], overlap: OverlapIndex, held_out
     training = [(item, repeats, _is_held_out(item.question, held_out)) for item, repeats in questions.get("train", [])]
     outcome = Outcome({"test": questions.get("test", []), "train": []})
     if "test" in sides or held_out:
-        own = [item for item, _ in outcome.kept["test"]] or [item for item, _, test in training if test]
-        overlap.add(EvalSet(_OWN_TEST, [item.question for item in own]))
+        test_items = [item for item, _ in outcome.kept["test"]] or [item for item, _, test in training if test]
+        overlap.add(EvalSet(_OWN_TEST, [item.question for item in test_items]))
     # the number of training questions with an n-gram is known only after all were compared
     found = [overlap.find(item.question, count=not test) for item, _, test in training]
     for (item, repeats, test), matches in zip(training, found, strict=True):

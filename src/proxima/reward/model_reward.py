@@ -97,8 +97,8 @@ class ModelReward(ComputeReward):
 
         if self.encode == "tokens":
             with renamed("model.path", "path"):
-                own = load_tokenizer(self.path, self.revision).get_vocab()
-            differing = sum(own.get(token) != i for token, i in policy.get_vocab().items())
+                vocabulary = load_tokenizer(self.path, self.revision).get_vocab()
+            differing = sum(vocabulary.get(token) != i for token, i in policy.get_vocab().items())
             reason = f"needs the policy's vocabulary, and {differing:,} of its tokens differ in {self.path}"
             require(differing == 0, "encode", "tokens", reason, remedy="set encode=text")
 

@@ -115,8 +115,8 @@ class ChatReader:
             bool(prompt), "messages", row_excerpt(text), "begins with the assistant: nothing predicts its first token"
         )
         before = prompt_tokens(prompt, self.tokenizer, self.arguments)
-        own = answer_tokens(prompt, text, self.tokenizer, self.arguments, "completion")
-        return before.tolist(), own.tolist(), [True] * len(own)
+        answer = answer_tokens(prompt, text, self.tokenizer, self.arguments, "completion")
+        return before.tolist(), answer.tolist(), [True] * len(answer)
 
     def _cut(
         self, number: int, before: list[int], tokens: list[int], mask: list[bool], chat: Sequence[Message]

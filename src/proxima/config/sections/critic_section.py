@@ -71,12 +71,12 @@ class ModelCritic(CriticConfig):
         Raises:
             FieldError: the combination is invalid, as in `train`.
         """
-        own = {name: value for name in _OF_TRAIN if (value := getattr(self, name)) is not None}
-        if "warmup_steps" in own:
-            own["warmup_ratio"] = 0.0
+        changes = {name: value for name in _OF_TRAIN if (value := getattr(self, name)) is not None}
+        if "warmup_steps" in changes:
+            changes["warmup_ratio"] = 0.0
         if self.schedule == "constant":
-            own.setdefault("final_lr_ratio", 0.0)
-        return replace(train, **own)
+            changes.setdefault("final_lr_ratio", 0.0)
+        return replace(train, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,8 +151,8 @@ class Gigpo(TokenAdvantage):
 
     def __call__(self, rewards: TokenRewards) -> Tensor:
         turns, relative = _TurnTable.of(self, rewards), Grpo(self.scale, self.epsilon)
-        own = turns.reached.any(1)
-        of_episode = relative(Outcomes.of(turns.reward.sum(1), turns.group, own))
+        acted = turns.reached.any(1)
+        of_episode = relative(Outcomes.of(turns.reward.sum(1), turns.group, acted))
         state = torch.zeros_like(turns.reached, dtype=torch.long)
         state[turns.row, turns.column] = required(self, "state", rewards.state)[turns.tokens].long()
         pairs = torch.stack([turns.group[:, None].expand_as(state), state], -1)[turns.reached]

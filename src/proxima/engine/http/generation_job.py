@@ -380,6 +380,8 @@ class GenerationJob:
         if self.rules.routes is None:
             return {}
         versions = [segment.versions for segment in self._segments]
-        counts = [own == own[-1:] if self.rules.latest_routes else np.full(len(own), True) for own in versions]
+        counts = [
+            column == column[-1:] if self.rules.latest_routes else np.full(len(column), True) for column in versions
+        ]
         parts = zip((segment.routes for segment in self._segments), counts, strict=True)
         return joined_routes(self.rules.routes, len(self.request.prompt.tokens), list(parts))

@@ -59,13 +59,13 @@ class _Experts(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _split_rows(module, device_mesh)
         experts: Any = module
-        own = experts.num_experts // device_mesh.size()
-        first = own * device_mesh.get_local_rank()
-        kind, settings = type(module), {"num_experts": own, "_is_expert_parallel": True}  # index `own`: no expert
+        count = experts.num_experts // device_mesh.size()
+        first = count * device_mesh.get_local_rank()
+        kind, settings = type(module), {"num_experts": count, "_is_expert_parallel": True}  # index `count`: no expert
 
         def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
             index = top_k_index - first
-            index = index.masked_fill((index < 0) | (index >= own), own)
+            index = index.masked_fill((index < 0) | (index >= count), count)
             states, weights = (_part_of_gradient(given, device_mesh) for given in (hidden_states, top_k_weights))
             return _summed(_with_own_rows(kind, module, settings, states, index, weights), device_mesh)
 

@@ -77,8 +77,8 @@ class ScorerApp:
 
     def _admit(self, request: Request) -> None:
         """Raise HTTPException for a client without access, before any of its body is read."""
-        own = (request.scope.get("server") or ("",))[0]
-        if refusal := refused(request.headers, self.hosts | {own}, "start the server with --allow-host"):
+        address = (request.scope.get("server") or ("",))[0]
+        if refusal := refused(request.headers, self.hosts | {address}, "start the server with --allow-host"):
             raise HTTPException(*refusal)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         sent = token.strip().encode() if scheme.lower() == "bearer" else b""
@@ -134,9 +134,9 @@ class ScorerApp:
     async def _scores(self, groups: Sequence[SubmittedGroup]) -> list[Scores]:
         scores: list[Scores] = [[] for _ in groups]
         try:
-            for own, group in zip(scores, groups, strict=True):
+            for values, group in zip(scores, groups, strict=True):
                 for part in group.slices():  # one at a time: the thread takes those of other requests in between
-                    own += await self.compute.run(self._scores_of, part)
+                    values += await self.compute.run(self._scores_of, part)
         except Exception as error:  # raised by the model: the next request may be fine
             raise HTTPException(500, " ".join(f"{type(error).__name__}: {error}".split())[:300]) from None
         return scores
@@ -147,8 +147,8 @@ class ScorerApp:
             finite = score.valid and math.isfinite(score.value)
             scores.append({"value": score.value} if finite else {"error": score.error or f"the score is {score.value}"})
         if part.per_token:
-            for own, values in zip(scores, self.reward.token_scores(part.prompt, part.completions), strict=True):
-                own["tokens"] = [value if math.isfinite(value) else None for value in values.tolist()]
+            for collected, values in zip(scores, self.reward.token_scores(part.prompt, part.completions), strict=True):
+                collected["tokens"] = [value if math.isfinite(value) else None for value in values.tolist()]
         return scores
 
     async def _refuse(self, request: Request, refusal: HTTPException) -> Response:

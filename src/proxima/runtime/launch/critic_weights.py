@@ -57,11 +57,11 @@ def _critic_model(
 ) -> Critic:
     path, revision = (spec.path, spec.revision) if spec.path else (source.path, source.revision)
     spread = sharding_beside(source.sharding, path, revision)
-    own, saved = replace(source, path=path, revision=revision, lora=None, sharding=spread), None
+    critic_source, saved = replace(source, path=path, revision=revision, lora=None, sharding=spread), None
     if restored is not None:
         saved = str(_existing(restored / CRITIC))
     with renamed("model.path", "critic.path"):
-        model = source.scalar(own.load_scalar(saved, head_std=spec.head_std))
+        model = source.scalar(critic_source.load_scalar(saved, head_std=spec.head_std))
     train = spec.training(train)
     planned = train.updates_per_step * train.epochs_per_step
     return Critic(

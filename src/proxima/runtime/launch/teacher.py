@@ -34,11 +34,11 @@ def make_teacher_stage(
     """
     divergence, path = distillation.divergence, distillation.path
     spread = sharding_beside(source.sharding, path)
-    own = replace(source, path=path, revision=None, lora=None, sharding=spread, attention="auto")
+    teacher_source = replace(source, path=path, revision=None, lora=None, sharding=spread, attention="auto")
     with renamed("model.path", PATH):
-        teacher = compute.call(own.load)
+        teacher = compute.call(teacher_source.load)
     teacher.model.requires_grad_(False)
-    policy = replace(own, gradient_checkpointing=False).policy(teacher)
+    policy = replace(teacher_source, gradient_checkpointing=False).policy(teacher)
     vocabulary = min(int(each.model.config.get_text_config().vocab_size) for each in (student, teacher))
     return TeacherStage(policy=policy, top_k=divergence.top_k, top_k_of=divergence.top_k_of, vocabulary=vocabulary)
 
@@ -54,9 +54,9 @@ def make_engine_stage(
         FieldError: the engine does not score, or its weights can't be loaded.
     """
     needs, path = choice.needs, choice.path
-    own = replace(source, path=needs.model_path, revision=needs.revision, lora=None, sharding=None)
+    model_source = replace(source, path=needs.model_path, revision=needs.revision, lora=None, sharding=None)
     with renamed("model.path", PATH if path == TEACHER else "model.path"):
-        engine, _ = choice.build(own.load, compute=compute, log=log, seed=source.seed)
+        engine, _ = choice.build(model_source.load, compute=compute, log=log, seed=source.seed)
     if not engine.capabilities.score:
         close_engine(engine)
         remedy = f"set {path}=null, or use one that does"

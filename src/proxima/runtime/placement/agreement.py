@@ -60,11 +60,11 @@ def compare_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
         UserError: names the first rank that differs or lacks something, both values and the remedy.
     """
     first = next(iter(facts))
-    for name, own in facts.items():
+    for name, node in facts.items():
         ours = facts[first]["same"]
-        for field in dict.fromkeys([*ours, *own["same"]]):
-            _same(name, first, field, own["same"].get(field), ours.get(field), REMEDIES.get(field, ONE_RECIPE))
-        least, shared, disk = own["least_shared"], own["shared_memory"], own["disk"]
+        for field in dict.fromkeys([*ours, *node["same"]]):
+            _same(name, first, field, node["same"].get(field), ours.get(field), REMEDIES.get(field, ONE_RECIPE))
+        least, shared, disk = node["least_shared"], node["shared_memory"], node["disk"]
         if shared is not None and shared < least:
             text = f"{name}: /dev/shm has {shared / MIB:,.1f} MiB free, and its node needs {least / MIB:,.0f}"
             remedy = "start its container with a larger one (docker run --shm-size=8g), or empty it"
@@ -102,9 +102,9 @@ def compare_files(hashes: Mapping[str, Mapping[str, str] | None]) -> None:
     """
     first = next(iter(hashes))
     ours = hashes[first] or {}
-    for name, own in hashes.items():
-        for file in () if own is None else dict.fromkeys([*ours, *own]):
-            there, here = (hashed.get(file, "no such file")[:12] for hashed in (own or {}, ours))
+    for name, node in hashes.items():
+        for file in () if node is None else dict.fromkeys([*ours, *node]):
+            there, here = (hashed.get(file, "no such file")[:12] for hashed in (node or {}, ours))
             _same(name, first, file, there, here, COPY)
 
 

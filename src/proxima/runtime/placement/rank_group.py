@@ -79,8 +79,8 @@ def start_group(
     common |= {} if engines is None else engines.attach(places)
     common[ADDRESS] = str(context.gcs_address)  # for actors of rank 0
     reports = [
-        host.run.options(num_returns="streaming").remote(function, dict(arguments), common | own, str(Path.cwd()))
-        for host, own in zip(hosts, rank_variables(places), strict=True)
+        host.run.options(num_returns="streaming").remote(function, dict(arguments), common | variables, str(Path.cwd()))
+        for host, variables in zip(hosts, rank_variables(places), strict=True)
     ]
     return RankGroup(hosts=hosts, places=places, reports=reports)
 

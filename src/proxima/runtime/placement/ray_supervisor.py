@@ -118,8 +118,8 @@ def supervise(
         placed = None if engines is None else EngineGroup(spec, engines)
         died_at: float | None = None
         for starts in range(spec.restarts + 1):
-            own = None if spec.colocate else reserve(spec, "ranks", bundle_of(spec))  # on nodes that are alive now
-            group = start_group(spec, own, function, arguments, placed)
+            reserved = None if spec.colocate else reserve(spec, "ranks", bundle_of(spec))  # on nodes that are alive now
+            group = start_group(spec, reserved, function, arguments, placed)
             if died_at is not None:
                 lost = time.monotonic() - died_at
                 say(f"all {spec.ranks} ranks run again; {lost:.1f} s were lost, and the work since the checkpoint")
@@ -127,7 +127,7 @@ def supervise(
             try:
                 ends = watch(group, interrupts, placed)
             finally:
-                group.stop(own)
+                group.stop(reserved)
                 interrupts.counting = False
             end = first_cause(ends)
             if interrupts.count and end.exit_code != 0:

@@ -104,14 +104,14 @@ def completion_row(completion: Completion) -> dict[str, Any]:
     """The columns of a completion."""
     mask = completion.sampling_mask
     lists = (None, None) if mask is None else (mask.ids, mask.counts)
-    own = vars(completion) | {"text": utf8(completion.text)} | dict(zip(MASK_COLUMNS, lists, strict=True))
-    own["episode"] = None if completion.episode is None else completion.episode.to_json()
-    own["opening"] = None if completion.opening is None else completion.opening.tokens
+    columns = vars(completion) | {"text": utf8(completion.text)} | dict(zip(MASK_COLUMNS, lists, strict=True))
+    columns["episode"] = None if completion.episode is None else completion.episode.to_json()
+    columns["opening"] = None if completion.opening is None else completion.opening.tokens
     if completion.routed_experts is None:
-        return own
+        return columns
     from proxima.runtime.state.route_columns import route_columns
 
-    return own | route_columns(completion)
+    return columns | route_columns(completion)
 
 
 def score_row(score: Score) -> dict[str, Any]:

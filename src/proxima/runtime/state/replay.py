@@ -122,8 +122,9 @@ class StoredRollouts:
             raise self._refused(reason, remedy)
         texts = table["text"].to_pylist()
         sampled = numpy_columns(table["sampled"]) if of_episodes else [None] * len(texts)
-        for tokens, text, own in zip(numpy_columns(table["tokens"])[:CHECKED], texts, sampled, strict=False):
-            last = 0 if own is None or own.all() else int(np.flatnonzero(~own)[-1]) + 1  # the text is of the last turn
+        for tokens, text, mask in zip(numpy_columns(table["tokens"])[:CHECKED], texts, sampled, strict=False):
+            # the text is of the last turn
+            last = 0 if mask is None or mask.all() else int(np.flatnonzero(~mask)[-1]) + 1
             read = utf8(tokenizer.decode(() if tokens is None else tokens[last:], skip_special_tokens=True))
             if not read.startswith(text):  # a stop string is cut off
                 shown = f"{text!r:.40}, which the tokenizer of model.path reads as {read!r:.40}"
@@ -143,7 +144,7 @@ class StoredRollouts:
             return
         rows = [row for row in read_table(file, ["tokens", *COLUMNS]).to_pylist() if row["routed_experts"]]
         ids = [ids for row in rows for ids in stored_routes(row).values()]
-        shapes = {(*own.shape[1:], int(own.max(initial=-1))) for own in ids}
+        shapes = {(*routes.shape[1:], int(routes.max(initial=-1))) for routes in ids}
         for layers, each, last in shapes:
             if (layers, each) != (len(shape.mixtures), shape.per_token) or last >= shape.experts:
                 reason = f"has {each} experts of each token in each of {layers} layers, up to number {last}"

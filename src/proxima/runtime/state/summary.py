@@ -51,8 +51,8 @@ def algorithm_name(config: "RunConfig") -> str:
     kind = kind_of(getattr(algorithm, slot))
     if not preset or preset not in ALGORITHMS:
         return preset or kind
-    own = ALGORITHMS[preset].get(slot, {}).get("kind")
-    return preset if own == kind else f"{preset} with {slot} {kind}"
+    written = ALGORITHMS[preset].get(slot, {}).get("kind")
+    return preset if written == kind else f"{preset} with {slot} {kind}"
 
 
 def summarise_run(

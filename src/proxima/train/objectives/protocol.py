@@ -74,9 +74,9 @@ class Measured:
         return out
 
 
-def _require_valid(trajectory: Trajectory, codes: Any, own: Mapping[str, Any]) -> None:
+def _require_valid(trajectory: Trajectory, codes: Any, columns: Mapping[str, Any]) -> None:
     def value_of(name: str, at: int) -> float:
-        column = own[name] if name in own else getattr(trajectory, name)
+        column = columns[name] if name in columns else getattr(trajectory, name)
         return math.nan if column is None else float(column[at])
 
     require_valid(codes, value_of, f"completion {trajectory.key}")

@@ -68,8 +68,8 @@ class MlflowSession:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        own = without_time(metrics)
-        named = [(re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_")), value) for name, value in own.items()]
+        values = without_time(metrics)
+        named = [(re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_")), value) for name, value in values.items()]
         self.client.log_batch(self.identity, metrics=[Metric(name, value, now, step) for name, value in named])
 
     def log_page(self, file: Path, step: int) -> None:
