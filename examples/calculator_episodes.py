@@ -11,12 +11,12 @@ from itertools import islice
 from pathlib import Path
 
 from proxima.config import resolve
-from proxima.data.recipe_files import find_recipe
 from proxima.environment.calculator import calculate
 from proxima.environment.hosts import HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools
 from proxima.rollout.episodes.played import with_instructions
+from proxima.system.recipe_files import find_recipe
 from proxima.task.prompts import with_system
 
 

@@ -41,7 +41,7 @@ def proxima(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str,
 @pytest.fixture(autouse=True)
 def quick_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's rate is measured with one small product, not for a fifth of a second with large ones."""
-    from proxima.data.machine import gemm_rate
+    from proxima.system.machine import gemm_rate
 
     monkeypatch.setattr(gemm_rate, "__defaults__", ("cpu", 64, 1e-4))
 

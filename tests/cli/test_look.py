@@ -10,8 +10,8 @@ from proxima.config.describe import kinds_of
 from proxima.config.presets import ALGORITHMS
 from proxima.config.slots import Slot
 from proxima.core.surrogate import SURROGATES
-from proxima.data.recipe_files import shipped_layouts, shipped_recipes
 from proxima.engine.protocol import Sampling
+from proxima.system.recipe_files import shipped_layouts, shipped_recipes
 
 
 def test_explain(proxima, recipe):

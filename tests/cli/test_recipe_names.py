@@ -11,7 +11,7 @@ import pytest
 from proxima.cli.completion import complete_checked, complete_override, complete_recipe, complete_slot
 from proxima.cli.list import catalogue
 from proxima.config import resolve
-from proxima.data.recipe_files import shipped_folder, shipped_recipes
+from proxima.system.recipe_files import shipped_folder, shipped_recipes
 
 OPTIMIZER = (".kind", ".lr", ".beta1", ".beta2", ".eps", ".weight_decay", ".offload", ".momentum", ".adamw_lr")
 

@@ -17,7 +17,7 @@ from proxima.data.kinds import Kinds
 
 FRACTIONS = Kinds({"fraction": "fractions:Fraction", "ended": "no_such_module:Class"})
 ROOMS = ("core", "core.advantage", "core.correction", "core.preference", "core.surrogate", "check", "config", "data")
-ROOMS += ("engine", "engine.http", "engine.serve", "evaluate", "lab", "model", "prepare", "reward", "task", "train")
+ROOMS += ("engine", "engine.serve", "evaluate", "lab", "model", "prepare", "reward", "task", "train")
 ROOMS += ("train.objectives", "view.trackers", "api")
 
 

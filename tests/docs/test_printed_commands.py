@@ -25,8 +25,8 @@ from transformers.utils import logging
 
 from proxima.cli.main import main
 from proxima.config import recipe_reader, resolve
-from proxima.data import recipe_files
-from proxima.data.machine import gemm_rate
+from proxima.system import recipe_files
+from proxima.system.machine import gemm_rate
 from proxima_plan.rehearsal import rehearsal
 from tests.cli.warm_rehearsals import WarmExecutor
 from tests.docs.printed import ROOT, Printed, fence, pages

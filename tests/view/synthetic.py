@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.data.environment import describe_environment
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.runtime.watch.observer import RunInfo, Sample
+from proxima.system.environment import describe_environment
 from proxima.train import TokenStatistics
 from proxima.train.completion_record import CompletionRecord
 

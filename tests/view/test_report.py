@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from proxima.data import Completion, Episode, Group, Score, Span, ToolCall
-from proxima.data import atomic_files as files
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
+from proxima.system import atomic_files as files
 from proxima.train.completion_record import CompletionRecord
 from proxima.view.chart import write_figure
 from proxima.view.curve import LearningCurve

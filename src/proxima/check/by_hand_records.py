@@ -22,7 +22,7 @@ from proxima.config.tree import Source, node_of
 from proxima.core.correction import MismatchGuard
 from proxima.core.reward_kl import RewardKl
 from proxima.data import NoFieldError, UserError
-from proxima.data.text_files import read_text
+from proxima.system.text_files import read_text
 
 SOURCES = ("by hand", "hand")
 KEYS = ("name", "source", "inputs", "expected", "dtype", "layout")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from proxima.data.recipe_files import shipped_folder, shipped_recipes
+from proxima.system.recipe_files import shipped_folder, shipped_recipes
 
 Json = dict[str, Any]
 FILES = (".yaml", ".jsonl", ".json", ".parquet", ".csv", ".gguf", ".py")

@@ -47,9 +47,9 @@ def describe_machine() -> dict[str, Any]:
     import torch
 
     from proxima import __version__
-    from proxima.data.environment import package_version
-    from proxima.data.machine import gemm_rate, memory_bytes
     from proxima.kernels.compiled import kernels_in_words
+    from proxima.system.environment import package_version
+    from proxima.system.machine import gemm_rate, memory_bytes
 
     cuda = torch.cuda
     facts = [(cuda.get_device_name(i), cuda.get_device_properties(i).total_memory) for i in range(cuda.device_count())]

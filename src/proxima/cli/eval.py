@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from proxima.cli.output import print_json
 from proxima.cli.parameters import Argument
 from proxima.data import UserError
-from proxima.data.recipe_files import FILE
+from proxima.system.recipe_files import FILE
 
 if TYPE_CHECKING:
     from proxima.data import Group

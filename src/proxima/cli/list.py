@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from proxima.cli.completion import complete_slot
 from proxima.cli.output import AsJson, print_json, terminal_width, truncated
 from proxima.cli.parameters import Argument
-from proxima.data.recipe_files import FILE, shipped_layouts, shipped_recipes
+from proxima.system.recipe_files import FILE, shipped_layouts, shipped_recipes
 
 WIDTH = 100
 SLOT = "one slot, with fields; default: all slots, one line per kind"

@@ -18,8 +18,8 @@ from proxima.cli.command_module import load_command
 from proxima.cli.parameters import Actions, add_command, bound, option_strings
 from proxima.config.families import FAMILIES
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
-from proxima.data.full_disk import is_disk_full
-from proxima.data.recipe_files import FILE
+from proxima.system.full_disk import is_disk_full
+from proxima.system.recipe_files import FILE
 
 PEERS, PLAN = "proxima-peers", "proxima-plan"  # other distributions: other frameworks' files, forecasts
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # by what one wants

@@ -19,7 +19,7 @@ from proxima.cli.completion import complete_surrogate
 from proxima.cli.output import Overrides, Recipe, print_json
 from proxima.cli.parameters import Actions, Argument
 from proxima.data import UserError
-from proxima.data.recipe_files import find_recipe
+from proxima.system.recipe_files import find_recipe
 
 if TYPE_CHECKING:
     from proxima.lab.divergences import Calibration

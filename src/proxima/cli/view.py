@@ -53,7 +53,7 @@ def view(
 
 def _export(runs: Sequence[str], place: str, recompute: bool) -> None:
     """Write the page of a step, or of a prompt, of the single run to the current folder, as `RUN-step-12.html`."""
-    from proxima.data.atomic_files import write_atomic
+    from proxima.system.atomic_files import write_atomic
     from proxima.view.microscope.exported_page import exported_page, step_of
     from proxima.view.microscope.server import open_runs
 

@@ -14,7 +14,7 @@ from proxima.config.scalars import in_one_line, to_json
 from proxima.config.slots import Slot
 from proxima.config.tree import DEFAULT, Node
 from proxima.data.errors import FieldError
-from proxima.data.secret_values import HIDDEN
+from proxima.system.secret_values import HIDDEN
 
 
 class _Failed:

@@ -8,7 +8,7 @@ from proxima.config.problems import Problem
 from proxima.config.resolved import Resolved, ResolvedValue
 from proxima.config.validate import to_do, warnings
 from proxima.data import UserError
-from proxima.data.recipe_files import find_recipe
+from proxima.system.recipe_files import find_recipe
 from proxima.task.column_mapping import ColumnMapping
 
 

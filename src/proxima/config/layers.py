@@ -10,7 +10,7 @@ from proxima.config.problems import Problem, suggestion
 from proxima.config.recipe_reader import read_overrides
 from proxima.config.slots import Slot
 from proxima.config.tree import COMMAND_LINE, DEFAULT, Layout, Node, Source, merge, node_of
-from proxima.data.recipe_files import FILE
+from proxima.system.recipe_files import FILE
 
 Preset = Mapping[str, Any] | Sequence[Any]  # the fields of a section, or the specs of a list
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from proxima.config.problems import ConfigError, nearest, one_problem
 from proxima.config.recipe_reader import read_recipe
 from proxima.config.tree import COMMAND_LINE, Node
-from proxima.data.recipe_files import FILE, find_recipe, shipped_layouts, shipped_recipes
+from proxima.system.recipe_files import FILE, find_recipe, shipped_layouts, shipped_recipes
 
 
 def read_overlay(word: str, below: Sequence[Node]) -> list[Node]:

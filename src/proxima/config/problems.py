@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.data.errors import LONGEST_LINE, LONGEST_VALUE, UserError, abbreviated, nearest, suggestion
-from proxima.data.secret_values import without_secrets
+from proxima.system.secret_values import without_secrets
 
 
 @dataclass(frozen=True)

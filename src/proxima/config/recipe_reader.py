@@ -15,8 +15,8 @@ import yaml
 from proxima.config.problems import ConfigError, nearest, one_problem
 from proxima.config.scalars import Loader
 from proxima.config.tree import COMMAND_LINE, FILL_IN, Layout, Node, Source, merge
-from proxima.data.recipe_files import find_recipe, shipped_folder, shipped_recipes
-from proxima.data.text_files import read_text
+from proxima.system.recipe_files import find_recipe, shipped_folder, shipped_recipes
+from proxima.system.text_files import read_text
 
 MOST_NODES = 100_000  # a few lines of anchors within anchors can expand to billions of values
 _TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")

@@ -19,7 +19,7 @@ from proxima.config.recipe_reader import read_recipe, shown_path
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Node, Source, node_of
-from proxima.data.recipe_files import LAYOUTS, find_recipe
+from proxima.system.recipe_files import LAYOUTS, find_recipe
 
 # a YAML file, a run folder (its `config.yaml`), the name of a recipe (`quickstart`), or a mapping of the same shape
 Recipe = str | Path | Mapping[str, Any]

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.scalars import in_one_line, to_json
 from proxima.data.errors import FieldError, FieldErrors
-from proxima.data.secret_values import HIDDEN
+from proxima.system.secret_values import HIDDEN
 
 Root = TypeVar("Root", covariant=True)
 Findings = Iterator[tuple[str, str] | Problem]  # of a check: the path of a field, and what is wrong with its value

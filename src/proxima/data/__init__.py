@@ -1,4 +1,4 @@
-"""Data: the objects that flow through a run, and helpers that every room shares.
+"""Data: the objects that flow through a run.
 
     flow           Prompt, Completion, Score, Group: host side, as the engine and the rewards see them
     trajectory     one completion on its way to the trainer
@@ -10,12 +10,6 @@
     outcomes       tensors, one entry per completion: the input of advantages and selections
     packed_batch   tensors, the input of the model               policy_batch   tensors, the input of the loss
     errors         UserError, FieldError                         random         all random draws
-    jsonl          JSON lines that survive a kill                atomic_files   atomic writes
-    full_disk      recognises a full disk                 recipe_files   recipes by name
-    machine        this machine's processor, compiler and cache folder
-    bounded_reading  answers of other processes, up to a limit    secret_values  what may not be written down
-    web_requests   who may ask an HTTP server of proxima
-    text_files     reads what a user names
     kinds          tables of kinds, and packages that import at first use
 
 Host objects are frozen dataclasses of numpy columns. Tensor objects check the shape and dtype of each field at

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxima.data.columns import Ints
-from proxima.data.machine import cache_folder, processor_flags, processor_name
 from proxima.engine.cache import KVCache
+from proxima.system.machine import cache_folder, processor_flags, processor_name
 
 if TYPE_CHECKING:
     from proxima.kernels.linear import Rows, TileLinear

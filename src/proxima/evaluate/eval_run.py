@@ -17,10 +17,7 @@ import pyarrow.parquet as pq
 import torch
 
 from proxima.data import Group, UserError
-from proxima.data.atomic_files import atomic_writer, write_atomic
-from proxima.data.environment import describe_environment, package_version
 from proxima.data.episode import ENVIRONMENTS_LOG
-from proxima.data.jsonl import dumps
 from proxima.data.kinds import Kinds
 from proxima.engine import ENGINES
 from proxima.engine.protocol import WeightUpdate, close_engine
@@ -34,6 +31,9 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import model_files
 from proxima.model.quiet import quiet_transformers
 from proxima.reward import REWARDS
+from proxima.system.atomic_files import atomic_writer, write_atomic
+from proxima.system.environment import describe_environment, package_version
+from proxima.system.jsonl import dumps
 from proxima.task import TASKS
 from proxima.task.prompts import EVAL_UID
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proxima.data import Episode, Group, UserError
-from proxima.data.jsonl import utf8
 from proxima.evaluate.headline import ACCURACY
 from proxima.evaluate.votes import canonical
+from proxima.system.jsonl import utf8
 
 FORMAT = "proxima evaluation 1"
 RESULT, ENVIRONMENT = "result.json", "environment.json"

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from proxima.data import UserError
-from proxima.data.atomic_files import flush_to_disk
-from proxima.data.machine import cache_folder, compiler, processor_flags
+from proxima.system.atomic_files import flush_to_disk
+from proxima.system.machine import cache_folder, compiler, processor_flags
 
 VECTORS = ("-march=native", "-mprefer-vector-width=512", "-Wno-psabi")
 FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-shared", "-fPIC", *VECTORS)

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from proxima.config.comparable import Purpose, compared, may_differ
 from proxima.config.problems import suggestion
 from proxima.data import UserError
-from proxima.data.jsonl import dumps
 from proxima.evaluate.headline import REWARD, Headline
 from proxima.lab.cell_statistics import EPISODE_FIGURES, EXAMPLE_FIGURES, CellRuns, CellSummary, summarize
 from proxima.lab.metric_names import canonical_metric
 from proxima.lab.run_reader import AXES, Run
 from proxima.lab.seed_statistics import t_quantile
 from proxima.runtime.watch.observer import warning_kind
+from proxima.system.jsonl import dumps
 
 Item = TypeVar("Item")
 

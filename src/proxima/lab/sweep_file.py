@@ -20,8 +20,8 @@ from proxima.config.problems import ConfigError, Problem, one_problem, suggestio
 from proxima.config.recipe_reader import read_recipe, read_yaml, shown_path
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Layout, Node, Source, merge
-from proxima.data.recipe_files import find_recipe
 from proxima.lab.sweep_plan import Sweep, SweepCell
+from proxima.system.recipe_files import find_recipe
 
 FIELDS = ("recipe", "folder", "seeds", "jobs", "set", "grid", "cells")
 RESERVED = {"seed": "use seeds: [1, 2, 3]", "folder": "each run gets one below the sweep's own"}

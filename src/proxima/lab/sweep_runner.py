@@ -21,16 +21,16 @@ from typing import IO, Any, Protocol
 
 from proxima.config.yaml_dump import dump
 from proxima.data import UserError
-from proxima.data.atomic_files import write_atomic
-from proxima.data.environment import describe_environment
-from proxima.data.full_disk import is_disk_full
-from proxima.data.jsonl import dumps
 from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
 from proxima.lab.run_reader import read_mapping
 from proxima.lab.sweep_plan import PlannedRun, Sweep
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import FolderLock, is_locked
 from proxima.runtime.watch.observer import Record
+from proxima.system.atomic_files import write_atomic
+from proxima.system.environment import describe_environment
+from proxima.system.full_disk import is_disk_full
+from proxima.system.jsonl import dumps
 
 POLL = 0.5  # seconds between two polls of the runs
 SHUTDOWN_TIMEOUT = 60.0  # seconds for a checkpoint when the sweep itself fails

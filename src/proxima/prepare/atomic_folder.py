@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from proxima.data import UserError
-from proxima.data.atomic_files import flush_to_disk
 from proxima.prepare.locate import CARD
+from proxima.system.atomic_files import flush_to_disk
 
 try:
     import fcntl

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
 
-from proxima.data.jsonl import utf8
 from proxima.prepare.answer_kinds import ANSWERS
 from proxima.prepare.normalize import question_key, strip_instructions
 from proxima.prepare.read_files import SourceRow
 from proxima.prepare.row_formats import SourceQuestion
+from proxima.system.jsonl import utf8
 
 LISTED = 10_000  # maximum of unreadable rows listed with their text; all are counted
 _CACHED = 1 << 17  # hashes of raw rows, to recognise repeats without normalizing them

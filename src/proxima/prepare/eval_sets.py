@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 from proxima.data import UserError
-from proxima.data.jsonl import utf8
 from proxima.prepare.catalog import Part
 from proxima.prepare.decontaminate import EvalSet
 from proxima.prepare.locate import CARD, locate_files
 from proxima.prepare.normalize import question_key, strip_instructions
 from proxima.prepare.read_files import combined_sha256, inspect_file, iter_source_rows
+from proxima.system.jsonl import utf8
 
 _ANY = Part("evaluation set", "", (), side="test", answer="expression", template="plain")
 

@@ -4,7 +4,7 @@ import re
 import unicodedata
 from hashlib import blake2b
 
-from proxima.data.jsonl import utf8
+from proxima.system.jsonl import utf8
 
 # Instructions that published data sets put around the question, verbatim.
 _BEFORE = (

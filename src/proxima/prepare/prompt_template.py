@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxima.data import FieldError, Message
-from proxima.data.text_files import read_text
+from proxima.system.text_files import read_text
 from proxima.task.protocol import user_message
 from proxima.task.template import fill, require_question_template
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
-from proxima.data.text_files import read_text
 from proxima.prepare.row_formats import SourceQuestion, known_columns, read_row
+from proxima.system.text_files import read_text
 from proxima.task.local_files import json_object
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".arrow")

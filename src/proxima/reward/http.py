@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 
 from proxima.data import Completion, Prompt, Score, UserError, require
-from proxima.data.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body
 from proxima.reward.base import WeightedReward, validated
+from proxima.system.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})  # the next attempt may succeed
 MAX_WAIT = 30.0  # longest wait between two attempts, in seconds

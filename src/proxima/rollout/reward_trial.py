@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from proxima.data import Completion, FieldError, Group, Prompt, Score
-from proxima.data.jsonl import utf8
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.reward.base import as_reward
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import score_errors
+from proxima.system.jsonl import utf8
 
 PROMPTS = 4  # to try: the first one, and the others only if it got no score
 PLAIN = "I think that the answer is 7."

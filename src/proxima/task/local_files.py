@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import FieldError, UserError, require
-from proxima.data.jsonl import utf8
+from proxima.system.jsonl import utf8
 from proxima.task.column_mapping import ANSWER, ColumnMapping
 from proxima.task.protocol import EmptyPromptError, MappedRows, Row, Rows
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from proxima.data.checksum import Checksum
-from proxima.data.full_disk import as_disk_full
 from proxima.model import LoadedModel, save
 from proxima.model.save import save_trained
+from proxima.system.checksum import Checksum
+from proxima.system.full_disk import as_disk_full
 from proxima.train.stack import TrainStack
 
 FORMAT = 2

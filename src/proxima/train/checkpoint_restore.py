@@ -8,8 +8,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from proxima.data import UserError
-from proxima.data.checksum import Checksum
 from proxima.model.parallel.sharded import is_sharded
+from proxima.system.checksum import Checksum
 from proxima.train.checkpoint import DELETE, FORMAT, Checkpoint, read_checkpoint, remove_checkpoint
 from proxima.train.stack import TrainStack
 

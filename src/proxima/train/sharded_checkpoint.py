@@ -31,12 +31,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from proxima.data import NotFiniteError
-from proxima.data.checksum import Checksum
-from proxima.data.full_disk import as_disk_full
 from proxima.model import LoadedModel
 from proxima.model.lora import trained_names
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.save import save_settings
+from proxima.system.checksum import Checksum
+from proxima.system.full_disk import as_disk_full
 from proxima.train.checkpoint import (
     VALUE_HEAD,
     Checkpoint,

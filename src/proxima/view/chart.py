@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from markupsafe import escape
 
 from proxima.data import UserError
-from proxima.data.atomic_files import write_atomic
+from proxima.system.atomic_files import write_atomic
 from proxima.view.formatting import significant
 from proxima.view.palette import PALETTE
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from proxima.config.scalars import in_one_line
 from proxima.data import UserError
-from proxima.data.atomic_files import write_atomic
 from proxima.evaluate.headline import REWARD, Headline
 from proxima.lab.cell_statistics import HELD_OUT, CellSummary, SeedBand, TargetCost
 from proxima.lab.run_comparison import RunComparison
 from proxima.lab.seed_statistics import SeedMean
+from proxima.system.atomic_files import write_atomic
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, plus_minus, signed, significant
 from proxima.view.microscope.metric_meanings import metric_meanings
 from proxima.view.page import render

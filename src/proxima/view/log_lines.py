@@ -17,12 +17,12 @@ from typing import TextIO
 from proxima.config.sections.placement_section import STARTED_AGAIN
 from proxima.config.step_size import group_arithmetic
 from proxima.data import Group
-from proxima.data.full_disk import is_disk_full
 from proxima.evaluate.headline import ACCURACY, Headline, bound_keys, judged_answers
 from proxima.runtime.placement.process_group import is_launched
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample, Stage
+from proxima.system.full_disk import is_disk_full
 from proxima.view.formatting import (
     PATIENCE,
     count,

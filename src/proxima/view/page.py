@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from proxima.data.jsonl import dumps
+from proxima.system.jsonl import dumps
 from proxima.view.formatting import count, visible
 from proxima.view.microscope.single_file import PAGE, bundle, inert_json, policy_of
 from proxima.view.palette import cell_colors

@@ -6,9 +6,9 @@ import pytest
 
 from proxima.config import ConfigError, resolve
 from proxima.data import FieldError
-from proxima.data.secret_values import is_secret_name, is_secret_value
 from proxima.engine.http.client import Address
 from proxima.engine.serve import Serve, check_serve, start_servers
+from proxima.system.secret_values import is_secret_name, is_secret_value
 from tests.engine.serve.programs import LONG, ask, fake_program
 
 SECRET = "hf_1234567890abcdefXYZ"

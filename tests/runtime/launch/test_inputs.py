@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxima.data import UserError, machine
+from proxima.data import UserError
 from proxima.runtime.launch import inputs
 from proxima.runtime.launch.inputs import environment_hashes
+from proxima.system import machine
 
 
 @pytest.fixture

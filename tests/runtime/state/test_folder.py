@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxima.data import atomic_files as files
-from proxima.data.environment import describe_environment
-from proxima.data.jsonl import dumps
 from proxima.kernels import compiled
 from proxima.runtime.state.folder import RunFolder
+from proxima.system import atomic_files as files
+from proxima.system.environment import describe_environment
+from proxima.system.jsonl import dumps
 
 
 def train(step, **more):

@@ -8,11 +8,11 @@ import pytest
 
 from proxima.cli.main import main
 from proxima.data import UserError
-from proxima.data.checksum import Checksum
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_check import check_run_files
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.replay import StoredRollouts
+from proxima.system.checksum import Checksum
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from proxima.data import Completion, Group, Prompt, Score, Trajectory
-from proxima.data import atomic_files as files
 from proxima.runtime.state.rollouts import (
     EVAL_SCHEMA,
     ROLLOUT_SCHEMA,
@@ -18,6 +17,7 @@ from proxima.runtime.state.rollouts import (
     write_evals,
     write_rollouts,
 )
+from proxima.system import atomic_files as files
 from proxima.train import TokenStatistics
 
 

@@ -11,10 +11,10 @@ from pkgutil import resolve_name
 
 import pytest
 
-from proxima.data.full_disk import as_disk_full, is_disk_full
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.disk import Disk, StoppedWaiting
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
+from proxima.system.full_disk import as_disk_full, is_disk_full
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

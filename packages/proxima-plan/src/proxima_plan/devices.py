@@ -12,7 +12,7 @@ import torch
 
 from proxima.data import UserError
 from proxima.data.errors import suggestion
-from proxima.data.machine import gemm_rate, memory_bytes
+from proxima.system.machine import gemm_rate, memory_bytes
 
 GIB = 2**30
 MOST = 65_536  # devices

@@ -18,7 +18,7 @@ from proxima.cli.parameters import Argument
 from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.config.slots import Slot
 from proxima.data import Completion, Episode, FieldError, Group, Prompt, UserError, require
-from proxima.data.recipe_files import find_recipe
+from proxima.system.recipe_files import find_recipe
 
 if TYPE_CHECKING:
     from proxima.config import Resolved
@@ -82,8 +82,8 @@ def score_file(
             groups, labels = score(resolved.config, texts, file, counts_tokens=counts)
     facts = summarise_scores(groups)
     if json_out is not None:
-        from proxima.data.atomic_files import write_atomic
-        from proxima.data.jsonl import json_text
+        from proxima.system.atomic_files import write_atomic
+        from proxima.system.jsonl import json_text
 
         scored = [row for row, _ in score_rows(groups)]
         write_atomic(json_out, json_text({"file": file, "rewards": labels, **facts, "rows": scored}))

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from proxima.cli.parameters import Argument
 from proxima.data import UserError, require
-from proxima.data.machine import SERVER_REMEDY, missing_for_server
 from proxima.reward.server.scorer_limits import ScorerLimits
+from proxima.system.machine import SERVER_REMEDY, missing_for_server
 
 TOKEN_ENV = "environment variable with the bearer token that clients must send; required beyond this machine"
 ALLOW_HOST = "a name by which clients address this server, beside localhost and --host; may be repeated"

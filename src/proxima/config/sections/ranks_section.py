@@ -10,10 +10,10 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.slots import Slot, require_at_least
 from proxima.data import FieldError, renamed, require, within
 from proxima.data.errors import nearest_divisor
-from proxima.data.secret_values import HIDDEN, is_secret_name, is_secret_value
 from proxima.model.adapter_folder import BaseModel, base_of, is_adapter
 from proxima.model.hub_names import is_at_hand
 from proxima.model.parallel.sharding import Sharding, ranks_for_tensors
+from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Variables by which `torchrun` tells a rank about its group."""

@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 import httpx
 
 from proxima.data import FieldError, UserError, require
-from proxima.data.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body, stream_lines
 from proxima.data.random import BUSY_SERVER, mix
-from proxima.data.secret_values import HIDDEN, is_secret_value
 from proxima.engine.http.answer_values import error_message, missing, one_line
+from proxima.system.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body, stream_lines
+from proxima.system.secret_values import HIDDEN, is_secret_value
 
 # httpcore imports sniffio several times per call; if it is not installed, each import searches all of `sys.path`.
 if "sniffio" not in sys.modules and find_spec("sniffio") is None:
@@ -142,7 +142,7 @@ class StreamSize:
 
 class ServerClient:
     """Calls to one server. Belongs to the event loop that first uses it. No response may be larger than the request can
-    justify, compressed or not; `proxima.data.bounded_reading` enforces this.
+    justify, compressed or not; `proxima.system.bounded_reading` enforces this.
 
     Args:
         address: of the server.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from proxima.data import FieldError, require, require_threads
-from proxima.data.secret_values import HIDDEN, is_secret_name, is_secret_value
+from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 
 REFERENCE = "env:"  # prefix of a variable's value that refers to another variable
 

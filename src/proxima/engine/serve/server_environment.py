@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxima.data import UserError
-from proxima.data.atomic_files import write_atomic
+from proxima.system.atomic_files import write_atomic
 
 VERSION = "0.32.0"  # of vLLM, the version that was tested
 STAMP = "proxima.json"

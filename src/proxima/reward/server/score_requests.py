@@ -9,8 +9,8 @@ from starlette.exceptions import HTTPException
 
 from proxima.data import Completion, FinishReason, Prompt
 from proxima.data.errors import suggestion
-from proxima.data.jsonl import utf8
 from proxima.reward.server.scorer_limits import ScorerLimits
+from proxima.system.jsonl import utf8
 
 SLICE_CHARACTERS = 32_768  # about a forward pass of ModelReward.tokens_per_forward
 SLICE_COMPLETIONS = 64

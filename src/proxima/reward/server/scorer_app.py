@@ -15,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, request_response
 
-from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json
-from proxima.data.web_requests import LOOPBACK_NAMES, refused
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.model_reward import ModelReward
 from proxima.reward.server.score_requests import SubmittedGroup, submitted_groups
 from proxima.reward.server.scorer_limits import ScorerLimits
+from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
+from proxima.system.web_requests import LOOPBACK_NAMES, refused
 
 BUSY = {"Retry-After": "1"}
 GONE = "the client left"

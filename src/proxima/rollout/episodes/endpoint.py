@@ -21,9 +21,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from proxima.data import ToolCall
-from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
-from proxima.data.web_requests import name_in_host
 from proxima.reward.server.bounded_server import BoundedServer
+from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
+from proxima.system.web_requests import name_in_host
 
 MOST_BYTES = 1 << 24  # maximum of a request
 IDLE_SECONDS, CONNECTIONS = 600.0, 1 << 16  # an agent thinks and uses tools between two requests

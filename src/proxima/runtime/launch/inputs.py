@@ -13,12 +13,12 @@ import torch
 from proxima.config.comparable import flat_values
 from proxima.config.sections.episode_section import tasks_of
 from proxima.data import FieldError, UserError
-from proxima.data.environment import package_version
-from proxima.data.machine import compiler
 from proxima.model.files import model_files, weight_files
 from proxima.process.user_code import user_module_file
 from proxima.reward import REWARDS
 from proxima.runtime.state.journal import Journal
+from proxima.system.environment import package_version
+from proxima.system.machine import compiler
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import EmptyPromptError, Rows, is_played
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from proxima.config.families import TRAIN, family_of_config
 from proxima.config.yaml_dump import dump
 from proxima.data import UserError
-from proxima.data.environment import describe_environment
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import hash_ahead
@@ -32,6 +31,7 @@ from proxima.runtime.watch.disk import Disk, StoppedWaiting
 from proxima.runtime.watch.interrupt import signals_restored, stop_on_interrupt
 from proxima.runtime.watch.observer import Observer, RunInfo, WarningList
 from proxima.runtime.watch.timeline import Timeline
+from proxima.system.environment import describe_environment
 from proxima.train.checkpoint import DELETE, Checkpoint
 from proxima.train.ranks import Ranks
 from proxima.train.stack import POLICY

@@ -12,7 +12,7 @@ from proxima import __version__
 from proxima.config.comparable import flat_values
 from proxima.config.scalars import in_one_line
 from proxima.data import UserError
-from proxima.data.environment import package_version
+from proxima.system.environment import package_version
 from proxima.train.ranks import Ranks
 
 MIB = 2**20

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from proxima.data import Completion, Score
-from proxima.data.jsonl import dumps, utf8
+from proxima.system.jsonl import dumps, utf8
 
 ROW_GROUP = 128  # rows converted at once
 JSON_COLUMNS = ("messages", "answer", "metadata", "parts")

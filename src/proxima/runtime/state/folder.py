@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
-from proxima.data.atomic_files import flush_to_disk, write_atomic
 from proxima.data.episode import ENVIRONMENTS_LOG
-from proxima.data.jsonl import complete_length, dumps, json_text, read_lines
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.timeline import rewind_timeline
+from proxima.system.atomic_files import flush_to_disk, write_atomic
+from proxima.system.jsonl import complete_length, dumps, json_text, read_lines
 
 MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proxima.data import UserError
-from proxima.data.checksum import Checksum
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal, copied_journal
+from proxima.system.checksum import Checksum
 from proxima.train.checkpoint_restore import damage
 
 NOT_RECORDED = "written by a version of proxima that kept no checksums"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from proxima.data import UserError
-from proxima.data.jsonl import dumps, read_lines
+from proxima.system.jsonl import dumps, read_lines
 
 try:
     import fcntl

@@ -20,12 +20,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from proxima.data import UserError
-from proxima.data.checksum import Checksum
-from proxima.data.full_disk import as_disk_full
-from proxima.data.jsonl import dumps
 from proxima.runtime.state.journal_checksums import JournalChecksums
 from proxima.runtime.state.journal_schema import FORMAT, STATEMENTS
 from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.system.checksum import Checksum
+from proxima.system.full_disk import as_disk_full
+from proxima.system.jsonl import dumps
 
 if TYPE_CHECKING:  # at run time the journal needs nothing but the standard library
     from proxima.data import Group, Prompt

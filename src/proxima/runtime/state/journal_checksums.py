@@ -6,7 +6,7 @@ which the journal knows nothing, and a resume writes it again; so what the journ
 
 import sqlite3
 
-from proxima.data.checksum import Checksum
+from proxima.system.checksum import Checksum
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS checksums (

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proxima.data import Group, Prompt, Score, UserError
-from proxima.data.jsonl import dumps
 from proxima.runtime.state.completion_columns import (
     MASK_COLUMNS,
     PER_TOKEN,
@@ -22,6 +21,7 @@ from proxima.runtime.state.completion_columns import (
     write_rows,
 )
 from proxima.runtime.state.stored_completions import array_rows, stored_completions
+from proxima.system.jsonl import dumps
 from proxima.train.checkpoint import DELETE
 from proxima.train.next_policy import NextLogProbs
 

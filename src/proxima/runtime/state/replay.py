@@ -14,8 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proxima.data import FieldError
-from proxima.data.checksum import Checksum
-from proxima.data.jsonl import utf8
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
@@ -24,6 +22,8 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import copied_journal
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_table
 from proxima.runtime.state.stored_completions import numpy_columns, stored_groups
+from proxima.system.checksum import Checksum
+from proxima.system.jsonl import utf8
 from proxima.task.protocol import Row
 
 CHECKED = 32  # completions of the first step that are decoded again

@@ -15,9 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score, UserError
-from proxima.data.atomic_files import atomic_writer
 from proxima.data.flow import Key
-from proxima.data.jsonl import dumps, utf8
 from proxima.runtime.state.completion_columns import (
     MASK_COLUMNS,
     completion_row,
@@ -27,6 +25,8 @@ from proxima.runtime.state.completion_columns import (
     torn_file,
     write_rows,
 )
+from proxima.system.atomic_files import atomic_writer
+from proxima.system.jsonl import dumps, utf8
 from proxima.train.completion_record import CompletionRecord
 
 OF_SCORE = ("correct", "reward", "valid", "error", "parts")

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from proxima.data import Group, Prompt
-from proxima.data.checksum import Checksum
 from proxima.data.flow import Key
-from proxima.data.jsonl import json_text
 from proxima.model import LoadedModel
 from proxima.rollout.generator import RolloutListener
 from proxima.runtime.state.best_checkpoint import best_checkpoint
@@ -19,6 +17,8 @@ from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.observer import Observer
+from proxima.system.checksum import Checksum
+from proxima.system.jsonl import json_text
 from proxima.task.prompts import PromptSource
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, prune, write_checkpoint

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from proxima.data.full_disk import is_disk_full
+from proxima.system.full_disk import is_disk_full
 
 T = TypeVar("T")
 RETRY_SECONDS = 5.0  # of the event loop's time

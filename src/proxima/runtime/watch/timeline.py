@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from proxima.data.atomic_files import write_atomic
+from proxima.system.atomic_files import write_atomic
 
 MOST_BYTES = 64 * 2**20  # from here on the file has no prompts any more
 

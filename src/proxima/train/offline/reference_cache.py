@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from proxima.data import Trajectory
-from proxima.data.atomic_files import write_atomic
 from proxima.data.columns import Floats
+from proxima.system.atomic_files import write_atomic
 
 FORMAT = "1"
 

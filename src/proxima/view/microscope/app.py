@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxima.data import UserError
-from proxima.data.bounded_reading import TooLargeError, parse_json, read_at_most
 from proxima.data.flow import Key
-from proxima.data.jsonl import dumps
-from proxima.data.web_requests import LOOPBACK_NAMES, refused
 from proxima.reward.server.scorer_limits import ScorerLimits
+from proxima.system.bounded_reading import TooLargeError, parse_json, read_at_most
+from proxima.system.jsonl import dumps
+from proxima.system.web_requests import LOOPBACK_NAMES, refused
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
 from proxima.view.microscope.explained_tokens import TokenProcess
 from proxima.view.microscope.notes import read_notes, write_note

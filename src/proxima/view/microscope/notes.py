@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 
 from proxima.data import UserError, require
-from proxima.data.atomic_files import write_atomic
-from proxima.data.jsonl import json_text, utf8
+from proxima.system.atomic_files import write_atomic
+from proxima.system.jsonl import json_text, utf8
 
 MOST, KEY_LENGTH, TEXT_LENGTH = 5000, 200, 10_000
 _WRITING = threading.Lock()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from proxima.data.jsonl import dumps
+from proxima.system.jsonl import dumps
 
 PAGE = Path(__file__).parent / "page"
 IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from proxima.data import UserError
 from proxima.data.flow import Key
-from proxima.data.jsonl import utf8
 from proxima.runtime.state.completion_columns import torn_file
 from proxima.runtime.state.stored_completions import array_rows
+from proxima.system.jsonl import utf8
 
 FORMAT = "rollouts 5"
 SCALARS = ("prompt_uid", "sample", "turn", "reward", "valid", "correct", "finish_reason", "outcome", "advantage")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from proxima.data import UserError
-from proxima.data.jsonl import lines_from
 from proxima.runtime.state.folder import RunFolder
+from proxima.system.jsonl import lines_from
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric_meanings
 
 if TYPE_CHECKING:

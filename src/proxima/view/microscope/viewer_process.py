@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TextIO
 
 from proxima.data import UserError
-from proxima.data.machine import SERVER_REMEDY, missing_for_server
 from proxima.process.start import start_module
 from proxima.runtime.watch.observer import Observer, Record, RunInfo
+from proxima.system.machine import SERVER_REMEDY, missing_for_server
 from proxima.view.microscope import PORT
 
 NICE = 10  # training has priority

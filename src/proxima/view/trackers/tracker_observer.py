@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from proxima.config.describe import kind_of
-from proxima.data.atomic_files import write_atomic
 from proxima.lab.run_reader import read_config, read_mapping
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample
+from proxima.system.atomic_files import write_atomic
 from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
 
 PATIENCE = 30.0  # seconds that a tool may take for a call and, at the end of the run, for the rest of the queue

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from proxima.config.tree import FILL_IN
-from proxima.data.text_files import read_text
+from proxima.system.text_files import read_text
 from proxima_peers.convert import common, trackers
 from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.known import Rules, option_rules

@@ -12,9 +12,9 @@ import uvicorn
 
 from proxima.core import SURROGATES
 from proxima.data import Score
-from proxima.data.web_requests import name_in_host
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint
+from proxima.system.web_requests import name_in_host
 from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.explained_tokens import here
 from proxima.view.microscope.server import listen, make_server, open_runs

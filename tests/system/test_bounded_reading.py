@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxima.data import bounded_reading
-from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json
+from proxima.system import bounded_reading
+from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
 
 LIMIT = 1000
 

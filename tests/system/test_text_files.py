@@ -1,7 +1,7 @@
 import pytest
 
-from proxima.data import text_files
-from proxima.data.text_files import read_text
+from proxima.system import text_files
+from proxima.system.text_files import read_text
 
 
 def test_what_is_no_text_file_is_refused_with_its_path(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxima.data import machine
+from proxima.system import machine
 
 
 @pytest.fixture

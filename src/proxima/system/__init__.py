@@ -1,0 +1,13 @@
+"""What the machine gives, for every room: its files, its disk, its processor, and who may ask it.
+
+    atomic_files     a file is whole or absent             full_disk        recognises a full disk
+    jsonl            JSON lines that survive a kill        checksum         of files
+    text_files       reads what a user names               recipe_files     recipes by name
+    bounded_reading  answers of other processes, up to a limit
+    machine          its processor, compiler and cache folder
+    environment      versions and machine of a run, for `environment.json`
+    secret_values    what may not be written down          web_requests     who may ask an HTTP server of proxima
+
+Imports: the standard library and `data`'s errors. Imported by every room but `data`, `core` and `process`.
+To add a helper: a second room needs it, and it knows nothing of either.
+"""
