@@ -220,7 +220,7 @@ class ReplicaKeeper:
                 raise error
             reason = "no answer" if isinstance(error, TimeoutError) else error.reason
             self.pool.move(replica, Event.STILL_REFUSED if isinstance(error, RefusedError) else Event.STILL_AWAY)
-            if isinstance(error, UserError) and reason not in replica.reason:
+            if isinstance(error, UserError) and replica.setbacks <= 2 and reason not in replica.reason:  # told once
                 self.pool.add_event(f"engine: {replica.url} stays out of service: {reason}")
             replica.reason = reason
 
