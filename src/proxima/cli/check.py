@@ -1,6 +1,5 @@
 """Check a kind against the laws of its slot: `proxima check cppo`, `proxima check my_lab.losses:Topr slope=0.3`. Or
-check the files of a run against their checksums: `proxima check runs/mine`. Or check records worked out by hand:
-`proxima check mine.json`.
+check the files of a run against their checksums: `proxima check runs/mine`.
 
 Prints a line for each law: passed, skipped, or FAILED with the smallest counterexample found, its consequence for a
 run, and the cure. If a first law fails (the call raises, or returns another type or NaN), the others are not tried. The
@@ -38,15 +37,11 @@ class CheckConfig:
     engine: Annotated[Any, Slot("proxima.engine:ENGINES")] = None
 
 
-KIND = (
-    "a kind of `proxima list`, or package.module:Class, with its slot before it if need be; a run folder; or a .json "
-    "file of records by hand"
-)
+KIND = "a kind of `proxima list`, or package.module:Class, with its slot before it if need be; or a run folder"
 MODEL = (
     "of an engine: the model that it runs. Without it, an engine that holds weights in this process gets a tiny one; "
     "another is compared with none, so laws that need one are skipped"
 )
-IMPORT_CODE = "of a file of records by hand: import the classes outside proxima that it names"
 
 
 def check_target(
@@ -55,27 +50,16 @@ def check_target(
     *,
     slot: Annotated[str | None, Argument("the slot, where its class does not say it")] = None,
     model: Annotated[str | None, Argument(MODEL)] = None,
-    import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
     as_json: Annotated[bool, Argument("print every result for programs", flag="--json")] = False,
 ) -> int:
-    """Check a kind, the files of a run, or a file of records. Returns 1 if something is wrong."""
-    alone = not (override or slot or model)
-    if kind.endswith(".json"):
-        require_alone(alone, kind, "is a file of records, which name their specs")
-        return check_file(kind, import_code=import_code, as_json=as_json)
+    """Check a kind, or the files of a run. Returns 1 if something is wrong."""
     if ("/" in kind and ":" not in kind) or RunFolder(kind).has_run:
-        require_alone(alone, kind, "is a run, which has no fields to set")
+        if override or slot or model:
+            raise UserError(f"{kind} is a run, which has no fields to set", remedy="give it alone")
         return check_run(kind, as_json=as_json)
     if kind in CheckConfig.__dataclass_fields__ and override and "=" not in override[0]:
         slot, kind, override = kind, override[0], override[1:]  # `check surrogate cppo`
     return check_kind(kind, override, slot=slot, model=model, as_json=as_json)
-
-
-def check_file(file: str, *, import_code: bool = False, as_json: bool = False) -> int:
-    """Check a file of records worked out by hand. Returns 1 if a number differs."""
-    from proxima.check.by_hand_records import check_records
-
-    return print_results(f"file {file}", {"file": file}, check_records(file, import_code), as_json)
 
 
 def check_kind(
@@ -114,11 +98,6 @@ def print_results(what: str, facts: dict[str, Any], laws: Iterator["LawResult"],
         skipped = len(results) - passed - failed
         print(f"{what}: {passed} passed, {failed} FAILED, {skipped} skipped")
     return int(failed > 0)
-
-
-def require_alone(alone: bool, what: str, why: str) -> None:
-    if not alone:
-        raise UserError(f"{what} {why}", remedy="give it alone")
 
 
 def check_run(folder: str, *, as_json: bool = False) -> int:

@@ -1,5 +1,6 @@
 """`proxima peers verify`: our mathematics against the numbers of other implementations."""
 
+import json
 import math
 import sys
 from collections import Counter
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import print_json
 from proxima.cli.parameters import Argument
+from proxima.config.problems import one_problem
 from proxima.data import NoFieldError, UserError
+from proxima.system.text_files import read_text
 
 if TYPE_CHECKING:
     from proxima_peers.verify.verdict import RecordVerdict
@@ -29,12 +32,11 @@ def verify_files(
 
     Returns: 1 if any record failed.
     """
-    from proxima.check.by_hand_records import read_records
     from proxima_peers.verify.verification import totals
 
     names = [path for name in file for path in _files(name)]
     # a wrong path is refused before anything is computed
-    records = {name: read_records(Path(name), RECORD, _require_record) for name in names}
+    records = {name: _read_records(Path(name)) for name in names}
     verdicts = {name: [_verdict(raw, import_code) for raw in raws] for name, raws in records.items()}
     total = totals([verdict for of_file in verdicts.values() for verdict in of_file])
     if as_json:
@@ -56,6 +58,32 @@ def _files(name: str) -> list[str]:
     if not files:
         raise UserError(f"{name}: a folder without .json files", remedy="give files of records, or a folder of them")
     return files
+
+
+def _read_records(file: Path) -> list[dict[str, Any]]:
+    """The records of a file, or a one-line UserError."""
+
+    def refused(reason: str) -> UserError:
+        return one_problem(str(file), f"{reason}; give a JSON list of records {RECORD}")
+
+    try:
+        records = json.loads(read_text(file))
+    except OSError as error:
+        raise refused(f"can't be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise refused("is not UTF-8 text") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise refused(f"not JSON: {error}") from None
+    if not isinstance(records, list):
+        raise refused(f"holds a {type(records).__name__}, not a list")
+    for index, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise refused(f"entry {index} is a {type(record).__name__}, not a record")
+        try:
+            _require_record(record)
+        except ValueError as error:
+            raise refused(f"entry {index}: {str(error).rstrip('.')}") from None
+    return records
 
 
 def _finite(value: Any) -> Any:
