@@ -26,7 +26,7 @@ def test_the_first_answer_of_each_task_is_right_and_the_second_wrong(capsys, tmp
     verdicts = {300: ["yes", "no"] * 4 + ["yes"] + ["yes", "no"] * 3, 0.5: ["no"]}
     for seconds, asked in ((300, rows), (0.5, [endless])):
         (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
-        command = ["score", str(tmp_path / "answers.jsonl"), "--answer", "tests", "--reward", RECIPE]
+        command = ["reward", "score", str(tmp_path / "answers.jsonl"), "--answer", "tests", "--reward", RECIPE]
         assert main([*command, f"reward.seconds={seconds}"]) == 0
         table = capsys.readouterr().out.splitlines()[1:]
         assert [line.split()[2] for line in table[: len(verdicts[seconds])]] == verdicts[seconds]

@@ -62,11 +62,11 @@ class Builder:
         while node.source.origin == "command line" and node.mapping and len(node.mapping) == 1:
             (key, node), *_ = node.mapping.items()
             path = f"{path}.{key}"
-        remedy, paths = suggestion(name, names), [entry.path for entry in self.entries]
+        paths = [entry.path for entry in self.entries]
         from proxima.config.other_names import our_name, place_of_name, whole_path  # only a mistyped recipe needs them
 
-        if nearest(name, names) is None:
-            remedy = place_of_name(name, parent, slot, paths) or remedy
+        elsewhere = paths if nearest(name, names) is None else ()
+        remedy = place_of_name(name, parent, slot, elsewhere) or suggestion(name, names)
         *_, section, last = ("", *path.split("."))
         if whole := whole_path(path, paths):
             remedy = f"did you mean {whole}?"
