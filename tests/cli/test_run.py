@@ -75,6 +75,11 @@ def test_a_resume_through_the_recipe_drops_no_earlier_override(run, proxima, her
     assert json.loads((here / "run" / "summary.json").read_text())["steps"] == 3
 
 
+def test_a_resume_by_a_recipe_of_another_kind_is_one_line(run, proxima, here, tiny_model):
+    code, _, err = proxima("train", "cpu/sft", f"model.path={tiny_model('llama')}", "folder=run", "--resume")
+    assert (code, err.count("\n")) == (2, 1) and "the run in run is RL, the recipe sft; resume it with its own" in err
+
+
 def test_a_resume_with_another_engine_on_its_command_line_takes_that_engine(proxima, recipe, here):
     path, server = recipe(), "engine={kind: tests.runtime.server_like:ServerLike, events: [one]}"
     assert proxima("train", path, "folder=run", server, "train.schedule=constant")[0] == 0
@@ -117,7 +122,7 @@ def test_what_is_odd_stands_in_the_log(proxima, recipe, here):
 
 def test_generate_from_a_run(run, proxima):
     code, out, err = proxima(
-        "generate", "run", "What is 1 + 1?", "--max-tokens", "5", "--json", "--samples", "2", "--temperature", "1"
+        "generate", "run", "--max-tokens", "5", "What is 1 + 1?", "--json", "--samples", "2", "--temperature", "1"
     )
     assert code == 0, err
     output = json.loads(out)

@@ -7,6 +7,7 @@ from typing import Any
 
 from proxima.config import Resolved, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
+from proxima.config.families import TRAIN, family_of_config
 from proxima.config.scalars import in_one_line
 from proxima.data import UserError
 
@@ -32,7 +33,13 @@ def refuse_dropped_settings(resolved: Resolved[Any]) -> None:
     folder = Path(str(resolved.config.folder)).expanduser()
     if not (folder / "config.yaml").is_file():
         return
-    before = resolve(folder, root=type(resolved.config))
+    before = resolve(folder, root=None)
+    own_settings = f"resume it with its own settings, proxima train {shlex.quote(str(folder))} --resume"
+    if (was := family_of_config(before.config)) is not (now := family_of_config(resolved.config)):
+        kinds = ["RL" if family in (None, TRAIN) else family.name for family in (was, now)]
+        raise UserError(
+            f"the run in {folder} is {kinds[0]}, the recipe {kinds[1]}", remedy=f"{own_settings}, or set another folder"
+        )
     sources = {entry.path: entry.where for entry in resolved.entries}
     changes = list(differences(flat_values(before.config), flat_values(resolved.config), Purpose.RERUN))
     changed = {path for path, _, _ in changes}
@@ -42,6 +49,5 @@ def refuse_dropped_settings(resolved: Resolved[Any]) -> None:
         if now is not ABSENT and may_differ(path, Purpose.RESUME) and not _written_now(path, was, sources, changed)
     ]
     if dropped:
-        resuming = f"resume it with its own settings, proxima train {shlex.quote(str(folder))} --resume"
-        remedy = f"{resuming}, or write what is to change as overrides"
+        remedy = f"{own_settings}, or write what is to change as overrides"
         raise UserError(f"the run in {folder} has {', '.join(dropped)}", remedy=remedy)

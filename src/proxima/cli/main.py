@@ -222,9 +222,12 @@ def announce(arguments: argparse.Namespace, stream: TextIO) -> None:
 
 def _place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequence[str]) -> None:
     """Add the words that argparse left over to `override`; UserError for any other word. argparse takes positionals in
-    one run only: `train R.yaml a=1 --quiet b=2` leaves `b=2`. `--algorithm=grpo`, as in other tools, means
-    `algorithm=grpo`."""
+    one run only: `train R.yaml a=1 --quiet b=2` leaves `b=2`, `generate MODEL --samples 2 hi` leaves `hi`.
+    `--algorithm=grpo`, as in other tools, means `algorithm=grpo`."""
     for word in rest:
+        if hasattr(arguments, "prompt") and not word.startswith("-"):
+            arguments.prompt = [*arguments.prompt, word]
+            continue
         field, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("-") and not (hasattr(arguments, "override") and _is_recipe_field(field)):
             near = difflib.get_close_matches(word.partition("=")[0], options, n=1)

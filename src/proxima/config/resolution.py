@@ -63,7 +63,7 @@ def resolve(
         layers, name = read_recipe(recipe), shown_path(find_recipe(recipe))
     family = family_of(layers)
     if root is not None and family_of_config(root) is TRAIN is not family:
-        raise one_problem(name or "recipe", f"has a section {family.own!r}, and generates nothing to score")
+        raise one_problem(name or "recipe", f"has a section {family.own!r}, and generates no rollouts")
     cls: type = root or family.root
     tree, refused = merged([*layers, layer] if layer else layers, overrides, family.root)
     tree = with_learning_rate(tree, family)

@@ -179,23 +179,27 @@ async def test_a_stop_string_across_the_seam_ends_the_completion(fleet):
     task = await begun(engine, servers, asked)  # after the first half of the stop string
     await engine.pause()
     # the draws after the seam are others: choose what the server gives, so that the string is completed there
-    engine._pool.replicas[0].dialect = Spoken(at.tokens[2:4].tolist())
+    spoken = engine._pool.replicas[0].dialect = Spoken(at.tokens[2:4].tolist())
     go_on(servers)
     await engine.resume()
     (given,) = await task
     assert given.tokens.tolist() == at.tokens[:3].tolist()
     assert given.finish_reason == "stop"
     assert given.text == at.text[:1]
+    assert spoken.more == 0  # the stream was closed
 
 
 class Spoken(PlainDialect):
-    """A dialect whose next completion is given, and that knows no stop string."""
+    """A dialect whose next completion begins as given, and that knows no stop string."""
 
     def __init__(self, tokens):
-        self.tokens = tokens
+        self.tokens, self.more = tokens, 0
 
     async def stream(self, client, facts, request):
         yield Chunk(tokens=self.tokens, log_prob=[-1.0] * len(self.tokens))
+        while True:
+            self.more += 1
+            yield Chunk(tokens=[0], log_prob=[-1.0])
 
 
 async def test_a_completion_that_is_asked_again_in_a_pause_waits_for_its_end(fleet):

@@ -128,8 +128,24 @@ def test_ranks_end_when_a_server_is_at_an_address_that_they_do_not_know(monkeypa
     ends = ray_supervisor.watch(group, SimpleNamespace(count=0), placed)
     end = ray_supervisor.first_cause(ends)
     assert end.killed and len(polled) == 3
-    line = "rank 0 on .* died: ended, because engine 1 is at another address now"
+    line = "rank 0 on .* died: it must connect to engine 1 at another address"
     assert re.fullmatch(line, ray_supervisor.describe_end(end, group))
+
+
+@pytest.mark.parametrize(("told", "interrupts"), [({"0": 0}, 0), ({"1": None}, 0), ({}, 1)])
+def test_a_server_that_moves_does_not_end_what_is_ending(told, interrupts, monkeypatch):
+    """Rank 0 has ended and the other closes; a rank has failed and the cause is awaited; rank 0 writes a checkpoint."""
+    reports, asked = {name: iter([name]) for name in "01"}, []
+    ready = lambda waiting, **_: ([w for w in waiting if w in [reports[n] for n in told]], [])  # noqa: E731
+    monkeypatch.setattr("ray.wait", ready)
+    monkeypatch.setattr("ray.get", lambda name: told[name])
+    monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}])
+    monkeypatch.setattr(ray_supervisor, "is_over", lambda *_: len(asked) > 3)
+    host = SimpleNamespace(interrupt=SimpleNamespace(remote=lambda: None))
+    group = RankGroup(hosts=(host,), places=PLACES, reports=tuple(reports.values()))
+    placed = SimpleNamespace(poll=lambda: asked.append(1), moved=lambda: 1)
+    ends = ray_supervisor.watch(group, SimpleNamespace(count=interrupts), placed)
+    assert not any("another address" in end.reason for end in ends)
 
 
 def test_ctrl_c_before_there_are_ranks(monkeypatch):

@@ -153,7 +153,8 @@ class Replica:
     def overloaded(self, since: float, reason: str) -> None:
         """Note that it is too busy, since `since` unless it was already busy before."""
         self.busy_since = since if self.busy_since is None else self.busy_since
-        self.reason = reason
+        if self.in_service:  # else it says why it is not
+            self.reason = reason
 
     def break_seconds(self, retry_after: float | None) -> float:
         """Count one more busy response in a row; return the seconds to wait before a retry."""
@@ -212,10 +213,11 @@ class Replica:
         try:
             async with aclosing(stream) as chunks:  # type: ignore[type-var]
                 async with call.timeout:
-                    ended = await self._read(call, chunks)
+                    last = await self._read(call, chunks)
                 self._over(call)
-                if ended:
-                    await _read_out(chunks)
+                if last is not None:
+                    if last.finish_reason is not None:  # else the stop is ours, and the server goes on
+                        await _read_out(chunks)
                     return None
             failure = "the completion was cut off"
         except TimeoutError:
@@ -230,8 +232,8 @@ class Replica:
             raise ServerError(self.url, "", failure)
         return call.cancel_reason
 
-    async def _read(self, call: RunningCall, chunks: AsyncIterator[Chunk]) -> bool:
-        """Read chunks; return True if the completion has ended by itself."""
+    async def _read(self, call: RunningCall, chunks: AsyncIterator[Chunk]) -> Chunk | None:
+        """Read chunks; return the last one of the completion, None if it has not ended by itself."""
         job = call.job
         async for chunk in chunks:
             call.answered = True
@@ -244,10 +246,10 @@ class Replica:
             if reason is not None:
                 job.reason = reason
                 job.keep()
-                return True
+                return chunk
             if len(chunk.tokens) and self.pause != "held" and call.cancel_reason is None:
                 call.limit(self.spec.idle_seconds)
-        return False
+        return None
 
     def _over(self, call: RunningCall) -> None:
         self.running.pop(call.job, None)
@@ -310,7 +312,7 @@ class Replica:
             call.cancel_reason = call.cancel_reason or cancel_reason
             if not sends or not call.answered:  # it may not even have arrived
                 call.end(cancel_reason)
-        if which is None:
+        if which is None and self.pause != "asleep":
             self.pause = "stopped"
         if modes:
             await self.dialect.pause(self.client, self.facts, "abort" if sends else min(modes))

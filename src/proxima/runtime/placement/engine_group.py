@@ -15,13 +15,14 @@ from typing import Any
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import UserError, require
 from proxima.engine.serve import LAUNCHES, Serve, start_servers
+from proxima.engine.serve.servers import is_free
 from proxima.runtime.placement.node_actors import ActorPlace, EngineHost
 from proxima.runtime.placement.placed_engine import KEY, URLS
 from proxima.runtime.placement.ray_cluster import actor_on, bundle_of, first_line_of, reserve, say
 
 ENGINE_LOG = "engine.log"  # in the run folder
 LOOK_SECONDS = 0.5
-KEPT_PORT = 4  # consecutive deaths after which a server no longer waits for its port
+KEPT_PORT = 4  # consecutive deaths after which a server takes another port if its own is in use
 LONGEST_BREAK = 60.0  # seconds between a death and the next start
 SLEEP_MODE = "--enable-sleep-mode"  # of vLLM, on GPUs only
 STEADY = 60.0  # seconds of uptime after which earlier deaths are forgotten
@@ -40,19 +41,28 @@ class EnginePlan:
     arguments: dict[str, Any]
     shared: bool = False
 
-    def start_of(self, number: int, key: str, *, remote: bool, port: int = 0) -> Callable[[], Any]:
+    def start_of(self, number: int, key: str, *, remote: bool, port: int = 0, waits: bool = True) -> Callable[[], Any]:
         """The call that starts one of the servers, on its node.
 
         Args:
             key: the key that its clients must send.
             remote: True if clients are on other nodes too.
             port: that it listens at; 0: a free one.
+            waits: False to take a free port if this one is in use.
         """
         serve, log = replace(self.arguments["serve"], port=port), self.arguments["log"]
         if remote:
             serve = replace(serve, arguments=(*serve.arguments, "--host", "0.0.0.0"))  # the last value wins
         log = log.with_name(f"{log.stem}.{number}{log.suffix}") if number else log
-        return partial(start_servers, **self.arguments | {"serve": serve, "log": log, "key": key})
+        return partial(
+            start_servers if waits else _start_at_a_free_port,
+            **self.arguments | {"serve": serve, "log": log, "key": key},
+        )
+
+
+def _start_at_a_free_port(*, serve: Serve, **arguments: Any) -> Any:
+    """`start_servers` on the server's node, which alone can see whether its port is in use."""
+    return start_servers(serve=serve if is_free(serve.port) else replace(serve, port=0), **arguments)
 
 
 def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
@@ -154,8 +164,8 @@ class EngineGroup:
         for engine in self.engines:
             if engine.host is None:
                 if time.monotonic() >= engine.again_at:
-                    port = engine.address[1] if engine.deaths < KEPT_PORT else 0
-                    start = self.plan.start_of(engine.number, self.key, remote=self.remote, port=port)
+                    how: dict[str, Any] = {"port": engine.address[1], "waits": engine.deaths < KEPT_PORT}
+                    start = self.plan.start_of(engine.number, self.key, remote=self.remote, **how)
                     engine.host = actor_on(self.bundles, engine.number, EngineHost, **self.resources)
                     engine.pending = engine.host.start.remote(start)
                 continue

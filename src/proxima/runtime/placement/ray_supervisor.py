@@ -178,8 +178,9 @@ def watch(group: RankGroup, interrupts: Interrupts, placed: EngineGroup | None) 
         others.flush()
         if placed is not None:
             placed.poll()
-            if (number := placed.moved()) is not None:
-                reason = f"ended, because engine {number} is at another address now"
+            # a run that ends, as it should or not, needs no server
+            if not ends and not interrupts.count and (number := placed.moved()) is not None:
+                reason = f"it must connect to engine {number} at another address"
                 return [RankEnd(rank=0, at=time.monotonic(), reason=reason)]
         if interrupts.count > passed_on:
             passed_on = interrupts.count
