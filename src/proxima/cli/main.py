@@ -225,7 +225,7 @@ def _place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequenc
     one run only: `train R.yaml a=1 --quiet b=2` leaves `b=2`, `generate MODEL --samples 2 hi` leaves `hi`.
     `--algorithm=grpo`, as in other tools, means `algorithm=grpo`."""
     for word in rest:
-        if hasattr(arguments, "prompt") and not word.startswith("-"):
+        if isinstance(getattr(arguments, "prompt", None), list | tuple) and not word.startswith("-"):
             arguments.prompt = [*arguments.prompt, word]
             continue
         field, equals, value = word.removeprefix("--").partition("=")
