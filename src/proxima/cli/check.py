@@ -53,6 +53,8 @@ def check_target(
     as_json: Annotated[bool, Argument("print every result for programs", flag="--json")] = False,
 ) -> int:
     """Check a kind, or the files of a run. Returns 1 if something is wrong."""
+    if kind.endswith(".json"):
+        raise UserError(f"{kind} is neither a kind nor a run", remedy="proxima peers verify FILE compares records")
     if ("/" in kind and ":" not in kind) or RunFolder(kind).has_run:
         if override or slot or model:
             raise UserError(f"{kind} is a run, which has no fields to set", remedy="give it alone")

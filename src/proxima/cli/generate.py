@@ -51,8 +51,10 @@ def complete_prompts(
             raise UserError("--chat reads standard input", remedy="leave out the prompts, --samples and --json")
         converse_with(model, row, inference)
         return 0
-    if row is not None or not prompt:
-        raise UserError("--row is for a chat" if prompt else "no prompt is given", remedy="add --chat")
+    if row is not None:
+        raise UserError("--row is for a chat", remedy="add --chat")
+    if not prompt:
+        raise UserError("no prompt is given", remedy="write one, - for standard input, or --chat")
     if samples < 1:
         raise UserError(f"--samples={samples} must be >= 1")
     prompts = _prompts(prompt)

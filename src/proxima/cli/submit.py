@@ -142,7 +142,7 @@ def connect(address: str | None) -> "JobSubmissionClient":
         os.environ.pop("RAY_API_SERVER_ADDRESS", None)
         os.environ["RAY_ADDRESS"] = address
     elif not {"RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"} & os.environ.keys():
-        raise UserError("which cluster?", remedy="--address http://HEAD:8265, or set RAY_ADDRESS")
+        raise UserError("no cluster is named", remedy="give --address http://HEAD:8265, or set RAY_ADDRESS")
     try:
         return JobSubmissionClient(address)
     except Exception as error:  # ConnectionError, RuntimeError, or the error of an address that is not valid

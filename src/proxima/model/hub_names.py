@@ -36,9 +36,9 @@ def looks_like_hub_name(path: str) -> bool:
 def two_readings(path: str) -> str:
     """A hint for a path whose first part is a local folder: how to use the model of that name on the hub instead."""
     owner, _, name = path.partition("/")
-    if not Path(owner).is_dir() or not name or "/" in name or owner.startswith((".", "~")):
+    if not owner or not Path(owner).is_dir() or not name or "/" in name or owner.startswith((".", "~")):
         return ""
-    return f"; if it is a name of the hub, download it first (hf download {path}), for a folder {owner} is here"
+    return f"; if it is a name of the hub, download it first (hf download {path}): there is a folder {owner!r} here"
 
 
 def require_found(path: str, revision: str | None) -> None:
