@@ -61,6 +61,8 @@ def resolve(
 
             refuse_layout(str(recipe))
         layers, name = read_recipe(recipe), shown_path(find_recipe(recipe))
+        if {"recipe", "seeds"} <= (layers[-1].mapping or {}).keys():
+            raise one_problem(name, f"is a sweep; run it with proxima sweep {recipe}")
     family = family_of(layers)
     if root is not None and family_of_config(root) is TRAIN is not family:
         raise one_problem(name or "recipe", f"has a section {family.own!r}, and generates no rollouts")

@@ -46,6 +46,9 @@ def read_sweep(
         message = "does not exist; give the path of a YAML file, or a sweep of `proxima list recipes`"
         raise one_problem(shown_path(file), message)
     root = read_yaml(file)
+    keys = (root.mapping or {}).keys()
+    if "recipe" not in keys and {"extends", "model"} & keys:
+        raise one_problem(shown_path(file), "is a recipe; train it with proxima train, or write a sweep with recipe: it")
     reader = _SweepFileReader(file, root.mapping or {})
     recipe, seeds = reader.recipe(), reader.seeds()
     jobs, cells = reader.jobs(jobs), reader.cells(recipe)

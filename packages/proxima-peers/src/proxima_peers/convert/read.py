@@ -58,6 +58,8 @@ def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), abo
         raise one_problem(str(path), f"not YAML: {' '.join(str(error).split())}") from None
     except (RecursionError, TypeError, ValueError):
         raise one_problem(str(path), "an anchor contains itself, or a key is not a plain word; write it out") from None
+    if isinstance(raw, Mapping) and {"model", "task"} <= raw.keys():
+        raise one_problem(str(path), "is a recipe of proxima; proxima explain shows it")
     if not isinstance(raw, Mapping) or not flat or len(flat) == MOST:
         wanted = "give the framework's own config file, a mapping of option names to values"
         raise one_problem(str(path), f"holds {'too many' if flat else 'no'} options; {wanted}")
