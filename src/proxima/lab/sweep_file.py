@@ -48,7 +48,7 @@ def read_sweep(
     root = read_yaml(file)
     keys = (root.mapping or {}).keys()
     if "recipe" not in keys and {"extends", "model"} & keys:
-        raise one_problem(shown_path(file), "is a recipe; train it with proxima train, or write a sweep with recipe: it")
+        raise one_problem(shown_path(file), "is a recipe; train it with proxima train, or name it in a sweep")
     reader = _SweepFileReader(file, root.mapping or {})
     recipe, seeds = reader.recipe(), reader.seeds()
     jobs, cells = reader.jobs(jobs), reader.cells(recipe)
