@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -70,6 +71,16 @@ def test_the_servers_of_a_plan_differ_in_their_logs(tmp_path):
     assert here == plan.arguments | {"key": "a-key"}
     assert there["log"] == tmp_path / "engine.1.log"
     assert there["serve"].arguments == ("--x", "--host", "0.0.0.0") and there["serve"].port == 8000
+
+
+def test_a_server_that_waits_no_longer_takes_another_port_if_its_own_is_taken(monkeypatch, tmp_path):
+    monkeypatch.setattr(engine_group, "start_servers", lambda serve, **_: serve.port)
+    plan = EnginePlan(arguments={"serve": Serve(), "log": tmp_path / "engine.log"})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        chosen = [plan.start_of(0, "a-key", remote=False, port=port, waits=waits)() for waits in (True, False)]
+    assert chosen == [port, 0]
+    assert plan.start_of(0, "a-key", remote=False, port=port, waits=False)() == port
 
 
 def test_how_rank_0_finds_them(monkeypatch):
