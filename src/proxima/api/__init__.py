@@ -1,5 +1,5 @@
-"""From Python and notebooks: `proxima.train`, `proxima.evaluate`, `proxima.load_run`. What the
-commands do, with exceptions in place of exit codes.
+"""From Python and notebooks: `proxima.train`, `proxima.evaluate`, `proxima.load_run`. What the commands do, with
+exceptions in place of exit codes.
 
     training       a run                      evaluation      figures of a model on held-out questions
     saved          a folder read back, as DataFrames          python_values   classes, specs and functions in recipes
@@ -9,8 +9,7 @@ commands do, with exceptions in place of exit codes.
 The functions block, and may be called inside a running event loop, as in Jupyter: a run's own loop has a thread of its
 own. `cli` is built on this room.
 Imports: every room but `cli`; pandas when a table is asked for. Imported by `cli`, and by name in `proxima`.
-To add a function: in a module here, its name in `__all__` here
-and in `proxima/__init__.py`, and docs/python.md.
+To add a function: in a module here, its name in `__all__` here and in `proxima/__init__.py`, and docs/python.md.
 """
 
 from typing import TYPE_CHECKING

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proxima.config import Resolved, load_recipe, resolve
+from proxima.config import Resolved
 from proxima.config.resolution import Recipe
-from proxima.config.validate import warnings
+from proxima.config.validate import check_with_model, checked_recipe, warnings
 from proxima.data import UserError
 
 
@@ -33,14 +33,15 @@ def resolve_run(
         run = place.parent if place.name == "config.yaml" else place
         if place.is_dir() or any((run / name).is_file() for name in ("run.sqlite", "metrics.jsonl")):
             overrides = [*overrides, f"folder={json.dumps(str(run))}"]
-    if resume and not resolve(recipe, overrides, root=None).config.folder:  # before a model is downloaded
+    resolved: Resolved[Any] = checked_recipe(recipe, overrides, root=None)
+    if resume and not resolved.config.folder:
         how = "proxima train runs/NAME --resume"
         raise UserError(f"--resume: which run? Its folder was printed when it started: {how}")
-    resolved: Resolved[Any] = load_recipe(recipe, overrides, root=None)
     if resume:
         from proxima.api.resumed_settings import refuse_dropped_settings
 
         refuse_dropped_settings(resolved)
+    check_with_model(resolved)  # last: it may be downloaded
     return resolved
 
 

@@ -39,8 +39,8 @@ def complete_prompts(
     row: Annotated[int | None, Argument(ROW, "N", group=CHAT)] = None,
     inference: Inference = DEFAULTS,
 ) -> int:
-    """Print the completions of prompts; with tools or an environment, whole episodes. Returns 1 if an episode failed.
-    Or chat.
+    """Print the completions of prompts, or chat; with tools or an environment, play whole episodes. Returns 1 if an
+    episode failed.
 
     Raises:
         UserError: the model, a prompt or an option is wrong.

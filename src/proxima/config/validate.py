@@ -165,15 +165,30 @@ def load_recipe(
     *,
     root: type[Root] | None = RunConfig,  # type: ignore[assignment]  # the default of Root
 ) -> Resolved[Root]:
-    """Resolve and check a recipe; ConfigError has one line for each problem. Downloads the demo's model if the recipe
-    names it and it is missing."""
+    """`checked_recipe`, after which the demo's model is downloaded if the recipe names it and it is missing."""
+    resolved = checked_recipe(recipe, overrides, root=root)
+    check_with_model(resolved)
+    return resolved
+
+
+def checked_recipe(
+    recipe: Recipe,
+    overrides: Sequence[str] = (),
+    *,
+    root: type[Root] | None = RunConfig,  # type: ignore[assignment]  # the default of Root
+) -> Resolved[Root]:
+    """Resolve and check a recipe without a download; ConfigError has one line for each problem."""
     with all_problems():
         resolved = resolve(recipe, overrides, root=root)
     if problems := check(resolved):
         raise ConfigError(problems)
-    if fetch_demo_model(resolved) and (problems := check(resolved)):  # now with the model's config
-        raise ConfigError(problems)
     return resolved
+
+
+def check_with_model(resolved: Resolved[Any]) -> None:
+    """Download the demo's model if the recipe names it and it is missing, and check the recipe with it."""
+    if fetch_demo_model(resolved) and (problems := check(resolved)):
+        raise ConfigError(problems)
 
 
 def fetch_demo_model(resolved: Resolved[Any]) -> bool:

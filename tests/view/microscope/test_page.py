@@ -161,8 +161,11 @@ def test_groups_say_how_many_completions_were_trained(browser):
         assert {text.partition("/")[2] for text in trained} == {"8"} and "used" not in page.inner_text(".lists")
 
 
+CUT = "tests/view/microscope/test_page.py::test_a_question_is_cut_only_where_its_row_is_full"
+
+
 @needs_browser
-@pytest.mark.parametrize("width", [1000, 1600])
+@pytest.mark.parametrize("width", [1000, 1600, pytest.param(1280, marks=pytest.mark.campaign(f"{CUT}[1000]"))])
 def test_a_question_is_cut_only_where_its_row_is_full(width, browser):
     run = MadeRun()
     run.text = lambda words: words.replace("What is", "Of these, what is")  # 24 characters

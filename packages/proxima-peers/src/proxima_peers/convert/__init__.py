@@ -30,8 +30,8 @@ class Peer(NamedTuple):
         version: the release or commit whose defaults are assumed.
         online: the module of its trainings with rewards: `convert(options)`.
         offline: the module of its trainings on a fixed data set, if they are converted: `training_of(options)` returns
-            our command for a file, if any; `convert_offline(options, command)` converts it; `rules_of(options)` returns
-            the rules for options that are not read.
+            the training of a file, such as `sft`, if any; `convert_offline(options, command)` converts it;
+            `rules_of(options)` returns the rules for options that are not read.
     """
 
     title: str

@@ -97,7 +97,7 @@ def module_of(name: str) -> Any:
 
 
 def offline_training(o: Options, peer: str) -> str | None:
-    """Our command for a file of a training without rewards; None for any other file."""
+    """The training, such as `sft`, of a file without rewards; None for any other file."""
     offline = PEERS[peer].offline
     return module_of(offline).training_of(o) if offline else None
 
