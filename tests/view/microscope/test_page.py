@@ -249,12 +249,14 @@ def test_in_a_frame_of_another_page_it_says_what_is_missing(browser):
 
     def shown_in(sandbox):
         page.eval_on_selector("iframe", "(frame, text) => { frame.sandbox = text; }", sandbox)
-        page.eval_on_selector("iframe", "(frame, text) => { frame.src = text; }", f"{server.address}?{sandbox}#/0")
+        place = f"{server.address}?{sandbox.replace(' ', '+')}#/0"
+        with page.expect_event("framenavigated", lambda shown: shown.url == place):  # else the page before is read
+            page.eval_on_selector("iframe", "(frame, text) => { frame.src = text; }", place)
 
     for sandbox in ("", "allow-scripts"):  # as a module of the frame's origin, the script may not load
         shown_in(sandbox)
         frame.locator("text=The script of this page has not run.").wait_for()
-        assert 'sandbox="allow-scripts allow-same-origin"' in frame.locator("#view").inner_text()
+        frame.locator("#view", has_text='sandbox="allow-scripts allow-same-origin"').wait_for()
     shown_in("allow-scripts allow-same-origin")
     frame.locator(".charts svg").first.wait_for()
     assert frame.locator("#missing").inner_text() == "This frame has no storage: the theme is not kept."
