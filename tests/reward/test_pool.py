@@ -236,9 +236,3 @@ def test_no_process_outlives_the_run(how):
             run.kill()
         run.stdin.close()
     assert_all_end(processes)
-
-
-@pytest.mark.parametrize(("field", "value"), [("workers", 0), ("timeout", 0)])
-def test_bad_fields(field, value):
-    with pytest.raises(ValueError, match=f"{field}={value} must be >"):
-        WorkerPool(**{field: value})

@@ -43,7 +43,7 @@ def reasons(rewards, answers):
     made = RewardRunner(rewards)
     try:
         unread = made.unreadable(answers)
-        return unread, made.needs_answers, {name for name, pool in made._pools.items() if pool.started}
+        return unread, bool(made.comparing), {name for name, pool in made._pools.items() if pool.started}
     finally:
         made.close()
 

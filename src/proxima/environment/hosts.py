@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from proxima.data import Message, ToolCall, require
+from proxima.data import Message, ToolCall
 from proxima.environment.interface import HOST_PROCESS, EnvironmentSpec
 from proxima.process.keeper import KeptWorker, WorkerSource, prepared
 from proxima.process.worker import START_SECONDS, Worker
@@ -36,7 +36,7 @@ class EnvironmentFailure(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class HostLimits:
-    """Limits of the workers.
+    """Limits of the workers, which `EpisodeSettings` has checked.
 
     Args:
         workers: number of processes.
@@ -49,12 +49,6 @@ class HostLimits:
     call_seconds: float = 30.0
     start_seconds: float = START_SECONDS
     memory_mb: int = 1024
-
-    def __post_init__(self) -> None:
-        require(self.workers >= 1, "workers", self.workers, "must be >= 1")
-        require(self.call_seconds > 0, "call_seconds", self.call_seconds, "must be > 0")
-        require(self.start_seconds > 0, "start_seconds", self.start_seconds, "must be > 0")
-        require(self.memory_mb >= 0, "memory_mb", self.memory_mb, "must be >= 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,31 +171,6 @@ class PooledReward(WeightedReward):
         return self.parse_batch_result(groups, self.batch_job(groups).run())
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComputeReward(WeightedReward):
-    """Base of the rewards that run a model: a subclass defines `load` and `score`. All completions of a prompt are
-    scored in one call, in the thread of the tensor work; without such a thread (`proxima reward score`), in a separate
-    one."""
-
-    where: ClassVar[Where] = "compute"
-
-    @property
-    def completions_per_call(self) -> int:
-        return 0
-
-    @property
-    def concurrency(self) -> int:
-        return 1
-
-    @property
-    def call_timeout(self) -> float:
-        return 600.0  # has no effect in the thread of the tensor work, where a call runs to its end
-
-    def load(self) -> None:
-        """Load the weights, unless they are loaded; called before the first `score`."""
-        raise NotImplementedError
-
-
 def unscored(prompt: Prompt, completions: Sequence[Completion]) -> Group:
     """A group that no reward has scored yet; its scores are 0."""
     return Group(prompt=prompt, completions=tuple(completions), scores=(Score(value=0.0),) * len(completions))

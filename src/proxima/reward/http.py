@@ -7,7 +7,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -149,16 +149,15 @@ class Http(WeightedReward):
         if self.token_env is not None:
             headers["Authorization"] = f"Bearer {bearer_token(self.token_env, 'token_env')}"
         body = json.dumps({"prompt": asked, "completions": sent}).encode()
-        limit = RESPONSE_BYTES + COMPLETION_BYTES * len(sent)
-        return self._retried(lambda: _exchange(self.url, body, headers, limit))
+        return self._retried(body, headers, RESPONSE_BYTES + COMPLETION_BYTES * len(sent))
 
-    def _retried(self, exchange: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
+    def _retried(self, body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
         """The body of the response; PostFailed if the last attempt failed. A status that is not in `RETRIED` is not
         retried. A redirect is such a status, because following it would send the token to another server."""
         url, retries = self.url, self.retries
         for attempt in range(retries + 1):
             try:
-                return asyncio.run(asyncio.wait_for(exchange(), self.seconds))
+                return asyncio.run(asyncio.wait_for(_exchange(url, body, headers, limit), self.seconds))
             except PostFailed as error:
                 failure = error
             except (TimeoutError, httpx.TimeoutException):

@@ -11,14 +11,14 @@ import numpy as np
 from proxima.data import Completion, Prompt, Score, UserError, renamed, require
 from proxima.data.columns import Floats
 from proxima.data.trajectory import Trajectory
-from proxima.reward.base import ComputeReward
+from proxima.reward.base import WeightedReward
 
 if TYPE_CHECKING:  # reward workers import this package and must not load torch
     from proxima.model import ScalarModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelReward(ComputeReward):
+class ModelReward(WeightedReward):
     """The score of a reward model: its scalar head after the last token of prompt and completion.
 
     The weights are frozen and stay in memory alongside the policy. The completions of a prompt are scored together, the
@@ -63,6 +63,8 @@ class ModelReward(ComputeReward):
     device: str = "auto"
 
     kind = "model"
+    where = "compute"
+    whole_group = True
 
     def __post_init__(self) -> None:
         from proxima.data import check_choices
@@ -72,6 +74,14 @@ class ModelReward(ComputeReward):
         require(bool(self.path), "path", self.path, "must name the folder of a reward model")
         require(self.max_tokens is None or self.max_tokens >= 2, "max_tokens", self.max_tokens, "must be >= 2")
         require(self.tokens_per_forward >= 1, "tokens_per_forward", self.tokens_per_forward, "must be >= 1")
+
+    @property
+    def concurrency(self) -> int:
+        return 1
+
+    @property
+    def call_timeout(self) -> float:
+        return 600.0  # has no effect in the thread of the tensor work, where a call runs to its end
 
     def check(self) -> None:
         from proxima.model.pretrained import check_device
@@ -103,6 +113,7 @@ class ModelReward(ComputeReward):
             require(differing == 0, "encode", "tokens", reason, remedy="set encode=text")
 
     def load(self) -> None:
+        """Load the weights, unless they are loaded."""
         _ = self._scorer
 
     @cached_property

@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
-from proxima.reward.base import NOT_APPLICABLE, ComputeReward, Job, PooledReward, as_reward, unscored, validated
+from proxima.reward.base import NOT_APPLICABLE, Job, PooledReward, as_reward, unscored, validated
+from proxima.reward.model_reward import ModelReward
 from proxima.reward.protocol import Reward
 from proxima.reward.workers.threads import DaemonThreads
 
@@ -98,11 +99,6 @@ class RewardRunner:
         return any(reward.whole_batch and reward.weight != 0 for reward in self.rewards)
 
     @property
-    def needs_answers(self) -> bool:
-        """True if a reward of nonzero weight compares with the row's answer, so that `unreadable` may find errors."""
-        return bool(self.comparing)
-
-    @property
     def comparing(self) -> list[str]:
         """The names of the rewards of nonzero weight that compare with the row's answer."""
         rewards = zip(self.rewards, self.labels, strict=True)
@@ -147,7 +143,7 @@ class RewardRunner:
         from proxima.model.compute_thread import ComputeThread
 
         for reward, label in zip(self.rewards, self.labels, strict=True):
-            if isinstance(reward, ComputeReward):
+            if isinstance(reward, ModelReward):
                 with _named(label):
                     (self.compute or ComputeThread()).call(reward.load)
         for pool in self._pools.values():

@@ -185,10 +185,10 @@ class Collector:
         Args:
             seconds: durations of its stages, and of the whole `step`.
 
-        Returns: the result of `EpisodePlayer.taken` if there are episodes, else nothing.
+        Returns: the result of `EpisodeTimes.taken` if there are episodes, else nothing.
         """
         player = None if self.generator is None else self.generator.episodes
-        return {} if player is None else dict(player.taken())
+        return {} if player is None else player.times.taken()
 
     def abandon(self) -> None:
         """Stop all work between steps; nothing is collected after this."""
@@ -241,8 +241,8 @@ class BatchCollector(Collector):
         """
         usable, dropped = self._split_by_age(version)
         generated: list[Group] = []
-        batches, scoring_seconds, accepted = 0, 0.0, 0
-        while len(usable) < self.prompts and not self._exhausted(batches):
+        batches, scoring_seconds, accepted, given_up = 0, 0.0, 0, False
+        while len(usable) < self.prompts and not given_up and not self._exhausted(batches):
             missing = self.prompts - len(usable)
             fresh = await self._generate(self._generation_batch(missing, generated, accepted, history))
             batches += 1
@@ -252,15 +252,9 @@ class BatchCollector(Collector):
             usable += [group for group in fresh if group.prompt.uid not in reasons]
             dropped += [(group, reasons[group.prompt.uid]) for group in fresh if group.prompt.uid in reasons]
             accepted += len(fresh) - len(reasons)
-            if self.refill and self.refill.gives_up(batches, generated):
-                raise BatchNotFilled(
-                    batches=batches,
-                    wanted=self.prompts,
-                    usable=len(usable),
-                    generated=generated,
-                    dropped=tuple(dropped),
-                )
-        if len(usable) < self.prompts and self.refill and self.refill.sampling.exhausted == "stop":
+            given_up = self.refill is not None and self.refill.gives_up(batches, generated)
+        stops = self.refill is not None and self.refill.sampling.exhausted == "stop"
+        if given_up or (stops and len(usable) < self.prompts):
             raise BatchNotFilled(
                 batches=batches, wanted=self.prompts, usable=len(usable), generated=generated, dropped=tuple(dropped)
             )

@@ -1,7 +1,7 @@
 """From prompts to a stream of scored groups: the rewards score finished groups while the engine generates others."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -72,7 +72,7 @@ class RolloutListener:
 class EpisodePlayer(Protocol):
     """Plays the episodes of a task in place of an engine: `rollout.episodes.player`, or `agent_player`."""
 
-    times: "EpisodeTimes"  # the waiting times of its episodes
+    times: "EpisodeTimes"  # the waiting times of its episodes; an agent's exclude its wait for the policy
 
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order."""
@@ -84,11 +84,6 @@ class EpisodePlayer(Protocol):
         Args:
             running: everything that the engine has in flight, including the turns that these episodes wait for.
         """
-        ...
-
-    def taken(self) -> Mapping[str, float]:
-        """Return seconds since the last call, summed over all episodes: `time/environment`, spent in environments or
-        agents, and `time/turns`, for which finished episodes waited for the model."""
         ...
 
 

@@ -54,7 +54,7 @@ def validate_answers(
     for answers in sets:
         require_columns(rewards.rewards, answers, limit, seed)
     rewards.check()
-    if not rewards.needs_answers:
+    if not rewards.comparing:
         return []
     return [note for answers in sets for note in _notes(answers, rewards, limit, most_unreadable, seed)]
 

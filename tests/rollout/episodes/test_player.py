@@ -348,7 +348,7 @@ def test_an_environment_that_takes_long_is_given_up():
     episodes = player(Engine(["a", "b", "c"]), world, retries=1, seconds=10.0, call_seconds=5.0)
     (completion,) = play(episodes)
     assert completion.episode.failure == "its environment took longer than 10 s (episode.seconds)"
-    taken, again = episodes.taken(), episodes.taken()
+    taken, again = episodes.times.taken(), episodes.times.taken()
     assert completion.episode.attempts == 2 and taken["time/environment"] == 24.0 and not any(again.values())
 
 

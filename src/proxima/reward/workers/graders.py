@@ -31,20 +31,10 @@ def grade_math(*, answer: str, texts: list[str]) -> dict[str, Any]:
     """1 if math-verify accepts all texts. Its own timeouts use signals and are off: the worker's CPU limit applies."""
     from math_verify import parse, verify
 
-    correct = True
-    for text in texts:
-        equal = _verified.get((answer, text))
-        if equal is None:
-            parsed = parse(text.replace("\0", ""), parsing_timeout=None)
-            equal = bool(verify(_reference(answer), parsed, timeout_seconds=None))
-            _verified[answer, text] = equal
-            if len(_verified) > 20_000:
-                _verified.clear()
-        correct = correct and equal
+    parsed = [parse(text.replace("\0", ""), parsing_timeout=None) for text in texts]
+    equal = [verify(_reference(answer), formula, timeout_seconds=None) for formula in parsed]
+    correct = all(equal)
     return {"value": float(correct), "correct": correct}
-
-
-_verified: dict[tuple[str, str], bool] = {}  # a group often holds the same answer several times
 
 
 @lru_cache(maxsize=4096)
@@ -339,7 +329,6 @@ def warm_math() -> None:
         grade_math(answer=shape, texts=[f"\\boxed{{{shape}}}"])
         grade_math(answer="1", texts=[f"so $z={shape}$, that is $${shape}.$$"])
     grade_math(answer="1", texts=["The answer is 12.5."])
-    _verified.clear()
 
 
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {

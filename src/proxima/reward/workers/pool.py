@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
-from proxima.data import require
 from proxima.process.keeper import KeptWorker, WorkerSource, prepared
 from proxima.process.worker import JobResult, Worker
 from proxima.reward.base import Job
@@ -29,8 +28,8 @@ class WorkerPool:
     """Runs jobs in worker processes, each with a timeout.
 
     Args:
-        workers: worker processes; >= 1.
-        timeout: wall-clock seconds for one job; > 0. A job's `cpu_seconds` applies as well.
+        workers: worker processes.
+        timeout: wall-clock seconds for one job. A job's `cpu_seconds` applies as well.
         warm_ups: run once before workers are forked; see `ForkServer`.
         setup: jobs that each new worker runs before its first job; their time is not charged to any other job.
         restricted: workers can't write files, open connections or start processes.
@@ -52,8 +51,6 @@ class WorkerPool:
         memory_mb: int = 1024,
         recycle: int = 5000,
     ) -> None:
-        require(workers >= 1, "workers", workers, "must be >= 1")
-        require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
         self.workers, self.timeout, self.recycle, self.setup = workers, timeout, recycle, tuple(setup)
         options = {"warm_ups": sorted(warm_ups), "restricted": restricted, "memory_mb": memory_mb}
         self._source = WorkerSource(GRADERS, "reward", options)

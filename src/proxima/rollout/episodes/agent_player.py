@@ -129,10 +129,6 @@ class AgentEpisodes:
             )
         ]
 
-    def taken(self) -> dict[str, float]:
-        """See `EpisodePlayer`; the agents' seconds exclude their wait for the policy."""
-        return self.times.taken()
-
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order. Closing it stops the agents that still play.
 

@@ -11,7 +11,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -107,7 +107,7 @@ class ChatEndpoint:
     def __init__(self, model: str, answer: Answer) -> None:
         self.model, self.answer = model, answer
         self.address = ""
-        self._server: _SilentServer | None = None
+        self._server: BoundedServer | None = None
         self._task: asyncio.Task[None] | None = None
         self._app = Starlette(
             routes=[
@@ -120,7 +120,8 @@ class ChatEndpoint:
         """Start listening and return the address, in the form of `OPENAI_BASE_URL`."""
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        self._server = _SilentServer(self._app, IDLE_SECONDS, CONNECTIONS)
+        self._server = BoundedServer(self._app, IDLE_SECONDS, CONNECTIONS)
+        self._server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # the run handles them
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
         return self.address
 
@@ -156,13 +157,6 @@ class ChatEndpoint:
             return JSONResponse(_completion(common, answer))
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
         return StreamingResponse(_events(common, answer, usage), media_type="text/event-stream")
-
-
-class _SilentServer(BoundedServer):
-    """A server that leaves signal handling to the run."""
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return nullcontext()
 
 
 def _key(request: Request) -> str:

@@ -274,7 +274,8 @@ class EpisodeTimes:
         self.told(life)
 
     def taken(self) -> dict[str, float]:
-        """See `EpisodePlayer`."""
+        """Return the seconds since the last call, summed over all episodes: `time/environment`, spent in environments
+        or agents, and `time/turns`, for which finished episodes waited for the model."""
         seconds = {"time/environment": self.environment, "time/turns": self.turns}
         self.environment = self.turns = 0.0
         return seconds

@@ -96,10 +96,6 @@ class Episodes:
             for path in played.so_far(by_key.get((uid, sample, len(played.turns))))
         ]
 
-    def taken(self) -> dict[str, float]:
-        """See `EpisodePlayer`."""
-        return self.times.taken()
-
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order. Closing it frees all environments.
 

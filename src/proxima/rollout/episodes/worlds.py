@@ -120,7 +120,11 @@ def make_worlds(
                     continue
                 hosts = next((hosts for hosts in shared if hosts.spec == spec), None)
                 if hosts is None:
-                    hosts = Hosts(spec, _limits(play.settings))
+                    given = play.settings
+                    limits = HostLimits(
+                        workers=given.workers, call_seconds=given.call_seconds, memory_mb=given.memory_mb
+                    )
+                    hosts = Hosts(spec, limits)
                     shared.append(hosts)
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
@@ -160,11 +164,6 @@ def _agent_world(play: Play, spec: EnvironmentSpec, model: UnloadedModel) -> Age
         settings=play.settings,
         context=model.context,
     )
-
-
-def _limits(settings: EpisodeSettings) -> HostLimits:
-    facts = {name: getattr(settings, name) for name in ("workers", "call_seconds", "memory_mb")}
-    return HostLimits(**facts)
 
 
 def _spec(task: Any) -> EnvironmentSpec:
