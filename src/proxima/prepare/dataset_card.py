@@ -14,7 +14,7 @@ from proxima.prepare.locate import CARD, SourceFiles
 from proxima.prepare.prepare_options import PrepareOptions
 from proxima.prepare.prompt_template import Template
 from proxima.prepare.read_files import InputFile, combined_sha256
-from proxima.prepare.write_files import COLUMNS, Outcome, SplitData
+from proxima.prepare.write_files import COLUMNS, LISTS, Outcome, SplitData
 
 FORMAT = 1
 _REMAKE = "make it anew: proxima data prepare … --overwrite"
@@ -23,12 +23,6 @@ _LISTED_INPUTS = 64  # beyond, the files of a side are one line with a combined 
 _SHOWN_PHRASES = 10
 # rewards for templates whose answers are in a form that the part's reward does not read
 _REWARD_OF_TEMPLATE = {"boxed": "math", "think_answer": "regex"}
-LISTS = {
-    "conflicts.jsonl": "questions with more than one answer, and what was kept",
-    "contaminated.jsonl": "training questions excluded because they overlap with an evaluation question: the set, the "
-    "row, the shared run of words",
-    "unreadable.jsonl": "rows without a question or a readable answer, each with the reason",
-}
 
 
 def build_card(

@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
-from proxima.prepare.normalize import comparison_text, words
+from proxima.prepare.normalize import comparison_text, text_hash, words
 
 COVERAGE = 0.5  # share of an evaluation question's n-grams that can't be explained by common phrases
 
@@ -70,7 +69,7 @@ class OverlapIndex:
         """Add the questions of an evaluation set."""
         self.sets.append(eval_set)
         for number, question in enumerate(eval_set.questions):
-            self._exact.setdefault(_key(question), []).append((eval_set.name, number))
+            self._exact.setdefault(text_hash(comparison_text(question)), []).append((eval_set.name, number))
             grams = self._grams_of(question)
             self._facts[eval_set.name, number] = len(grams), _numbers(question)
             for gram in grams:
@@ -81,7 +80,7 @@ class OverlapIndex:
         its n-grams count towards `common`, as for a training question."""
         if not self._exact:
             return []
-        same = self._exact.get(_key(question), [])
+        same = self._exact.get(text_hash(comparison_text(question)), [])
         shared = [gram for gram in self._grams_of(question) if gram in self._grams]
         if count:
             self._seen.update(shared)
@@ -122,10 +121,6 @@ class OverlapIndex:
             return []
         sequence = words(question)
         return list(dict.fromkeys(" ".join(sequence[i : i + self.n]) for i in range(len(sequence) - self.n + 1)))
-
-
-def _key(question: str) -> bytes:
-    return blake2b(comparison_text(question).encode("utf-8", "replace"), digest_size=16).digest()
 
 
 def _numbers(question: str) -> Counter[str]:

@@ -8,11 +8,10 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, Literal
 
 from proxima.prepare.answer_kinds import ANSWERS
-from proxima.prepare.normalize import question_key, strip_instructions
+from proxima.prepare.normalize import question_key, strip_instructions, text_hash
 from proxima.prepare.read_files import SourceRow
 from proxima.prepare.row_formats import SourceQuestion
 from proxima.system.jsonl import utf8
@@ -79,7 +78,7 @@ class Deduplicator:
             return self._list_unreadable(row, "has no answer")
         if not isinstance(raw.answer, (str, int, float)) or isinstance(raw.answer, bool):
             return self._list_unreadable(row, "has an answer that is neither text nor number")
-        raw_hash = _hash(f"{raw.answer}\0{raw.question}")
+        raw_hash = text_hash(f"{raw.answer}\0{raw.question}")
         if (entry := self._cache.get(raw_hash)) is None:
             answer, reason = self._canonical(raw.answer)
             if answer is None:
@@ -100,7 +99,7 @@ class Deduplicator:
     def _list_unreadable(self, row: SourceRow, reason: str) -> None:
         raw = row.content or SourceQuestion("", None)
         shown = {"question": utf8(strip_instructions(raw.question)), "answer": _excerpt(raw.answer), "reason": reason}
-        key = _hash(json.dumps([*shown.values()]))
+        key = text_hash(json.dumps([*shown.values()]))
         if key not in self._unreadable:
             text = {**shown, "file": row.file, "row": row.row} if len(self._unreadable) < LISTED else {}
             self._unreadable[key] = text | {"rows": 0}
@@ -143,10 +142,6 @@ def _comparable(answer: str) -> str:
         text = _ANY_FRAC.sub(r"\\frac", "".join(_SPACING.sub("", answer).split()))
         text = _FRACTION.sub(lambda m: f"\\frac{{{m[1] or m[2]}}}{{{m[3] or m[4]}}}", text).replace("\\$", "")
     return text.replace("$", "").removesuffix(".") or text
-
-
-def _hash(text: str, size: int = 16) -> bytes:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).digest()
 
 
 def _excerpt(answer: Any) -> Any:

@@ -1,10 +1,10 @@
 """Evaluation sets that must not be trained on: named ones, or the prepared folders next to the one being written."""
 
-import json
 from pathlib import Path
 
 from proxima.data import UserError
 from proxima.prepare.catalog import Part
+from proxima.prepare.dataset_card import read_card
 from proxima.prepare.decontaminate import EvalSet
 from proxima.prepare.locate import CARD, locate_files
 from proxima.prepare.normalize import question_key, strip_instructions
@@ -47,6 +47,6 @@ def sibling_eval_sets(out: Path) -> list[str]:
 
 def _is_split_off(folder: Path) -> bool:
     try:
-        return bool(json.loads((folder / CARD).read_text(encoding="utf-8"))["split"]["held_out"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return bool(read_card(folder)["split"]["held_out"])
+    except (UserError, KeyError, TypeError):
         return False

@@ -7,13 +7,10 @@ from hashlib import blake2b
 from proxima.system.jsonl import utf8
 
 # Instructions that published data sets put around the question, verbatim.
-_BEFORE = (
-    # DAPO-Math-17k and its AIME-2024; some copies ask for \boxed{$Answer}, some write $ANSWER
-    re.compile(
-        r"\s*Solve the following math problem step by step\.\s+The last line of your response should be of the form "
-        r"Answer: .{1,60}? where \$Answer is the answer to the problem\.\s*",
-        re.IGNORECASE,
-    ),
+_BEFORE = re.compile(  # DAPO-Math-17k and its AIME-2024; some copies ask for \boxed{$Answer}, some write $ANSWER
+    r"\s*Solve the following math problem step by step\.\s+The last line of your response should be of the form "
+    r"Answer: .{1,60}? where \$Answer is the answer to the problem\.\s*",
+    re.IGNORECASE,
 )
 _AFTER = (
     re.compile(r'\s*Remember to put your answer on its own line after "Answer:"[^\n]{0,80}\s*\Z'),
@@ -41,9 +38,8 @@ _WORD_OR_SIGN = re.compile(f"{_WORD.pattern}|{_SIGN}")
 
 def strip_instructions(text: str) -> str:
     """Remove known instructions before and after the question, and outer whitespace."""
-    for pattern in _BEFORE:
-        if match := pattern.match(text):
-            text = text[match.end() :]
+    if match := _BEFORE.match(text):
+        text = text[match.end() :]
     if any(prefix in text for prefix in _AFTER_PREFIXES):
         for pattern in _AFTER:
             text = pattern.sub("", text)
@@ -61,9 +57,14 @@ def normalize(text: str) -> str:
     return _SPACE_BEFORE_MARK.sub("", " ".join(unicodedata.normalize("NFKC", visible).split()))
 
 
+def text_hash(text: str) -> bytes:
+    """A 16-byte hash of any text."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
 def question_key(text: str) -> bytes:
-    """A 16-byte hash of the normalized question."""
-    return blake2b(normalize(text).encode(), digest_size=16).digest()
+    """The hash of the normalized question."""
+    return text_hash(normalize(text))
 
 
 def words(text: str) -> list[str]:

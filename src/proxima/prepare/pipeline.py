@@ -109,10 +109,8 @@ def _read(
     part: Part, side: str, source: SourceFiles, options: PrepareOptions, progress: ProgressCallback | None
 ) -> SplitData:
     """Deduplicate all rows of a side."""
-    inputs, distinct = (
-        tuple(inspect_file(*pair) for pair in source.sides[side]),
-        Deduplicator(part.answer, options.conflicts),
-    )
+    inputs = tuple(inspect_file(*pair) for pair in source.sides[side])
+    distinct = Deduplicator(part.answer, options.conflicts)
     for done, row in enumerate(iter_source_rows(inputs), 1):
         distinct.add(row)
         if progress is not None and done % _REPORT_EVERY == 0:

@@ -27,6 +27,13 @@ COLUMNS = {
     "repeats": "rows of the source that hold the question",
 }
 
+LISTS = {
+    "conflicts.jsonl": "questions with more than one answer, and what was kept",
+    "contaminated.jsonl": "training questions excluded because they overlap with an evaluation question: the set, the "
+    "row, the shared run of words",
+    "unreadable.jsonl": "rows without a question or a readable answer, each with the reason",
+}
+
 
 @dataclass
 class SplitData:
@@ -67,7 +74,7 @@ def write_tables(folder: Path, template: Template, sides: Mapping[str, SplitData
 
 def write_lists(folder: Path, sides: Mapping[str, SplitData], outcome: Outcome) -> dict[str, int]:
     """Write the lists of excluded rows that are not empty, and return the number of lines of each."""
-    lists: dict[str, list[dict[str, Any]]] = {"conflicts.jsonl": [], "contaminated.jsonl": [], "unreadable.jsonl": []}
+    lists: dict[str, list[dict[str, Any]]] = {name: [] for name in LISTS}
     for side, data in sides.items():
         for row in data.distinct.unreadable:
             lists["unreadable.jsonl"].append({"side": side, **row, "file": data.inputs[row["file"]].name})

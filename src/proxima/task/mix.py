@@ -68,10 +68,7 @@ class Mix(PlayedTask):
 
     def rows(self, seed: int) -> Rows:
         """Return the rows of the mix, with the sources interleaved."""
-        opened = open_tasks(
-            {f"tasks.{i}.task": source.task for i, source in enumerate(self.tasks)}, seed, may_skip=True
-        )
-        parts = list(opened.values())
+        parts = self._opened(seed)
         counts = self.counts([len(rows) for rows in parts])
         order = np.argsort(np.concatenate([(np.arange(count) + 0.5) / count for count in counts]), kind="stable")
         source = np.repeat(np.arange(len(parts)), counts)[order]
@@ -101,16 +98,17 @@ class Mix(PlayedTask):
 
     def shares(self, seed: int) -> str:
         """Describe the share of each source in the mix, for display."""
-        sizes = [
-            len(rows)
-            for rows in open_tasks({source.name: source.task for source in self.tasks}, seed, may_skip=True).values()
-        ]
+        sizes = [len(rows) for rows in self._opened(seed)]
         counts = self.counts(sizes)
         parts = [
             f"{source.name} {count / sum(counts):.1%} ({count / rows:.3g} x its {rows:,} rows)"
             for source, count, rows in zip(self.tasks, counts, sizes, strict=True)
         ]
         return f"an epoch of the mix has {sum(counts):,} rows: {', '.join(parts)}"
+
+    def _opened(self, seed: int) -> list[Rows]:
+        tasks = {f"tasks.{i}.task": source.task for i, source in enumerate(self.tasks)}
+        return list(open_tasks(tasks, seed, may_skip=True).values())
 
     def _row(self, parts: Sequence[Rows], index: int, place: NDArray[np.int64]) -> Row:
         source, number = map(int, place)

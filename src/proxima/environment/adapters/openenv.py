@@ -1,11 +1,17 @@
 """OpenEnv environments, which run as servers."""
 
 import json
+import weakref
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
 from typing import Any
 
-from proxima.environment.adapters.bridge import Bridge
 from proxima.environment.protocol import Environment, Reply
+from proxima.process.program import Program, ProgramFailed
+
+SCRIPT = Path(__file__).with_name("openenv_process.py")
 
 
 class OpenEnv(Environment):
@@ -20,6 +26,9 @@ class OpenEnv(Environment):
         reset: further arguments of the server's `reset`, which also gets the seed.
     """
 
+    _programs: dict[str, Program] = {}  # noqa: RUF012  by interpreter, for all sessions of a worker
+    _numbers = count()
+
     def __init__(
         self,
         url: str,
@@ -30,15 +39,18 @@ class OpenEnv(Environment):
     ) -> None:
         self.url, self.python, self.action, self.show = url, python, action, show
         self.arguments = dict(reset or {})
-        self.client: Bridge | None = None
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str:
-        self.client = Bridge(self.python, "openenv", url=self.url)
-        return self._shown(self.client.call("reset", seed=seed % 2**31, **self.arguments))
+        program = self._programs.get(self.python)
+        if program is None or not program.alive:
+            program = self._programs[self.python] = Program((self.python, str(SCRIPT)))
+        self.program, self.number = program, next(self._numbers)
+        self._call("make", url=self.url)
+        weakref.finalize(self, _dropped, program, self.number)
+        return self._shown(self._call("reset", seed=seed % 2**31, **self.arguments))
 
     def respond(self, text: str) -> Reply:
         """Take a step."""
-        assert self.client is not None
         action: Any = {self.action: text}
         if self.action is None:
             try:
@@ -47,7 +59,7 @@ class OpenEnv(Environment):
                 action = None
             if not isinstance(action, dict):
                 return Reply("error: the message must be a JSON object")
-        step = self.client.call("step", action=action)
+        step = self._call("step", action=action)
         return Reply(self._shown(step), reward=float(step["reward"] or 0.0), done=step["done"])
 
     def _shown(self, step: Mapping[str, Any]) -> str:
@@ -55,3 +67,21 @@ class OpenEnv(Environment):
         if self.show is None:
             return json.dumps(observation, ensure_ascii=False)
         return str(observation[self.show])
+
+    def _call(self, method: str, **arguments: Any) -> dict[str, Any]:
+        return _asked(self.program, self.number, method, arguments)
+
+
+def _asked(program: Program, number: int, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Call a method of a session; ProgramFailed if it raises."""
+    program.write({"number": number, "method": method, "arguments": dict(arguments)})
+    answer = program.read()
+    if "error" in answer:
+        raise ProgramFailed(answer["error"])
+    result: dict[str, Any] = answer["result"]
+    return result
+
+
+def _dropped(program: Program, number: int) -> None:
+    with suppress(ProgramFailed):
+        _asked(program, number, "drop", {})

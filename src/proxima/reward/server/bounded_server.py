@@ -4,10 +4,10 @@ import asyncio
 import math
 import signal
 import socket
-import threading
 from typing import Any
 
 import uvicorn
+from starlette.requests import Request
 
 from proxima.data import UserError
 
@@ -48,16 +48,15 @@ class BoundedServer(uvicorn.Server):
         self._since: dict[Any, tuple[Any, float]] = {}  # what each connection waits for, and since when
 
     def end_on_signals(self) -> None:
-        """Shut down on SIGINT or SIGTERM, on a second one at once, if called in the main thread."""
+        """Shut down on SIGINT or SIGTERM, on a second one at once."""
 
         def end(number: int, frame: Any) -> None:
             if self.should_exit:
                 raise KeyboardInterrupt
             self.should_exit = True
 
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, end)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, end)
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that are overdue or too many; called ten times a second."""
@@ -104,3 +103,15 @@ def open_socket(host: str, port: int) -> socket.socket:
         reason = f"can't listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
         raise UserError(reason, remedy="choose another --port, or an address of this machine") from None
     return listening
+
+
+def bearer(request: Request) -> str:
+    """The token in the header `Authorization`; empty without one."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+async def disconnected(request: Request) -> None:
+    """Return when the client has disconnected; its body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,5 +1,6 @@
 """Validates the JSON of a request field by field; nothing is guessed."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -37,36 +38,22 @@ class SubmittedGroup:
             yield replace(self, completions=self.completions[start:])
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _one_of(words: tuple[str, ...], *more: Any) -> tuple[Any, str]:
-    return lambda value: value in (*words, *more), f"one of {', '.join(words)}"
-
-
-# The form of a value: fields of an object, elements of a list, or a test with what it expects.
-ANYTHING = (lambda value: True, "")
-OBJECT = (lambda value: isinstance(value, dict), "an object")
-LIST = (lambda value: isinstance(value, list), "a list")
-TEXT = (lambda value: isinstance(value, str), "text")
-COUNT = (lambda value: value is None or _is_count(value), "a whole number >= 0")
-IDS = (lambda value: value is None or (isinstance(value, list) and all(map(_is_count, value))), "a list of token ids")
+# The form of a value: fields of an object, elements of a list, some words, or a type: `object` for what no model reads.
 PROMPT = {
-    "uid": COUNT,
-    "messages": [{"role": _one_of(("system", "user", "assistant")), "content": TEXT}],
-    "answer": ANYTHING,
-    "metadata": (lambda value: isinstance(value, dict | None), "an object"),
+    "uid": object,
+    "messages": [{"role": ("system", "user", "assistant"), "content": str}],
+    "answer": object,
+    "metadata": object,
 }
-COMPLETION = {"sample": COUNT, "text": TEXT, "tokens": IDS, "finish_reason": _one_of(get_args(FinishReason), None)}
-SWITCH = (lambda value: isinstance(value, bool | None), "true or false")
-SCORE = {"completions": [COMPLETION], "per_token": SWITCH, "prompt": ANYTHING}
+COMPLETION = {"sample": object, "text": str, "tokens": object, "finish_reason": (*get_args(FinishReason), None)}
+SCORE = {"completions": [COMPLETION], "per_token": bool | None, "prompt": object}
+NAMES: dict[Any, str] = {dict: "an object", list: "a list", str: "text", bool | None: "true or false"}
 
 
 def submitted_groups(content: Any, limits: ScorerLimits, *, batch: bool) -> list[SubmittedGroup]:
     """Parse a request of `/score`, or of `/batch`; HTTPException names the invalid field."""
     if batch:
-        _require(content, {"requests": [ANYTHING]}, "")
+        _require(content, {"requests": [object]}, "")
     requests = content["requests"] if batch else [content]
     groups = [_group(given, f"requests[{i}]." if batch else "", limits) for i, given in enumerate(requests)]
     count = sum(len(group.completions) for group in groups)
@@ -84,7 +71,7 @@ def _group(given: Any, place: str, limits: ScorerLimits) -> SubmittedGroup:
     if prompt is not None or completions:  # else a health check
         _require(prompt, PROMPT, f"{place}prompt")
         if not (messages := prompt["messages"]):
-            raise HTTPException(400, f"{place}prompt.messages=a list of 0 must be at least one {{role, content}}")
+            raise HTTPException(400, f"{place}prompt.messages=[] must be at least one {{role, content}}")
     lengths = {f"{place}prompt": sum(len(message["content"]) for message in messages)}
     lengths |= {f"{place}completions[{i}].text": len(c["text"]) for i, c in enumerate(completions)}
     for name, length in lengths.items():
@@ -100,9 +87,10 @@ def _group(given: Any, place: str, limits: ScorerLimits) -> SubmittedGroup:
 def _require(value: Any, form: Any, place: str) -> None:
     """Raise HTTPException, which names the field at `place`, unless the value has the form; a `place` that ends in a
     point is the object above."""
-    holds, expected = form if isinstance(form, tuple) else OBJECT if isinstance(form, dict) else LIST
-    if not holds(value):
-        raise HTTPException(400, f"{place.rstrip('.') or 'the request'}={_shown(value)} must be {expected}")
+    kind = type(form) if isinstance(form, dict | list) else form
+    if not (value in kind if isinstance(kind, tuple) else isinstance(value, kind)):
+        expected = f"one of {', '.join(filter(None, kind))}" if isinstance(kind, tuple) else NAMES[kind]
+        raise HTTPException(400, f"{place.rstrip('.') or 'the request'}={json.dumps(value)[:48]} must be {expected}")
     if isinstance(form, list):
         for i, entry in enumerate(value):
             _require(entry, form[0], f"{place}[{i}]")
@@ -113,11 +101,3 @@ def _require(value: Any, form: Any, place: str) -> None:
                 raise HTTPException(400, f"unknown field {above}{key:.60}; {suggestion(key[:60], form)}")
         for key, inner in form.items():
             _require(value.get(key), inner, above + key)
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, list | dict):
-        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value):,}"
-    return ascii(value[:40] if isinstance(value, str) else value)[:48]

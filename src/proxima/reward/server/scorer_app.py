@@ -17,6 +17,7 @@ from starlette.routing import Mount, request_response
 
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.model_reward import ModelReward
+from proxima.reward.server.bounded_server import bearer, disconnected
 from proxima.reward.server.score_requests import SubmittedGroup, submitted_groups
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
@@ -80,8 +81,7 @@ class ScorerApp:
         address = (request.scope.get("server") or ("",))[0]
         if refusal := refused(request.headers, self.hosts | {address}, "start the server with --allow-host"):
             raise HTTPException(*refusal)
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        sent = token.strip().encode() if scheme.lower() == "bearer" else b""
+        sent = bearer(request).encode()
         if self.token and not hmac.compare_digest(sent, self.token):
             why = "a bearer token is required; the reward http sends that of token_env" if not sent else "wrong token"
             raise HTTPException(401, why, {"WWW-Authenticate": "Bearer"})
@@ -115,7 +115,7 @@ class ScorerApp:
             raise HTTPException(503, f"{self.waiting} requests wait; the limit is --max-requests", BUSY)
         self.waiting += 1
         scored = asyncio.create_task(self._scores(groups))
-        gone, ending = asyncio.create_task(_disconnected(request)), asyncio.create_task(self.ending.wait())
+        gone, ending = asyncio.create_task(disconnected(request)), asyncio.create_task(self.ending.wait())
         tasks: tuple[asyncio.Task[Any], ...] = (scored, gone, ending)
         try:
             await asyncio.wait(tasks, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -132,14 +132,13 @@ class ScorerApp:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _scores(self, groups: Sequence[SubmittedGroup]) -> list[Scores]:
-        scores: list[Scores] = [[] for _ in groups]
-        try:
-            for values, group in zip(scores, groups, strict=True):
-                for part in group.slices():  # one at a time: the thread takes those of other requests in between
-                    values += await self.compute.run(self._scores_of, part)
+        try:  # one slice at a time: the thread takes those of other requests in between
+            return [
+                [score for part in group.slices() for score in await self.compute.run(self._scores_of, part)]
+                for group in groups
+            ]
         except Exception as error:  # raised by the model: the next request may be fine
             raise HTTPException(500, " ".join(f"{type(error).__name__}: {error}".split())[:300]) from None
-        return scores
 
     def _scores_of(self, part: SubmittedGroup) -> Scores:
         scores: Scores = []
@@ -164,12 +163,6 @@ class ScorerApp:
                 while left > 0:
                     message = await request.receive()
                     left = left - len(message["body"]) if message.get("more_body") else 0
-
-
-async def _disconnected(request: Request) -> None:
-    """Return when the client has disconnected; its body has been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _log(request: Request, text: str) -> None:

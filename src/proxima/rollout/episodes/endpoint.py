@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from proxima.data import ToolCall
-from proxima.reward.server.bounded_server import BoundedServer
+from proxima.reward.server.bounded_server import BoundedServer, bearer, disconnected
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
 from proxima.system.web_requests import name_in_host
 
@@ -162,23 +162,22 @@ class ChatEndpoint:
 def _key(request: Request) -> str:
     if not name_in_host(host := request.headers.get("Host", "")):  # an agent behind a forwarded port may use any name
         raise ChatRefused(f"Host {host!a:.60} is malformed")
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not key:
-        raise ChatRefused("no API key: send that of the episode as a bearer token", code="invalid_api_key", status=401)
-    return key
+    if key := bearer(request):
+        return key
+    raise ChatRefused("no API key: send that of the episode as a bearer token", code="invalid_api_key", status=401)
 
 
 async def _unless_gone(request: Request, answer: Awaitable[ChatAnswer]) -> ChatAnswer:
     """Await the answer; cancel it if the client disconnects first."""
-    work = asyncio.ensure_future(answer)
+    work, gone = asyncio.ensure_future(answer), asyncio.create_task(disconnected(request))
     try:
-        while not work.done():
-            await asyncio.wait([work], timeout=0.5)
-            if not work.done() and await request.is_disconnected():
-                raise ChatRefused("the client disconnected", status=499)
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ChatRefused("the client disconnected", status=499)
         return work.result()
     finally:
         work.cancel()
+        gone.cancel()
 
 
 def chat_request(body: Any) -> ChatRequest:

@@ -1,9 +1,7 @@
-"""The program that `bridge` starts in the interpreter that has a library. It holds clients of the library, by number.
-
-    python bridge_process.py openenv
+"""The program that `openenv` starts in the interpreter that has the package openenv. It holds sessions, by number.
 
 A line of JSON on stdin is a call, `{"number", "method", "arguments"}`; a line on stdout is its outcome, `{"result"}`
-or `{"error"}`. The library's own output goes to stderr. Imports only the standard library and that library: proxima is
+or `{"error"}`. The package's own output goes to stderr. Imports only the standard library and the package: proxima is
 not installed there.
 """
 
@@ -11,7 +9,6 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 
@@ -37,27 +34,24 @@ class OpenEnvSession:
         return {"observation": result.observation, "reward": result.reward, "done": bool(result.done)}
 
 
-LIBRARIES: dict[str, Callable[..., Any]] = {"openenv": OpenEnvSession}
-
-
-def main(library: str) -> None:
+def main() -> None:
     """Answer calls until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    sys.path[0] = os.getcwd()  # not this folder, whose files have the names of libraries
-    clients: dict[int, Any] = {}
+    sys.path[0] = os.getcwd()  # not this folder, whose files have the names of packages
+    sessions: dict[int, OpenEnvSession] = {}
     for line in sys.stdin:
         asked = json.loads(line)
         number, method, arguments = asked["number"], asked["method"], asked["arguments"]
         result: Any = {}
         try:
             if method == "make":
-                clients[number] = LIBRARIES[library](**arguments)
+                sessions[number] = OpenEnvSession(**arguments)
             elif method == "drop":
                 with contextlib.suppress(Exception):
-                    clients.pop(number).close()
+                    sessions.pop(number).close()
             else:
-                result = getattr(clients[number], method)(**arguments)
+                result = getattr(sessions[number], method)(**arguments)
             answer = json.dumps({"result": result})
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -66,4 +60,4 @@ def main(library: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
