@@ -58,12 +58,6 @@ def test_other_numbers_in_a_common_wording_are_another_question():
     assert [bool(index.contaminated(entry)) for entry in looked] == [False] * 10 + [True, True]
 
 
-def test_characters_that_nobody_sees_hide_no_run():
-    question = " ".join(W[:20])
-    for sign in ("\u200b", "\u00ad", "\ufeff"):
-        assert hits(overlap(question), "And: " + question.replace("w", "w" + sign)) != []
-
-
 def test_thirteen_words_in_a_row():
     question = " ".join(W[:20])
     index = overlap(question)
@@ -72,25 +66,6 @@ def test_thirteen_words_in_a_row():
     assert hits(overlap(question, n=12), " ".join(["a", *W[3:15], "b"])) != []
     assert hits(overlap(question, n=0), " ".join(["a", *W[:19]])) == []
     assert hits(index, " ".join(W[:20]).upper().replace(" ", ", ")) != []  # neither case nor punctuation
-
-
-def test_numbers_are_words():
-    """One template with other numbers is another question, as long as no run of 13 words is free of numbers."""
-    index = overlap(LONG.format(n=12))
-    assert hits(index, LONG.format(n=13)) != []
-    assert (
-        hits(
-            overlap("If a = 12 and b = 5, what is the sum of a and b in this ring?"),
-            "If a = 12 and b = 6, what is the sum of a and b in this ring?",
-        )
-        == []
-    )
-
-
-def test_chinese_is_compared_by_characters():
-    index = overlap("设函数满足以下条件求所有可能的值的和")
-    assert hits(index, "已知:设函数满足以下条件求所有可能的值") != []
-    assert hits(index, "设函数满足以下条件") == []
 
 
 def test_a_phrase_of_the_trade_says_nothing():

@@ -20,23 +20,10 @@ from proxima.prepare import (
 )
 from proxima.prepare.atomic_folder import atomic_folder
 from proxima.prepare.write_files import COLUMNS
-from proxima.task import Parquet, PreparedTask
 from proxima.task.prepared import PREPARED
 from tests.warm import run_warm
 
-from .published import (
-    AFTER,
-    BEFORE,
-    GSM8K_TRAIN,
-    LONG,
-    gsm8k_folder,
-    lines,
-    math500_row,
-    math_row,
-    table,
-    write_dapo,
-    write_jsonl,
-)
+from .published import AFTER, BEFORE, GSM8K_TRAIN, LONG, gsm8k_folder, lines, table, write_dapo
 
 PARTS = {part.name: part for parts in SOURCES.values() for part in parts}
 FRUIT = ("apples", "pears", "plums", "figs", "limes")
@@ -177,43 +164,6 @@ def test_held_out_questions_are_held_out_of_training_by_their_words_too(tmp_path
     assert phrase.card["overlap"]["phrases_ignored"] > 5 and balanced(phrase.card)["train"]["contaminated"] == 0
 
 
-def test_math_and_math500(tmp_path):
-    folder = tmp_path / "raw"
-    for subset in ("algebra", "geometry"):
-        write_jsonl(
-            folder / subset / "train.jsonl",
-            [math_row(f"{subset} {i}?", f"\\frac{{{i}}}{{2}}", f"Level {i}") for i in (1, 2)],
-        )
-        write_jsonl(folder / subset / "test.jsonl", [math_row(f"{subset} test?", "9", "Level ?")])
-    write_jsonl(
-        folder / "algebra" / "train.jsonl",
-        [math_row("algebra 1?", "\\frac{1}{2}", "Level 1"), math_row("in 500?", "3")],
-    )
-    small = make(
-        "math500",
-        write_jsonl(tmp_path / "math500.jsonl", [math500_row("in  500?", "3", "test/algebra/1.json")]),
-        tmp_path / "data" / "math500",
-    )
-    assert small.test.questions == ["in  500?"] and table(small.folder / "test.parquet")[0]["subject"] == "Algebra"
-    done = make("math", folder, tmp_path / "data" / "math", eval_sets=[small.test])
-    train = table(done.folder / "train.parquet")
-    assert [(row["question"], row["answer"], row["level"], row["subject"]) for row in train] == [
-        ("algebra 1?", "\\frac{1}{2}", 1, "Algebra"),
-        ("geometry 1?", "\\frac{1}{2}", 1, "Algebra"),
-        ("geometry 2?", "\\frac{2}{2}", 2, "Algebra"),
-    ]
-    assert train[1]["source"] == "geometry/train.jsonl"
-    assert done.card["overlap"]["against"][0] | {"set": "math500", "left_out": 1} == done.card["overlap"]["against"][0]
-
-
-def test_aime_repeated_32_times(tmp_path):
-    path = write_dapo(tmp_path / "aime-2024.parquet", [(f"Find {i}?", f"{i:03}") for i in range(30)] * 32)
-    done = make("aime24", path, tmp_path / "data" / "aime24")
-    assert len(table(done.folder / "test.parquet")) == 30 and done.card["repetition"] == {"test": {"32": 30}}
-    assert done.notes == () and table(done.folder / "test.parquet")[7]["answer"] == "7"
-    assert not (done.folder / "train.parquet").exists()
-
-
 def test_the_same_bytes_wherever_and_whenever(tmp_path):
     for place in ("a", "b/c"):
         write_dapo(tmp_path / place / "in" / "d.parquet", dapo_rows(20, 3))
@@ -249,12 +199,6 @@ def test_the_card_says_how_to_get_it_again(tmp_path):
     assert str(tmp_path) not in json.dumps({**card, "source": None})
 
 
-def test_a_dry_run_writes_nothing(tmp_path):
-    gsm8k_folder(tmp_path / "raw")
-    done = make("gsm8k", tmp_path / "raw", tmp_path / "data" / "gsm8k", dry_run=True)
-    assert done.card["outputs"]["train.parquet"]["rows"] == 3 and os.listdir(tmp_path) == ["raw"]
-
-
 def test_too_many_unreadable_answers(tmp_path):
     rows = [*GSM8K_TRAIN, {"question": "Why?", "answer": "because"}]
     gsm8k_folder(tmp_path / "raw", train=rows)
@@ -267,12 +211,6 @@ def test_too_many_unreadable_answers(tmp_path):
     assert os.listdir(tmp_path) == ["raw"]
     done = make("gsm8k", tmp_path / "raw", tmp_path / "out", max_unreadable=0.25)
     assert balanced(done.card)["train"]["unreadable"] == 1
-
-
-def test_the_wrong_source_is_refused(tmp_path):
-    path = write_dapo(tmp_path / "d.parquet", [("1?", "\\pi"), ("2?", "x")])
-    with pytest.raises(ValueError, match=r"2 of 2 train questions \(100.0%\) can't be used"):
-        make("dapo-math", path, tmp_path / "out")
 
 
 def test_no_rows(tmp_path):
@@ -411,15 +349,6 @@ def test_what_lies_beside(tmp_path):
 
 
 # In a recipe
-
-
-def test_tasks_read_it(tmp_path):
-    folder = make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "out", system="Be brief.").folder
-    rows = PreparedTask(path=str(folder), metadata=("solution",)).rows(1)
-    same = Parquet(path=str(folder / "train.parquet"), messages="messages", metadata=("solution",)).rows(1)
-    assert [rows[i] for i in range(3)] == [same[i] for i in range(3)]
-    assert [message["role"] for message in rows[1].messages] == ["system", "user"] and rows[1].answer == "7"
-    assert rows[1].metadata == {"solution": "3+4=<<3+4=7>>7"}
 
 
 def test_what_a_missing_folder_says_is_what_can_be_made():

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from proxima.prepare.answer_kinds import ANSWERS
 from proxima.prepare.read_files import inspect_file, iter_source_rows
 from proxima.prepare.row_formats import SourceQuestion
 
@@ -35,11 +34,6 @@ def test_dapo(tmp_path):
     assert only(write_dapo(tmp_path / "d.parquet", [("1?", "34", "9a9b")])) == SourceQuestion(
         BEFORE + "1?" + AFTER, "34", None, None, None, "9a9b"
     )
-
-
-def test_an_aime_answer_in_the_solution_is_read(tmp_path):
-    raw = only(write_jsonl(tmp_path / "a.jsonl", [{"problem": "1?", "solution": "\\boxed{204}"}]))
-    assert ANSWERS["aime"](raw.answer) == ("204", "")
 
 
 def test_json_files(tmp_path):

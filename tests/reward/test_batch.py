@@ -166,12 +166,6 @@ def test_what_is_invalid_already_stays_so_and_keeps_both_reasons():
     assert score.error.endswith("; rank: RuntimeError: no order")
 
 
-def test_a_sum_that_is_not_finite_is_no_score():
-    (score,) = batch([Number(weight=1.5e308), Rank(weight=1.5e308)], ["42", "4"], ["it is 42"])[1].scores
-    assert score.error == "the weighted sum of the rewards is 1.5e+308, expected a number within ±1e+12"
-    assert not score.valid
-
-
 DIVERSE = [
     (["we add three and four", "we add three and five"], [1 / 3, 1 / 3]),
     (["we add three and four", "we add three and four"], [0.0, 0.0]),
@@ -270,8 +264,3 @@ def test_what_your_function_does_wrong_costs_the_step_and_the_next_continues(fil
             assert values(scored) == [[None, None], [None]], text
             assert {score.error for group in scored for score in group.scores} == {f"rank: {error}"}
         assert values(asyncio.run(made.score_batch(groups_of(made, ["aa", "b"])))) == [[1.0, 0.0]]
-
-
-def test_a_wrong_path_is_one_line_at_once(file):
-    with pytest.raises(ValueError, match="has no function 'ranks'; did you mean 'rank'?"):
-        FunctionBatch(path=f"{file}:ranks").check_code()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.reward import Function, Number
+from proxima.reward import Function
 from tests.processes import assert_all_end, family
 from tests.reward.make import SHORT, completion, completions, hurry, prompt, runner
 
@@ -40,10 +40,6 @@ def facts(prompt, completion):
     kinds = type(prompt.messages), type(prompt.tokens), type(completion.tokens), type(completion.policy_version)
     names = [kind.__name__ for kind in kinds]
     return prompt.question == "?" and names == ["tuple"] + ["ndarray"] * 3 and completion.truncated is False
-
-def counted(prompt, completion):
-    CALLS.append(completion.text)
-    return len(CALLS)
 
 def wild(prompt, completion):
     text = completion.text
@@ -111,7 +107,7 @@ def test_what_a_function_may_return(folder):
 
 
 WRONG = {
-    "raise": "KeyError: 'gone' (my_reward.py:35)",
+    "raise": "KeyError: 'gone' (my_reward.py:31)",
     "hang": f"timed out after {SHORT:g} s",
     "spin": f"timed out after {SHORT:g} s",
     "exit": "SystemExit: 1",
@@ -166,22 +162,11 @@ def test_where_memory_runs_out_the_worker_ends_and_not_the_run(tmp_path):
     assert score.value == 1000.0
 
 
-def test_a_module_keeps_its_memory_from_call_to_call(folder):
-    assert [score.value for score in run(folder, ["counted"], "a", "b", "c")] == [1, 2, 3]
-
-
 def test_a_relative_file_is_found_from_where_the_run_began(folder, monkeypatch):
     monkeypatch.chdir(folder)
     reward = Function(path="./my_reward.py:length")
     assert reward.label == "length" and reward.absolute_path == f"{folder}/my_reward.py:length"
     assert reward.score(prompt(), [completion("abc")])[0].value == 103
-
-
-def test_a_module_on_the_path(monkeypatch, folder):
-    monkeypatch.syspath_prepend(str(folder))
-    with runner(Function(path="my_reward:length"), Number()) as made:
-        (score,) = asyncio.run(made.score(prompt("42"), completions("42")))
-    assert score.parts == {"length": 102.0, "number": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,6 @@ def test_before_the_run_any_other_word_to_an_empty_list_is_fine(answer):
     ("fields", "message"),
     [
         ({"url": "localhost:8000"}, "url='localhost:8000' must be an address such as http://localhost:8000/score"),
-        ({"url": ""}, "url='' must be an address"),
         ({"url": "ftp://host/x"}, "url='ftp://host/x' must be an address"),
         ({"url": "http://host:port/"}, "url='http://host:port/' must be an address"),
         ({"url": "http://a b/"}, "url='http://a b/' must be an address"),

@@ -202,14 +202,6 @@ def test_the_same_text_is_judged_once_a_group_and_a_function_each_time(tmp_path)
     assert [score.parts for score in scores] == [{"format": float(i in (0, 2)), "count": i + 1.0} for i in range(5)]
 
 
-def test_the_same_scores_again_from_other_workers():
-    def once(workers):
-        with runner(Number(), Format(), workers=workers) as made:
-            return asyncio.run(made.score(prompt("42"), completions(THOUGHT, "41", "", "42 \x00")))
-
-    assert once(1) == once(1) == once(3)
-
-
 HANGING = """
 import asyncio, threading
 from proxima.reward import RewardRunner

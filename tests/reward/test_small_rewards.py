@@ -218,12 +218,6 @@ def test_repetition_of_tokens(n, value):
     assert by_tokens(Repetition(unit="tokens", n=n), 12) == pytest.approx([value])  # whatever the text says
 
 
-@pytest.mark.parametrize("reward", [Accuracy152(), Exact(), Gsm8kReward(), Boxed(), Regex()])
-def test_a_row_without_an_answer_is_an_error(reward):
-    with pytest.raises(ValueError, match=f"'{reward.kind}' compares with an answer; prompt 7 has none"):
-        reward.score(prompt(None), completions("42"))
-
-
 def test_boxed_answers_with_nested_braces():
     assert last_boxed(r"\boxed{\text{a {b} c}} tail }") == r"\text{a {b} c}"
     assert last_boxed("\\boxed{" * 50_000) is None
@@ -261,8 +255,3 @@ def test_bad_fields(reward, fields, message):
     name, value = [*fields.items()][-1]
     with pytest.raises(ValueError, match=re.escape(f"{name}={value!r} ") + message):
         reward(**fields)
-
-
-def test_gsm8k_answer_without_a_number():
-    with pytest.raises(ValueError, match="is not a number after '####'"):
-        corrects(Gsm8kReward(), "#### many", "5")

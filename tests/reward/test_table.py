@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import inspect
 import math
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from proxima.check.reward_laws import readable_answer
 from proxima.data import Episode, Group, Score
 from proxima.model import load_scalar_model, save
 from proxima.reward import REWARDS, WeightedReward
+from tests.documented import assert_documented
 from tests.reward.make import SHORT, completion, completions, prompt, runner, scored
 from tests.reward.server import lengths, scorer
 
@@ -45,16 +45,8 @@ def make(kind, **fields):
 
 @pytest.mark.parametrize("kind", sorted(REWARDS))
 def test_is_a_documented_spec(kind):
-    cls = REWARDS[kind]
-    assert issubclass(cls, WeightedReward) and dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen
-    assert cls.kind == kind
-    doc = inspect.cleandoc(cls.__dict__["__doc__"])
-    first, blank, *_ = [*doc.splitlines(), ""]
-    assert first.endswith(".") and (blank == "" or blank.startswith("Args:")), first
-    docs = [inspect.cleandoc(base.__dict__.get("__doc__") or "") for base in cls.__mro__]  # each of its own fields
-    arguments = "\n".join(text.partition("Args:\n")[2].partition("\nReturns:")[0] for text in docs)
-    for field in dataclasses.fields(cls):
-        assert f"\n    {field.name}: " in f"\n{arguments}", f"{kind}.{field.name} is not documented"
+    assert_documented(REWARDS[kind])
+    assert issubclass(REWARDS[kind], WeightedReward) and REWARDS[kind].kind == kind
 
 
 @pytest.mark.parametrize("kind", sorted(REWARDS))

@@ -1,6 +1,5 @@
 """Gold answers before the run: which no reward can read, and when that refuses the run."""
 
-import json
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,6 +12,7 @@ from proxima.rollout.reference_answers import ReferenceAnswers, unreadable
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.protocol import Row
 from tests.ports import kept_port
+from tests.prepare.published import write_jsonl
 from tests.reward.server import lengths, scorer
 from tests.runtime.tiny_run import Watcher, go, recipe
 
@@ -61,24 +61,6 @@ def test_what_each_reward_can_read(reward, read, problems):
     found, needs, pools = reasons([reward], [*read, *problems])
     assert found == [None] * len(read) + [f"{reward.label}: {why}" for why in problems.values()]
     assert needs == (not isinstance(reward, Length)) and pools == set()
-
-
-@pytest.mark.parametrize(
-    ("answers", "problem"),
-    [
-        (
-            [r"\text{even}", "B", "(3, 4)", "x^2+1", r"50\%", r"\emptyset", "yes", r"12{,}000", r"1 \le x < 3"],
-            None,
-        ),  # words and sets
-        (
-            [r"\frac{1}{", "x^2 +", r"\begin{matrix}", "----", "\\", " ", "\u4f60"],
-            "can't be read as mathematics",
-        ),  # broken LaTeX
-    ],
-)
-def test_what_math_takes_for_mathematics(answers, problem):
-    pytest.importorskip("math_verify")
-    assert {answer: Math().unreadable(answer) for answer in answers} == dict.fromkeys(answers, problem)
 
 
 def test_math_reads_in_a_worker_what_is_no_plain_number():
@@ -187,12 +169,10 @@ def test_a_scorer_that_is_not_there_is_said_before_any_row_is_read():
 
 def _rows(tmp_path, *answers, more=()):
     """A task with these answers, and more columns of the first rows."""
-    file = tmp_path / "rows.jsonl"
     rows = [{"question": f"{i} + 1?", "answer": answer} for i, answer in enumerate(answers)]
     for row, columns in zip(rows, more, strict=False):
         row |= columns
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {"kind": "jsonl", "path": str(file)}
+    return {"kind": "jsonl", "path": str(write_jsonl(tmp_path / "rows.jsonl", rows))}
 
 
 def test_both_data_sets_are_looked_at_before_weights_are_loaded(tiny_model, tmp_path):

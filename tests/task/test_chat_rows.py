@@ -115,21 +115,6 @@ def test_a_template_that_renders_earlier_turns_anew_is_refused_by_name():
         reader(tokenizer=tokenizer, loss_on="all_turns").example(0, row(CHAT, None))
 
 
-def test_a_template_without_an_end_of_turn_is_refused():
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
-    tokenizer.chat_template += "{% if add_generation_prompt %}assistant: {% endif %}"
-    with pytest.raises(FieldError, match="can't be used: no end-of-turn token follows the answer"):
-        reader(tokenizer=tokenizer).example(0, row())
-
-
-def test_without_a_template_the_answer_ends_with_eos():
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = None
-    item = reader(tokenizer=tokenizer).example(0, row())
-    assert tokenizer.decode(item.prompt_tokens) == "Hi?\n" and learnt(item) == [f"Yes.{END}"]
-
-
 def test_a_long_row_is_refused_or_cut():
     plain = reader().example(0, row())
     context = len(plain) - 2

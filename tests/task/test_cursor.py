@@ -1,6 +1,3 @@
-from collections import Counter
-from itertools import permutations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,22 +69,6 @@ def test_a_loaded_cursor_continues(size, seed, before, after, shuffle):
     other.load(state)
     assert drawn(other, after) == expected
     assert [other.row(uid) for uid, _ in expected] == [row for _, row in expected]  # past ones, too
-
-
-def test_every_order_occurs_about_equally_often():
-    counts = Counter(tuple(permutation(4, seed, epoch).tolist()) for seed in range(60) for epoch in range(40))
-    assert set(counts) == set(permutations(range(4)))
-    chi_squared = sum((counts[order] - 100) ** 2 / 100 for order in counts)
-    assert chi_squared < 49.7  # 23 degrees of freedom, one in a thousand
-
-
-def test_seeds_and_epochs_differ():
-    orders = {tuple(permutation(50, seed, epoch).tolist()) for seed in range(20) for epoch in range(20)}
-    assert len(orders) == 400
-
-
-def test_without_shuffling_rows_keep_their_order():
-    assert drawn(Cursor(3, seed=9, shuffle=False), 5) == [(i, i % 3) for i in range(5)]
 
 
 @pytest.mark.parametrize(

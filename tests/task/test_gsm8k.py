@@ -1,10 +1,7 @@
-import json
-
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from proxima.task import Gsm8kTask
+from tests.prepare.published import write_jsonl, write_parquet
 
 ROWS = [
     {
@@ -19,11 +16,10 @@ ROWS = [
 
 
 def folder_of(path, split="train", rows=ROWS, form="jsonl"):
-    path.mkdir(parents=True, exist_ok=True)
     if form == "jsonl":
-        (path / f"{split}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+        write_jsonl(path / f"{split}.jsonl", rows)
     else:
-        parquet.write_table(pa.Table.from_pylist(rows), path / f"{split}-00000-of-00001.parquet")
+        write_parquet(path / f"{split}-00000-of-00001.parquet", rows)
     return path
 
 

@@ -20,14 +20,10 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_folder_of_files(folder):
-    task = Dataset(path=str(folder), question="{problem} Think.", answer="solution")
-    rows = task.rows(1)
+    rows = Dataset(path=str(folder), question="{problem} Think.", answer="solution").rows(1)
     assert len(rows) == 4 and rows[3].messages[0]["content"] == "3? Think." and rows[3].answer == 3
     assert len(Dataset(path=str(folder), split="test", question="problem", answer=None).rows(1)) == 1
     assert len(Dataset(path=str(folder), split="train[:2]", question="problem", answer=None).rows(1)) == 2
-    for i in (4, -1):
-        with pytest.raises(IndexError):
-            rows[i]
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -10,7 +10,7 @@ from proxima.config import dump, resolve
 from proxima.config.problems import ConfigError
 from proxima.config.sections.eval_section import parts_of
 from proxima.data import FieldError, FieldErrors
-from proxima.task import Arithmetic, Cursor, Jsonl, Mix
+from proxima.task import Arithmetic, Jsonl, Mix
 from proxima.task.mix import WeightedTask
 
 
@@ -24,8 +24,8 @@ def mix(*parts, **fields):
     return Mix(tasks=sources, **fields)
 
 
-def named(rows, indices=None):
-    return [rows[i].metadata["source"] for i in (range(len(rows)) if indices is None else indices)]
+def named(rows):
+    return [rows[i].metadata["source"] for i in range(len(rows))]
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,6 @@ def test_the_rest_is_drawn_by_the_seed_alone():
         {rows[i].answer for i in range(40)} for rows in (mix((200, 1), (200, 1), size=40).rows(s) for s in (1, 1, 2))
     ]
     assert some[0] == some[1] != some[2]
-
-
-def test_a_cursor_over_a_mix_has_the_shares_and_resumes():
-    rows = mix((60, 0.75), (20, 0.25)).rows(5)
-    cursor = Cursor(len(rows), 5)
-    first = cursor.next(30)
-    later = Cursor(len(rows), 5)
-    later.load(cursor.state())
-    assert later.next(50) == cursor.next(50) and len({*first, *later.next(80)}) == 110
-    assert Counter(named(rows, [cursor.row(uid) for uid in range(80)])) == {"+": 60, "-": 20}
 
 
 def test_a_row_keeps_its_columns_and_gets_its_source():

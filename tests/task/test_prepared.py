@@ -1,9 +1,8 @@
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from proxima.task import PreparedTask
 from proxima.task.prepared import prepare_command
+from tests.prepare.published import write_parquet
 
 ROWS = [
     {
@@ -18,7 +17,7 @@ ROWS = [
 
 @pytest.fixture
 def folder(tmp_path):
-    parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "train.parquet")
+    write_parquet(tmp_path / "train.parquet", ROWS)
     return tmp_path
 
 
@@ -50,9 +49,8 @@ def test_a_template_of_ones_own(folder):
 )
 def test_what_is_missing(path, split, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "made").mkdir()
     (tmp_path / "empty" / "math").mkdir(parents=True)
-    parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "made" / "train.parquet")
+    write_parquet(tmp_path / "made" / "train.parquet", ROWS)
     with pytest.raises(ValueError, match=message) as caught:
         PreparedTask(path=path, split=split).rows(1)
     assert "\n" not in str(caught.value)

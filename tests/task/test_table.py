@@ -1,20 +1,15 @@
 """What holds for every task of the table."""
 
-import dataclasses
-import inspect
 import json
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from proxima.task import TASKS, Row
 from proxima.task.mix import WeightedTask
+from tests.documented import assert_documented
+from tests.prepare.published import write_jsonl, write_parquet
 
-LINES = "".join(json.dumps({"question": f"{i}?", "answer": f"so\n#### {i}"}) + "\n" for i in range(6))
-
-
-ROWS = [json.loads(line) for line in LINES.splitlines()]
+ROWS = [{"question": f"{i}?", "answer": f"so\n#### {i}"} for i in range(6)]
 FIELDS = {  # of the kinds that read no file
     "reasoning_gym": {"task": "chain_sum", "size": 6},
     "mix": {"size": 6, "tasks": [WeightedTask(name=f"{n}", task=TASKS["arithmetic"](size=n)) for n in (2, 9)]},
@@ -33,14 +28,13 @@ def made(tmp_path):
             return TASKS[kind](**FIELDS[kind])
         path = tmp_path
         if kind in ("jsonl", "gsm8k"):
-            (path := tmp_path / "d.jsonl").write_text(LINES)
+            path = write_jsonl(tmp_path / "d.jsonl", ROWS)
         elif kind == "dataset":
             data = pytest.importorskip("datasets").Dataset.from_list(ROWS)
             data.save_to_disk(str(path := tmp_path / "saved"))
         else:
             chats = [{**row, "messages": [{"role": "user", "content": row["question"]}]} for row in ROWS]
-            path = tmp_path / "train.parquet"
-            parquet.write_table(pa.Table.from_pylist(chats if kind == "prepared" else ROWS), path)
+            path = write_parquet(tmp_path / "train.parquet", chats if kind == "prepared" else ROWS)
         return TASKS[kind](path=str(tmp_path if kind == "prepared" else path))
 
     return make
@@ -48,17 +42,7 @@ def made(tmp_path):
 
 @pytest.mark.parametrize("kind", sorted(TASKS))
 def test_is_a_documented_spec(kind):
-    cls = TASKS[kind]
-    assert dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen
-    doc = inspect.cleandoc(cls.__dict__["__doc__"])
-    first, blank, *_ = [*doc.splitlines(), ""]
-    assert first.endswith(".") and (blank == "" or blank.startswith("Args:")), first
-    docs = [
-        inspect.cleandoc(base.__dict__.get("__doc__") or "") for base in cls.__mro__
-    ]  # a base documents its own fields
-    arguments = "\n".join(text.partition("Args:\n")[2].partition("\nReturns:")[0] for text in docs)
-    for field in dataclasses.fields(cls):
-        assert f"\n    {field.name}: " in f"\n{arguments}", f"{kind}.{field.name} is not documented"
+    assert_documented(TASKS[kind])
 
 
 @pytest.mark.parametrize("kind", sorted(TASKS))

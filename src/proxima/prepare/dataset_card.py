@@ -161,7 +161,7 @@ def card_markdown(card: Mapping[str, Any], folder: str | None = None) -> str:
     jinja = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    jinja.filters |= {"thousands": "{:,}".format, "quoted": _quoted}
+    jinja.filters["thousands"] = "{:,}".format
     template = jinja.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
     tables = {"counted": _COUNTED, "lists": LISTS, "columns": COLUMNS, "repetition_line": repetition_line}
     return template.render(card=card, snippet=recipe_snippet(card, folder), **tables)
@@ -197,7 +197,3 @@ def repetition_line(repetition: Mapping[str, int], most: int = 5) -> str:
     shown = ", ".join(f"{count:,} × {int(times):,}" for times, count in ranked[:most])
     rest = sum(count for _, count in ranked[most:])
     return (shown or "none") + (f", {rest:,} in other numbers" if rest else "")
-
-
-def _quoted(text: str) -> str:
-    return "\n".join(f"    {line}".rstrip() for line in text.splitlines())

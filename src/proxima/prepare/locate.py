@@ -21,7 +21,6 @@ CARD = "card.json"  # in every prepared folder
 
 NamedFiles = list[tuple[Path, str]]  # each file with its name in the card
 BySide = dict[str, NamedFiles]  # "" for files whose names don't tell the side
-Sides = dict[str, tuple[tuple[Path, str], ...]]  # `train` and `test`
 
 
 class DataNotFound(UserError):
@@ -44,7 +43,7 @@ class SourceFiles:
     name: str
     revision: str | None
     license: str | None
-    sides: Sides
+    sides: BySide
 
 
 def locate_files(
@@ -83,7 +82,7 @@ def _is_hub_name(given: str) -> bool:
     return named and not Path(given).exists()
 
 
-def _local(given: str, subset: str | None, part: Part) -> Sides:
+def _local(given: str, subset: str | None, part: Part) -> BySide:
     """Find the files of a path: of a folder both sides, else the part's own."""
     place = Path(given).expanduser()
     if place.is_dir():
@@ -128,22 +127,23 @@ def split_files(folder: Path) -> dict[str, list[Path]]:
     except FileNotFoundError:
         return {}
     whole = Path(os.path.abspath(folder))  # as `datasets` names it; messages name files as the user does
-    sides = {
-        str(side): [folder / Path(name).relative_to(whole) for name in sorted(names)] for side, names in found.items()
-    }
     return {
-        side: [path for path in paths if path.suffix in SUFFIXES and path.name != "state.json"]
-        for side, paths in sides.items()
+        str(side): [
+            path
+            for name in sorted(names)
+            if (path := folder / Path(name).relative_to(whole)).suffix in SUFFIXES and path.name != "state.json"
+        ]
+        for side, names in found.items()
     }
 
 
-def _sides(files: BySide, part: Part, given: str) -> Sides:
+def _sides(files: BySide, part: Part, given: str) -> BySide:
     """Select the files of each side that the part uses; DataNotFound if there are none, or some are missing."""
     if part.side == "test":  # some sets call their only split train
         chosen = {"test": files.get("test") or files.get("") or files.get("train")}
     else:
         chosen = {"train": files.get("train") or files.get(""), "test": files.get("test")}
-    sides = {side: tuple(of) for side, of in chosen.items() if of}
+    sides = {side: of for side, of in chosen.items() if of}
     if part.side not in sides:
         seen = ", ".join([name for of in files.values() for _, name in of][:5]) or "no data file"
         raise DataNotFound(f"{given} holds no {part.side} side ({seen}); expected Parquet, JSON Lines, JSON or Arrow")

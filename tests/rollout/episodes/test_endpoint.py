@@ -113,8 +113,6 @@ def test_a_wrong_key():
 
 REFUSED = [
     ("{", "can't be read"),
-    (b"\xff\xfe", "can't be read"),
-    ("[" * 100_000, "can't be read"),
     ("[]", "messages: must be a list"),
     ({"messages": []}, "messages: must be a list"),
     ({"messages": "hello"}, "messages: must be a list"),
@@ -149,13 +147,6 @@ def test_what_is_refused_in_openais_form():
         assert response.status_code == 400 and says in error["message"] and len(error["message"]) < 300, body
         assert error["type"] == "invalid_request_error" and "\n" not in error["message"]
     assert not asked
-
-
-def test_a_malformed_host_is_refused():
-    for host, status in (("any.name:80", 200), ("a@localhost", 400), ("[::1].evil", 400)):
-        (response,), asked = ask(HELLO, Host=host)
-        assert response.status_code == status and len(asked) == (status == 200)
-    assert "Host '[::1].evil' is malformed" in response.json()["error"]["message"]
 
 
 def test_a_request_that_never_ends_is_refused_without_being_kept(monkeypatch):

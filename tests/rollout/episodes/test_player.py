@@ -271,7 +271,6 @@ GO_ON = [said("go")] * 9
         ({}, ["x" * 92, "y" * 92, "z"], "context", 2, "length"),
         ({}, ["x" * 190, "z"], "context", 1, "length"),
         ({}, ["x" * 250, "z"], "context", 1, "length"),  # of the turn itself
-        ({"turns": 9}, ["a", "b", "c", "d", "e", "f", "g", "h", "i"], "turns", 9, "length"),
     ],
 )
 def test_limits(settings, texts, cut, turns, reason):
