@@ -147,12 +147,6 @@ def test_a_function_of_trl_gets_lists_and_none_adds_nothing(file):
     assert values(scores) == [0.0, -1.0, -1.0]
 
 
-def test_where_no_reward_applies_there_is_no_score(file):
-    scores = in_workers(file, "trl", "skip", "a", gold="a", level=3, rewards=[Length(tokens=2, weight=0.0)])
-    assert values(scores) == ["no reward applies to this row", 1.0]
-    assert scores[0].parts == {"length": -0.5}
-
-
 def test_messages_where_the_row_holds_messages(file):
     held = replace(prompt("2"), chat=True)
     assert values(Function(path=f"{file}:trl_chat").score(held, completions("a", "bbb"))) == [1.0, 3.0]

@@ -26,6 +26,7 @@ class Schedule:
     seed: int = 0
     prompts: int = 3
     completions: int = 2
+    greedy: bool = False  # one more completion of each prompt, which is never trained on
     concurrent: int = 4
     max_lag: int = 1
     steps: int = 5
@@ -194,7 +195,7 @@ class Run:
         prompts = [*(group.prompt for group in pending.groups), *pending.prompts]
         self.journal.generating(prompt.uid for prompt in prompts)
         self.journal.scored(g for g in pending.groups if g.prompt.uid not in pending.unjudged)
-        spec = GroupSpec(sampling=Sampling(), completions=schedule.completions, seed=1)
+        spec = GroupSpec(sampling=Sampling(), completions=schedule.completions, seed=1, greedy_baseline=schedule.greedy)
         limit = DynamicSampling(max_num_gen_batches=schedule.gen_batches, exhausted=schedule.exhausted)
         bounds = ("prompts", "concurrent", "max_lag", "steps", "over_age", "retries")
         return AsyncCollector(
@@ -247,6 +248,8 @@ class Run:
         keys = [(prompt.uid, completion.sample) for prompt, completion in collector.unconsumed()]
         taken = {g.prompt.uid for g in (*batch.groups, *(group for group, _ in batch.dropped))}
         assert len(keys) == len(set(keys)) and taken.isdisjoint(uid for uid, _ in keys)
+        assert all(sample < self.schedule.completions for _, sample in keys)
+        assert collector.pending().rejected.keys().isdisjoint(uid for uid, _ in keys)
 
     def assert_whole(self):
         """Nothing is lost or doubled, and no bound is passed."""

@@ -19,6 +19,7 @@ SCHEDULES = st.builds(
     seed=st.integers(0, 10**6),
     prompts=st.integers(1, 4),
     completions=st.integers(1, 3),
+    greedy=st.booleans(),
     concurrent=st.integers(1, 9),
     max_lag=st.integers(1, 3),
     steps=st.integers(1, 6),

@@ -181,12 +181,6 @@ def test_a_first_row_that_begins_otherwise_hides_no_opening():
     assert [prompt.opening for prompt in many.next(90)] == [0] * 50 + [64] * 40
 
 
-def test_skipped_prompts_are_counted_and_keep_their_uid():
-    made = source([1, 50, 2, 50, 3], context=10)
-    assert [prompt.uid for prompt in made.next(6)] == [0, 2, 4, 5, 7, 9]
-    assert made.skipped == 4
-
-
 def test_refused_prompts_are_named():
     made = source([1, 50], context=10, over_length="refuse")
     with pytest.raises(ValueError) as caught:

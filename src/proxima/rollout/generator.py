@@ -1,18 +1,17 @@
 """From prompts to a stream of scored groups: the rewards score finished groups while the engine generates others."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.data.columns import Bools
 from proxima.engine.executor import Executor
-from proxima.engine.protocol import Engine, InFlight, Request, Sampling
+from proxima.engine.protocol import Engine, Request, Sampling
 
 if TYPE_CHECKING:
-    from proxima.rollout.episodes.played import EpisodeTimes
+    from proxima.rollout.episodes.played import EpisodePlayer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,24 +66,6 @@ class RolloutListener:
 
     def taken(self, uids: Iterable[int]) -> None:
         """A step has taken the groups of these prompts, or dropped them."""
-
-
-class EpisodePlayer(Protocol):
-    """Plays the episodes of a task in place of an engine: `rollout.episodes.player`, or `agent_player`."""
-
-    times: "EpisodeTimes"  # the waiting times of its episodes; an agent's exclude its wait for the policy
-
-    def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Stream one finished episode per request, in any order."""
-        ...
-
-    def unfinished(self, running: Sequence[InFlight]) -> list[tuple[InFlight, Bools]]:
-        """Return the paths of the episodes in progress, each with a mask of the tokens that the model wrote.
-
-        Args:
-            running: everything that the engine has in flight, including the turns that these episodes wait for.
-        """
-        ...
 
 
 class GroupScorer(Protocol):

@@ -420,13 +420,6 @@ def group_of(episodes, prompt=PROMPT):
     return group
 
 
-def test_a_group_has_the_opening_as_its_prompt():
-    group = group_of(player(Engine(["a"], ["b"]), World([DONE], openings=["new"])))
-    assert group.prompt.question == "new" and group.prompt.answer == "1"
-    assert [score.correct for score in group.scores] == [True, True]
-    assert all(completion.opening is None for completion in group.completions)
-
-
 @pytest.mark.parametrize("openings", [(None,), ("new",)])
 def test_a_group_has_the_prompt_of_first_turns(openings):
     """The template's generation prompt is not in its history, so that later turns have an opening without it."""

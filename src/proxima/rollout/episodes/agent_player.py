@@ -9,6 +9,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,11 +26,12 @@ from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint, ChatMessage, ChatRefused, ChatRequest
 from proxima.rollout.episodes.played import (
     Attempts,
+    Deliver,
+    EpisodePlayer,
     EpisodeTimes,
     PartialPaths,
     Played,
     failed_episode,
-    next_arrival,
     row_of,
     sampled_turn,
     with_instructions,
@@ -85,8 +87,8 @@ class AgentEpisode:
         self.rendering = asyncio.Lock()  # one chat at a time, so that turns are numbered in the order of the requests
 
 
-class AgentEpisodes:
-    """Plays the episodes of a task.
+class AgentEpisodes(EpisodePlayer):
+    """Plays the episodes of a task with external agents.
 
     Args:
         engine: samples the turns.
@@ -108,69 +110,50 @@ class AgentEpisodes:
         tool_format: ToolFormat,
         times: EpisodeTimes | None = None,
     ) -> None:
-        self.engine, self.agents, self.settings = engine, agents, settings
+        super().__init__(engine, times)
+        self.agents, self.settings = agents, settings
         self.context, self.tool_format = context, tool_format
         self._template_for, self._templates = template_for, dict[str, TurnTemplate]()
         self._episodes: dict[str, AgentEpisode] = {}  # by API key
         self._endpoint: ChatEndpoint | None = None
-        self._playing: dict[tuple[int, int], AgentEpisode] = {}  # by uid and sample, until it is yielded
         self._users = 0
-        self.times = times or EpisodeTimes()
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
-        """Return the paths of the episodes in progress, with the engine's partial turns, `running` (`in_flight`)."""
         by_key = {completion.key: completion for completion in running}
         return [
             path
-            for (uid, sample), episode in self._playing.items()
+            for (uid, sample), episode in self.playing.items()
             for talk in episode.talks
             for path in talk.played.so_far(
                 by_key.get((uid, sample, talk.asking)) if talk.answering else None, [*talk.numbers, talk.asking]
             )
         ]
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Stream one finished episode per request, in any order. Closing it stops the agents that still play.
-
-        Raises:
-            Exception: from the engine.
-        """
-        arrivals: asyncio.Queue[Completion | BaseException] = asyncio.Queue()
+    @asynccontextmanager
+    async def at_work(self, requests: Sequence[Request], deliver: Deliver) -> AsyncIterator[None]:
         openings: dict[int, Prompt] = {}
 
         async def play(request: Request) -> None:
             try:
-                arrivals.put_nowait(await self._play(request, openings, arrivals.put_nowait))
+                deliver(await self._play(request, openings, deliver))
             except BaseException as error:
-                arrivals.put_nowait(error)
+                deliver(error)
 
-        await self._listen()
-        tasks = [asyncio.create_task(play(request)) for request in requests]
-        try:
-            for _ in requests:
-                completion = await next_arrival(arrivals)
-                self._playing.pop((completion.prompt_uid, completion.sample), None)
-                yield completion
-        finally:
-            for request in requests:
-                self._playing.pop((request.prompt.uid, request.sample), None)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._unused()
-
-    async def _listen(self) -> None:
-        """Register a `generate` call, and start the endpoint if this is the only one."""
-        self._users += 1
+        self._users += 1  # `at_work` blocks; the first starts the endpoint, the last closes it
         if self._endpoint is None:
             self._endpoint = ChatEndpoint("policy", self.answer)
             await self._endpoint.start()
-
-    async def _unused(self) -> None:
-        self._users -= 1
-        if not self._users and self._endpoint is not None:
-            endpoint, self._endpoint = self._endpoint, None
-            await endpoint.close()
+        tasks = [asyncio.create_task(play(request)) for request in requests]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._users -= 1
+            if not self._users:
+                endpoint, self._endpoint = self._endpoint, None
+                await endpoint.close()
 
     # ---- an episode --------------------------------------------------------------------------------------------------
 
@@ -189,7 +172,7 @@ class AgentEpisodes:
     async def _attempt(self, episode: AgentEpisode, openings: dict[int, Prompt], attempts: int) -> Completion:
         key, limit, request = secrets.token_urlsafe(24), self.settings.seconds, episode.request
         self._episodes[key] = episode
-        self._playing[request.prompt.uid, request.sample] = episode
+        self.playing[request.prompt.uid, request.sample] = episode
         assert self._endpoint is not None
         job = AgentJob(row=row_of(request.prompt), base_url=self._endpoint.address, api_key=key)
         clock = asyncio.get_running_loop().time

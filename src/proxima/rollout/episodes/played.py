@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from proxima.rollout.idle_time import IdleTime
 
 COLLATERAL = 16  # further retries, beyond `retries`, for failures that other episodes caused
 PartialPaths = list[tuple[InFlight, Bools]]  # each with a mask of the tokens that the model wrote
+Deliver = Callable[[Completion | BaseException], None]
 PER_TOKEN = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob", "routed_experts")
 NOT_SAMPLED = {"routed_experts": -1}  # values of columns at tokens that the model didn't write; else 0
 
@@ -344,9 +345,49 @@ async def sampled_turn(engine: Engine, request: Request, times: EpisodeTimes) ->
     raise RuntimeError(f"the engine ended without turn {request.turn} of prompt {request.prompt.uid}")
 
 
-async def next_arrival(arrivals: "asyncio.Queue[Completion | BaseException]") -> Completion:
-    """Return the next finished episode, or raise the exception that arrived instead."""
-    arrival = await arrivals.get()
-    if isinstance(arrival, BaseException):
-        raise arrival
-    return arrival
+class EpisodePlayer:
+    """Base of the players, which play the episodes of a task in place of an engine.
+
+    Args:
+        engine: samples the turns.
+        times: the waiting times of the episodes; an agent's exclude its wait for the policy.
+    """
+
+    def __init__(self, engine: Engine, times: EpisodeTimes | None) -> None:
+        self.engine, self.times = engine, times or EpisodeTimes()
+        self.playing: dict[tuple[int, int], Any] = {}  # by uid and sample, until the episode is yielded
+
+    def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
+        """Return the paths of the episodes in progress, each with a mask of the tokens that the model wrote.
+
+        Args:
+            running: everything that the engine has in flight, including the turns that these episodes wait for.
+        """
+        raise NotImplementedError
+
+    def at_work(self, requests: Sequence[Request], deliver: Deliver) -> AbstractAsyncContextManager[None]:
+        """Play an episode for each request from the beginning of the block, and stop what still plays at its end.
+
+        Args:
+            deliver: receives each finished episode, and each exception that an environment or agent did not cause.
+        """
+        raise NotImplementedError
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[Completion, None]:
+        """Stream one finished episode per request, in any order. Closing it stops the others.
+
+        Raises:
+            Exception: from the engine.
+        """
+        arrivals: asyncio.Queue[Completion | BaseException] = asyncio.Queue()
+        try:
+            async with self.at_work(requests, arrivals.put_nowait):
+                for _ in requests:
+                    arrival = await arrivals.get()
+                    if isinstance(arrival, BaseException):
+                        raise arrival
+                    self.playing.pop((arrival.prompt_uid, arrival.sample), None)
+                    yield arrival
+        finally:
+            for request in requests:
+                self.playing.pop((request.prompt.uid, request.sample), None)

@@ -8,7 +8,7 @@ environment, is identical.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -23,12 +23,13 @@ from proxima.environment.tool_calls import ToolFormat, read_calls
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.played import (
     Attempts,
+    Deliver,
+    EpisodePlayer,
     EpisodeTimes,
     PartialPaths,
     Played,
     PlayedTurn,
     failed_episode,
-    next_arrival,
     row_of,
     sampled_turn,
     sampled_turns,
@@ -69,8 +70,8 @@ class Rules:
     system: str | None = None
 
 
-class Episodes:
-    """Plays the episodes of a task.
+class Episodes(EpisodePlayer):
+    """Plays the episodes of a task in environments.
 
     Args:
         engine: samples the turns.
@@ -83,12 +84,10 @@ class Episodes:
     def __init__(
         self, engine: Engine, hosts: Hosts, template: TurnTemplate, rules: Rules, times: EpisodeTimes | None = None
     ) -> None:
-        self.engine, self.hosts, self.template, self.rules = engine, hosts, template, rules
-        self.times = times or EpisodeTimes()
-        self.playing: dict[tuple[int, int], Played] = {}  # by uid and sample, until the episode is yielded
+        super().__init__(engine, times)
+        self.hosts, self.template, self.rules = hosts, template, rules
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
-        """Return the paths of the episodes in progress, with the engine's partial turns, `running` (`in_flight`)."""
         by_key = {completion.key: completion for completion in running}
         return [
             path
@@ -96,29 +95,19 @@ class Episodes:
             for path in played.so_far(by_key.get((uid, sample, len(played.turns))))
         ]
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Stream one finished episode per request, in any order. Closing it frees all environments.
-
-        Raises:
-            Exception: from the engine.
-        """
-        arrivals: asyncio.Queue[Completion | BaseException] = asyncio.Queue()
+    @asynccontextmanager
+    async def at_work(self, requests: Sequence[Request], deliver: Deliver) -> AsyncIterator[None]:
         groups: dict[int, list[Request]] = {}
         for request in requests:
             groups.setdefault(request.prompt.uid, []).append(request)
-        tables = [GroupTable(self, group, arrivals.put_nowait) for group in groups.values()]
+        tables = [GroupTable(self, group, deliver) for group in groups.values()]
         try:
             for table in tables:
                 table.start(table.play)
-            for _ in requests:
-                completion = await next_arrival(arrivals)
-                self.playing.pop((completion.prompt_uid, completion.sample), None)
-                yield completion
+            yield
         finally:
             for table in tables:
                 table.close()
-            for request in requests:
-                self.playing.pop((request.prompt.uid, request.sample), None)
             await asyncio.gather(*(task for table in tables for task in table.tasks), return_exceptions=True)
 
 
@@ -131,9 +120,7 @@ class GroupTable:
         deliver: receives each finished episode, and each exception that an environment did not cause.
     """
 
-    def __init__(
-        self, player: Episodes, requests: Sequence[Request], deliver: Callable[[Completion | BaseException], None]
-    ) -> None:
+    def __init__(self, player: Episodes, requests: Sequence[Request], deliver: Deliver) -> None:
         self.player, self.rules, self.requests, self.deliver = player, player.rules, requests, deliver
         self.tasks: set[asyncio.Task[None]] = set()
         self.open: set[Instance] = set()  # instances not yet ended
