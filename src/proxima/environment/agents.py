@@ -191,9 +191,8 @@ class _AgentProcess:
     async def play(self, job: AgentJob) -> float | None:
         number, answered = next(self._numbers), asyncio.get_running_loop().create_future()
         self.waiting[number] = answered
-        message = {"id": number, "row": dict(job.row), "base_url": job.base_url}
         try:
-            self._program.write(message | {"api_key": job.api_key, "model": job.model})
+            self._program.write({"id": number, **vars(job), "row": dict(job.row)})
             answer = await answered
         except asyncio.CancelledError:  # an episode that takes too long, or the end of the run
             self.end()

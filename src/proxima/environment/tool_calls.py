@@ -113,6 +113,13 @@ def _json_example(key: str, name: str, parameters: Sequence[str]) -> str:
 ParsedCalls = list[ToolCall | str]  # a call, or why it is invalid
 
 
+def _or_why(read: Callable[[Any], ToolCall], given: Any) -> ToolCall | str:
+    try:
+        return read(given)
+    except ValueError as error:
+        return str(error)
+
+
 def _hermes(text: str, tools: Collection[str]) -> ParsedCalls:
     calls: ParsedCalls = []
     start = text.find("<tool_call>")
@@ -145,24 +152,14 @@ def _llama(text: str, tools: Collection[str]) -> ParsedCalls:
             value, at = _json_at(body, at)
         except ValueError as error:
             return [*calls, str(error)]
-        for call in value if isinstance(value, list) else [value]:
-            try:
-                calls.append(_call(call))
-            except ValueError as error:
-                calls.append(str(error))
+        calls += [_or_why(_call, call) for call in (value if isinstance(value, list) else [value])]
         while at < len(body) and body[at] in ";, \t\r\n":
             at += 1
     return calls
 
 
 def _xml(text: str, tools: Collection[str]) -> ParsedCalls:
-    calls: ParsedCalls = []
-    for part in text.split("<function=")[1 : MOST_CALLS + 2]:
-        try:
-            calls.append(_xml_call(part))
-        except ValueError as error:
-            calls.append(str(error))
-    return calls
+    return [_or_why(_xml_call, part) for part in text.split("<function=")[1 : MOST_CALLS + 2]]
 
 
 def _xml_call(part: str) -> ToolCall:

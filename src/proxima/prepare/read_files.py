@@ -10,7 +10,7 @@ from typing import Any
 from proxima.data import UserError
 from proxima.prepare.row_formats import SourceQuestion, known_columns, read_row
 from proxima.system.text_files import read_text
-from proxima.task.local_files import json_object
+from proxima.task.local_files import content_lines, json_object
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".arrow")
 _BATCH = 2048  # rows
@@ -94,16 +94,11 @@ def _table_values(path: Path) -> Iterator[dict[str, Any]]:
 
 def _json_values(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of JSON Lines or a JSON list, or the one object of a JSON file (MATH has one per problem)."""
-    try:
-        if path.suffix == ".json" and (document := _json_document(path)) is not None:
-            yield from document
-            return
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield json_object(line, f"{path}:{number}")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text; give Parquet or JSON Lines") from None
+    if path.suffix == ".json" and (document := _json_document(path)) is not None:
+        yield from document
+        return
+    for number, _, line in content_lines(path):
+        yield json_object(line, f"{path}:{number}")
 
 
 def _json_document(path: Path) -> list[dict[str, Any]] | None:

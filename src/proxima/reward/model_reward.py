@@ -65,6 +65,8 @@ class ModelReward(WeightedReward):
     kind = "model"
     where = "compute"
     whole_group = True
+    concurrency = 1
+    call_timeout = 600.0  # has no effect in the thread of the tensor work, where a call runs to its end
 
     def __post_init__(self) -> None:
         from proxima.data import check_choices
@@ -74,14 +76,6 @@ class ModelReward(WeightedReward):
         require(bool(self.path), "path", self.path, "must name the folder of a reward model")
         require(self.max_tokens is None or self.max_tokens >= 2, "max_tokens", self.max_tokens, "must be >= 2")
         require(self.tokens_per_forward >= 1, "tokens_per_forward", self.tokens_per_forward, "must be >= 1")
-
-    @property
-    def concurrency(self) -> int:
-        return 1
-
-    @property
-    def call_timeout(self) -> float:
-        return 600.0  # has no effect in the thread of the tensor work, where a call runs to its end
 
     def check(self) -> None:
         from proxima.model.pretrained import check_device

@@ -34,9 +34,6 @@ class Format(PooledReward):
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         return Job(grader="format", arguments={"pattern": self.pattern, "text": completion.text})
 
-    def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
-        return Score(value=float(result["value"]))
-
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
     """The compiled pattern; FieldError, with the position, if it is not a regular expression."""

@@ -52,19 +52,14 @@ class Admission:
             running: prompts admitted whose group is neither accepted nor rejected yet.
             generating: the running prompts that the engine works on.
         """
-        return max(0, min(self._places(generating), self._room(finished, accepted + running)))
+        admitted = accepted + running
+        free = self._lag_bound(finished) - admitted, self.steps * self.prompts - admitted
+        return max(0, min(self.concurrent - generating, *free))
 
     def stalled(self, *, finished: int, accepted: int, running: int, generating: int) -> bool:
         """Return True if the engine has a free place that only `max_lag` keeps empty."""
-        admitted = accepted + running
-        return self._places(generating) > 0 and (self.max_lag + finished + 1) * self.prompts <= admitted < self._needed
+        needed = self._lag_bound(finished) <= accepted + running < self.steps * self.prompts
+        return generating < self.concurrent and needed
 
-    @property
-    def _needed(self) -> int:
-        return self.steps * self.prompts
-
-    def _places(self, generating: int) -> int:
-        return self.concurrent - generating
-
-    def _room(self, finished: int, admitted: int) -> int:
-        return min((self.max_lag + finished + 1) * self.prompts, self._needed) - admitted
+    def _lag_bound(self, finished: int) -> int:
+        return (self.max_lag + finished + 1) * self.prompts

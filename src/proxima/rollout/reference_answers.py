@@ -27,15 +27,6 @@ class ReferenceAnswers:
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnreadableAnswer:
-    """A row whose answer a reward can't read, and why."""
-
-    row: int
-    answer: Any
-    why: str
-
-
 def validate_answers(
     rewards: RewardRunner, sets: Sequence[ReferenceAnswers], *, limit: int, most_unreadable: float, seed: int
 ) -> list[str]:
@@ -87,28 +78,26 @@ def _checked(answers: ReferenceAnswers, limit: int, seed: int) -> Sequence[int]:
 
 def unreadable(
     answers: ReferenceAnswers, rewards: RewardRunner, limit: int, seed: int
-) -> tuple[int, list[UnreadableAnswer]]:
-    """Check at most `limit` rows (0: all), drawn with the seed if there are more; returns their number, and the rows
-    whose answer can't be read, in order."""
+) -> tuple[int, list[tuple[int, Any, str]]]:
+    """Check at most `limit` rows (0: all), drawn with the seed if there are more; returns their number, and the
+    rows whose answer can't be read, in order: number, answer and reason of each."""
     numbers = _checked(answers, limit, seed)
     read = [answers.rows[number].answer for number in numbers]
     reasons = zip(numbers, read, rewards.unreadable(read), strict=True)
-    return len(numbers), [
-        UnreadableAnswer(row=number, answer=answer, why=why) for number, answer, why in reasons if why is not None
-    ]
+    return len(numbers), [(number, answer, why) for number, answer, why in reasons if why is not None]
 
 
 def _notes(answers: ReferenceAnswers, rewards: RewardRunner, limit: int, share: float, seed: int) -> list[str]:
     looked, unread = unreadable(answers, rewards, limit, seed)
     if not unread:
         return []
-    if len(unread) == looked and all(bad.answer is None for bad in unread):
+    if len(unread) == looked and all(answer is None for _, answer, _ in unread):
         compares = " and ".join(rewards.comparing)
         task = answers.name if answers.name.endswith("task") else "task"
         remedy = f"set {task}.answer=COLUMN, or choose a reward that needs none (`proxima list reward`)"
         raise UserError(f"{answers.name}: no row has an answer, and the reward {compares} needs one", remedy=remedy)
     of = f"{looked:,}" if looked == answers.count else f"{looked:,} checked, of {answers.count:,},"
-    quoted = "; ".join(f"row {bad.row} {_quoted(bad.answer)} ({bad.why})" for bad in unread[:SHOWN])
+    quoted = "; ".join(f"row {row} {_quoted(answer)} ({why})" for row, answer, why in unread[:SHOWN])
     more = f"; and {len(unread) - SHOWN:,} more" if len(unread) > SHOWN else ""
     facts = f"{answers.name}: {len(unread):,} of {of} answers can't be read: {quoted}{more}"
     if len(unread) > share * looked:

@@ -4,17 +4,17 @@ Otherwise a reward that raises on every completion would end the run only after 
 some steps.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxima.data import Completion, FieldError, Group, Prompt, Score
+from proxima.data import Completion, FieldError, Group, Prompt
 from proxima.engine.event_loop_thread import EventLoopThread
-from proxima.reward.base import as_reward
+from proxima.reward.base import as_reward, unscored
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import score_errors
 from proxima.system.jsonl import utf8
+from proxima.task.template import as_text
 
 PROMPTS = 4  # to try: the first one, and the others only if it got no score
 PLAIN = "I think that the answer is 7."
@@ -77,17 +77,10 @@ def _groups(prompts: Sequence[Prompt], tokenizer: Any) -> list[Group]:
     """Each prompt with its synthetic completions, under a uid that the run does not use."""
     groups = []
     for number, prompt in enumerate(prompts):
-        reference = prompt.answer
-        answer = (
-            "7"
-            if reference is None
-            else reference
-            if isinstance(reference, str)
-            else json.dumps(reference, default=repr)
-        )
+        answer = "7" if prompt.answer is None else as_text(prompt.answer)
         tried = replace(prompt, uid=TRIAL_UID + number)
-        completions = tuple(_completion(tried.uid, i, text, tokenizer) for i, text in enumerate((answer, PLAIN)))
-        groups.append(Group(prompt=tried, completions=completions, scores=(Score(value=0.0),) * len(completions)))
+        completions = [_completion(tried.uid, i, text, tokenizer) for i, text in enumerate((answer, PLAIN))]
+        groups.append(unscored(tried, completions))
     return groups
 
 
