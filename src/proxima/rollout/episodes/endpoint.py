@@ -48,7 +48,7 @@ class ChatRequest:
     """An agent's request.
 
     Args:
-        messages: each with a role and content; the assistant's also with `calls`, a tool's with `call_id`.
+        messages: each with a role and content; the assistant's also with `calls`.
         tools: schemas of the tools that the model may call.
         max_tokens: limit of the answer; None: the run's limit.
         stop: texts that end the answer.
@@ -67,7 +67,6 @@ class ChatMessage:
     role: str
     content: str = ""
     calls: tuple[ToolCall, ...] = ()
-    call_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +219,6 @@ def _message(index: int, message: Any) -> ChatMessage:
         role=ROLES[message["role"]],
         content=_text(where, message.get("content")),
         calls=tuple(_call(where, call) for call in calls),
-        call_id=str(message.get("tool_call_id") or ""),
     )
 
 
