@@ -33,7 +33,7 @@ def file(tmp_path):
 
 @pytest.mark.parametrize("name", ["two", "three", "keyword", "only", "spare", "several", "judge"])
 def test_a_function_that_takes_them(file, name):
-    assert Function(path=f"{file}:{name}").label == name
+    Function(path=f"{file}:{name}").check_code()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,8 @@ def test_a_function_that_does_not(file, name, why):
 
 
 def test_of_the_whole_batch(file):
-    assert FunctionBatch(path=f"{file}:one").label == "one" and FunctionBatch(path=f"{file}:several").label == "several"
+    for name in ("one", "several"):
+        FunctionBatch(path=f"{file}:{name}").check_code()
     wrong = {"noargs": r"\(\): too many positional arguments", "two": "missing a required argument: 'completion'"}
     for name, message in wrong.items():
         with pytest.raises(ValueError, match=rf"'function_batch' calls with \(groups\), .*{message}"):

@@ -2,31 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.data.random import mix, permutation, share_of
+from proxima.data.random import share_of
 from proxima.task import Cursor
-
-
-def test_mix_is_splitmix64():
-    # The first outputs of splitmix64 from state 0 and from 1234567 (Vigna's reference code): the state is advanced,
-    # then mixed.
-    assert mix(0) == 0xE220A8397B1DCDAF
-    assert mix(1234567) == 6457827717110365317
-
-
-def test_permutation_sorts_by_the_same_numbers():
-    size, keys = 257, (5, 3)
-    slow = sorted(range(size), key=lambda i: _signed(_finish((mix(*keys) + 0x9E3779B97F4A7C15 + i) % 2**64)))
-    assert permutation(size, *keys).tolist() == slow
-
-
-def _finish(state):
-    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
-    return state ^ (state >> 31)
-
-
-def _signed(value):
-    return value - 2**64 if value >= 2**63 else value
 
 
 def drawn(cursor, n):

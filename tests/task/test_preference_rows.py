@@ -93,9 +93,7 @@ def test_completions_with_a_label(tmp_path, label, good):
         ({"margin": "much"}, "margin='much' must be a finite number of float32"),
         ({"margin": True}, "margin=True must be a finite number of float32"),
         ({"margin": float("nan")}, "margin='nan' must be a finite number of float32"),
-        ({"margin": 1e300}, r"margin=1e\+300 must be a finite number of float32"),
         ({"margin": 10**400}, "margin=10+ … 0+ \\(401 characters\\) must be a finite number of float32"),
-        ({"margin": None}, "margin=None must be a finite number of float32"),
     ],
 )
 def test_a_bad_row_names_its_field(tmp_path, change, message):
