@@ -172,11 +172,6 @@ def test_columns_that_reset_needs():
         interface.require_columns(["a"])
 
 
-def test_where_the_reward_comes_from():
-    spec = EnvironmentSpec(kind="tests.environment.worlds:Counter")
-    assert read_interface(**spec.to_json())["reward"] == "reward"
-
-
 EITHER = {"anyOf": [{"type": "integer"}, {"type": "array"}]}
 ARGUMENTS = [  # a schema, values and what they become, and values that are refused
     ({"type": "integer"}, [(5, 5), ("5", 5), (5.0, 5), ("5.0", 5)], [5.5, True, None]),

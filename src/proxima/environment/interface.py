@@ -5,7 +5,8 @@ As in an episode, the user's code runs only in a worker process, so that an impo
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -39,14 +40,8 @@ class EnvironmentSpec:
 
     def __post_init__(self) -> None:
         if self.kind is not None and ":" not in self.kind:
-            registered = self.kind in ENVIRONMENTS
-            require(
-                registered,
-                "environment",
-                self.kind,
-                "is unknown",
-                remedy=suggestion(self.kind, ENVIRONMENTS, "module:Class"),
-            )
+            remedy = suggestion(self.kind, ENVIRONMENTS, "module:Class")
+            require(self.kind in ENVIRONMENTS, "environment", self.kind, "is unknown", remedy=remedy)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON from which a worker creates the environment."""
@@ -148,10 +143,10 @@ def _typed(name: str, value: Any, schema: Mapping[str, Any]) -> Any:
     if kinds and not _is(value, kinds):
         value = _converted(value, kinds)
     if ("anyOf" in schema) or (kinds and not _is(value, kinds)) or ("enum" in schema and value not in schema["enum"]):
-        wanted = (
-            "one of " + ", ".join(map(str, schema["enum"])) if "enum" in schema else " or ".join(kinds) or "another"
+        words = "one of " + ", ".join(map(str, schema["enum"])) if "enum" in schema else " or ".join(kinds)
+        raise ValueError(
+            f"{name} must be {words or 'another'}, not {abbreviated(json.dumps(value, ensure_ascii=False), 60)}"
         )
-        raise ValueError(f"{name} must be {wanted}, not {abbreviated(json.dumps(value, ensure_ascii=False), 60)}")
     if isinstance(value, list) and "items" in schema:
         return [_typed(name, item, schema["items"]) for item in value]
     return value
@@ -237,13 +232,21 @@ def make_environment(kind: str, make: Callable[..., Any], arguments: Mapping[str
         pass
     except TypeError as error:
         raise FieldError("environment", kind, f"can't be made: {error}", remedy=f"it takes {signature}") from None
+    with _told(kind, "be made"):
+        made = make(**arguments)
+    return made
+
+
+@contextmanager
+def _told(kind: str, what: str) -> Iterator[None]:
+    """Raise FieldError for what the user's class raises."""
     try:
-        return make(**arguments)
+        yield
     except FieldError as error:
         error.field = f"environment.{error.field}"
         raise
     except Exception as error:
-        raise FieldError("environment", kind, f"can't be made: {_line(error)}", remedy=_remedy(error)) from error
+        raise FieldError("environment", kind, f"can't {what}: {_line(error)}", remedy=_remedy(error)) from error
 
 
 NO_TOOLS = frozenset({"reset", "respond", "get_reward", "reward"})
@@ -303,14 +306,8 @@ def _brought(kind: str, environment: Any, taken: Collection[str]) -> list[dict[s
     """The schemas that `tools()` of an environment returns; FieldError if one is invalid or its name is taken."""
     if not brings_tools(environment):
         return []
-    try:
+    with _told(kind, "list its tools"):
         schemas = [json.loads(json.dumps(schema)) for schema in environment.tools()]
-    except FieldError as error:
-        error.field = f"environment.{error.field}"
-        raise
-    except Exception as error:
-        reason = f"can't list its tools: {type(error).__name__}: {error}"
-        raise FieldError("environment", kind, reason) from error
     names = set(taken)
     for schema in schemas:
         function = schema.get("function") if isinstance(schema, dict) else None
@@ -329,10 +326,8 @@ def _schema(where: str, value: str, function: Callable[..., Any]) -> dict[str, A
     chat_template_utils.is_torch_available = lambda: False  # type: ignore[attr-defined]
     name = function.__name__
     for p in inspect.signature(function).parameters.values():
-        if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-            raise FieldError(
-                where, value, f"has the tool {name!r} with the parameter {p}", remedy="name its parameters"
-            )
+        named, bound = (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY), f"has the tool {name!r} with the parameter {p}"
+        require(p.kind in named, where, value, bound, remedy="name its parameters")
     try:
         schema: dict[str, Any] = chat_template_utils.get_json_schema(function)
     except Exception as error:
