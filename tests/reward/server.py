@@ -51,6 +51,20 @@ class Scorer:
 
 
 @contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server of these handlers."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/score"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
 def scorer(answer: Callable[[Any, int], Any]) -> Iterator[Scorer]:
     made = Scorer(answer)
 
@@ -64,16 +78,8 @@ def scorer(answer: Callable[[Any, int], Any]) -> Iterator[Scorer]:
 
         def log_message(self, *args: Any) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.url = f"http://127.0.0.1:{server.server_address[1]}/score"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with served(Handler) as made.url:
         yield made
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def lengths(request: Any, n: int) -> Any:

@@ -3,9 +3,7 @@
 import asyncio
 import json
 import re
-import threading
 from dataclasses import replace
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from proxima.data import Group, Score
 from proxima.reward import REWARDS, Function, FunctionBatch, Http, RewardRunner
 from proxima.reward.http import _score
 from tests.reward.make import completion, completions, prompt, runner
+from tests.reward.server import served
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
@@ -29,17 +28,9 @@ def test_the_server_of_the_page_scores():
     names = {"__name__": "page"}
     exec(source, names)
     names["Scorer"].log_message = lambda *args: None
-    server = ThreadingHTTPServer(("127.0.0.1", 0), names["Scorer"])
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        with runner(Http(url=f"http://127.0.0.1:{server.server_address[1]}/score")) as made:
-            made.check()
-            scores = asyncio.run(made.score(prompt(), completions("short", "long " * 50)))
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(names["Scorer"]) as url, runner(Http(url=url)) as made:
+        made.check()
+        scores = asyncio.run(made.score(prompt(), completions("short", "long " * 50)))
     assert [score.value for score in scores] == [1.0, 0.0]
 
 
