@@ -456,10 +456,9 @@ def test_lines_say_each_event_and_the_state_each_minute(tmp_path, monkeypatch):
     lines.tick()
     lines.tick()
     last = {"kind": "train", "step": 10, "time/step": 0.0, "reward/mean": 0.25}
-    single.state, single.metrics = (
-        RunState.DONE,
-        single.metrics.extended([last, {"kind": "eval", "step": 10, "accuracy": 0.9}]),
-    )
+    ended = [last, {"kind": "eval", "step": 10, "accuracy": 0.9}]
+    single.state = RunState.DONE
+    single.metrics = Metrics.of([*single.metrics.train, *single.metrics.evals, *ended])
     lines.changed(single, [])
     assert out.getvalue().splitlines() == [
         "12:00:00  sweep s  2 cells × 1 seed = 2 runs, 2 side by side  runs/s",

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Sequence
 
 from proxima.data import Group
-from proxima.evaluate.headline import CUT, PART, REWARD
-from proxima.evaluate.intervals import Interval, bootstrap_mean
+from proxima.evaluate.headline import CUT, REWARD
+from proxima.evaluate.intervals import PART, Interval, bootstrap_mean
 
 
 def mean_estimates(groups: Sequence[Group], *, seed: int = 0) -> dict[str, Interval]:

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.evaluate.intervals import wilson
+from proxima.evaluate.intervals import PART, bound_keys, wilson
 
 Record = Mapping[str, Any]
-ACCURACY, REWARD, PART, CUT = "accuracy", "reward/mean", "reward/part/", "truncated_fraction"
+ACCURACY, REWARD, CUT = "accuracy", "reward/mean", "truncated_fraction"
 LOWER_IS_BETTER = frozenset({"loss"})
 SHORT_NAMES = {
     "accuracy": ACCURACY,
@@ -93,15 +93,6 @@ class Headline:
         if self.key == ACCURACY and record.get(ACCURACY) is not None:
             return wilson(int(record["correct"]), judged_answers(record))
         return None
-
-
-def bound_keys(key: str) -> tuple[str, str]:
-    """Return the keys of a metric's interval: `accuracy/low`, `reward/low`, `reward/part_low/<name>`, and `high`."""
-    if key.startswith(PART):
-        name = key.removeprefix(PART)
-        return f"reward/part_low/{name}", f"reward/part_high/{name}"
-    stem = key.removesuffix("/mean")
-    return f"{stem}/low", f"{stem}/high"
 
 
 def judged_answers(record: Record) -> int:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from proxima.data import Group, Prompt
+from proxima.data import Completion, Group, Prompt
 from proxima.data.errors import nearest, suggestion
 from proxima.engine.protocol import Engine
 from proxima.evaluate.answer_means import mean_estimates
-from proxima.evaluate.headline import Headline, bound_keys
-from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson
+from proxima.evaluate.headline import ACCURACY, Headline
+from proxima.evaluate.intervals import Interval, bound_keys, wilson_interval
 from proxima.rollout.generator import GroupGenerator, GroupScorer, GroupSpec, RolloutListener
 from proxima.task.prompts import EVAL_UID, PromptSource
 from proxima.task.protocol import Rows
@@ -120,11 +120,13 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     and the means of `mean_estimates` have bootstrap intervals (`bound_keys`). Episodes also have `episode_metrics`.
     """
     pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
-    judgements = [right for group in groups for right in _judged(group)]
+    judged = [bool(score.correct) for _, score in pairs if score.valid and score.correct is not None]
+    shares = _shares(groups, judged) if judged else {}
+    first = next(iter(shares.values()), None)  # the accuracy itself, or mean@n, whose interval it takes
     return {
-        "accuracy": sum(judgements) / len(judgements) if judgements else None,
-        **_estimates(groups),
-        "correct": sum(judgements) if judgements else None,
+        **_flat({} if first is None else {ACCURACY: first, **shares}),
+        ACCURACY: sum(judged) / len(judged) if judged else None,
+        "correct": sum(judged) if judged else None,
         "questions": len(groups),
         "answers": len(pairs),
         "invalid": sum(not s.valid for _, s in pairs),
@@ -133,7 +135,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "truncated_fraction": None,
         **_flat(mean_estimates(groups)),
         "tokens/generated": sum(c.generated for c, _ in pairs),
-        **_episodes(groups),
+        **_episodes([completion for completion, _ in pairs]),
     }
 
 
@@ -152,33 +154,19 @@ def named_metric(record: Mapping[str, Any], metric: str) -> tuple[str, str]:
     return headline.key, problem if instead is None else f"{problem}. Continue with --resume eval.metric={instead}"
 
 
-def _estimates(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the interval of the accuracy, mean@n and pass@k; empty if no reward decides which answers are correct."""
-    questions = [(len(group.scores), judged) for group in groups if (judged := _judged(group))]
-    if not questions:
-        return {}
-    samples = max(answers for answers, _ in questions)
+def _shares(groups: Sequence[Group], judged: Sequence[bool]) -> dict[str, Interval]:
+    """Return the accuracy, or with several samples mean@n and pass@k."""
+    samples = max(len(group.scores) for group in groups)
     if samples == 1:
-        low, high = wilson(sum(sum(judged) for _, judged in questions), len(questions))
-        return {"accuracy/low": low, "accuracy/high": high}
-    from proxima.evaluate.estimators import mean_at_k, pass_at_k, powers_of_two
+        return {ACCURACY: wilson_interval(sum(judged), len(judged))}
+    from proxima.evaluate.estimators import powers_of_two
+    from proxima.evaluate.group_metrics import estimates, question_scores
 
-    mean = bootstrap_mean([mean_at_k(judged) for _, judged in questions])
-    estimates = {"accuracy/low": mean.low, "accuracy/high": mean.high, **_flat({f"mean@{samples}": mean})}
-    for k in powers_of_two(samples):
-        passed = [pass_at_k(len(judged), sum(judged), k) for _, judged in questions if len(judged) >= k]
-        if k > 1 and passed:
-            estimates |= _flat({f"pass@{k}": bootstrap_mean(passed)})
-    return estimates
+    questions = [question_scores(group, None) for group in groups]
+    return estimates(questions, samples, powers_of_two(samples), vote=False)
 
 
-def _judged(group: Group) -> list[bool]:
-    """Return the correctness of each answer with a valid score, if a reward decides it."""
-    return [bool(score.correct) for score in group.scores if score.valid and score.correct is not None]
-
-
-def _episodes(groups: Sequence[Group]) -> dict[str, float]:
-    completions = [completion for group in groups for completion in group.completions]
+def _episodes(completions: Sequence[Completion]) -> dict[str, float]:
     if all(completion.episode is None for completion in completions):
         return {}
     from proxima.rollout.episodes.figures import episode_metrics
@@ -186,10 +174,6 @@ def _episodes(groups: Sequence[Group]) -> dict[str, float]:
     return episode_metrics(completions)
 
 
-def _flat(estimates: Mapping[str, Interval]) -> dict[str, float]:
+def _flat(intervals: Mapping[str, Interval]) -> dict[str, float]:
     """Return each value together with the bounds of its interval."""
-    figures: dict[str, float] = {}
-    for key, interval in estimates.items():
-        low, high = bound_keys(key)
-        figures |= {key: interval.value, low: interval.low, high: interval.high}
-    return figures
+    return {key: value for name, interval in intervals.items() for key, value in interval.figures(name).items()}

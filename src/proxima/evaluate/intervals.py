@@ -1,4 +1,4 @@
-"""Confidence intervals of metrics over the questions, 95 % by default.
+"""Confidence intervals of metrics over the questions, 95 %.
 
 A test set is a sample of all questions that could be in it, so questions are resampled, never single answers: the
 samples of one question are not independent.
@@ -14,6 +14,7 @@ import numpy as np
 from proxima.data import require
 from proxima.data.random import random_bits
 
+PART = "reward/part/"  # begins the key of one reward of several
 Z = 1.959964  # two-sided 95 %
 REPLICATES = 10_000
 AT_ONCE = 4_000_000  # resampled values in memory at a time
@@ -37,12 +38,22 @@ class Interval:
         return (self.high - self.low) / 2
 
     def figures(self, name: str) -> dict[str, float]:
-        """Return `NAME`, `NAME/low` and `NAME/high`, as in a record of metrics.jsonl."""
-        return {name: self.value, f"{name}/low": self.low, f"{name}/high": self.high}
+        """Return the value and its bounds as in a record of metrics.jsonl, see `bound_keys`."""
+        low, high = bound_keys(name)
+        return {name: self.value, low: self.low, high: self.high}
 
 
-def wilson(correct: float, questions: int, z: float = Z) -> tuple[float, float]:
-    """The Wilson score interval of a share (z = 1.959964 for 95 %).
+def bound_keys(key: str) -> tuple[str, str]:
+    """Return the keys of a metric's interval: `accuracy/low`, `reward/low`, `reward/part_low/<name>`, and `high`."""
+    if key.startswith(PART):
+        name = key.removeprefix(PART)
+        return f"reward/part_low/{name}", f"reward/part_high/{name}"
+    stem = key.removesuffix("/mean")
+    return f"{stem}/low", f"{stem}/high"
+
+
+def wilson(correct: float, questions: int) -> tuple[float, float]:
+    """The Wilson score interval of a share, 95 %.
 
         centre = (p + z²/2n) / (1 + z²/n)      half = z sqrt(p(1-p)/n + z²/4n²) / (1 + z²/n)
 
@@ -52,9 +63,9 @@ def wilson(correct: float, questions: int, z: float = Z) -> tuple[float, float]:
     if questions == 0:
         return 0.0, 1.0
     p, n = correct / questions, questions
-    scale = 1 + z * z / n
-    centre = (p + z * z / (2 * n)) / scale
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / scale
+    scale = 1 + Z * Z / n
+    centre = (p + Z * Z / (2 * n)) / scale
+    half = Z * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n)) / scale
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
@@ -64,13 +75,13 @@ def wilson_interval(correct: float, questions: int) -> Interval:
     return Interval(value=correct / questions, low=low, high=high, method="wilson", questions=questions)
 
 
-def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float], z: float = Z) -> Interval:
+def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
     """A mean over the parts of examples, such as the loss over all tokens, with its interval over the examples.
 
         R = Σ x_i / Σ y_i      R ± z sqrt(n / (n - 1) Σ (x_i - R y_i)²) / Σ y_i
 
     Args:
-        numerators, denominators: x_i and y_i of each example, Σ y_i > 0; z = 1.959964 for 95 %.
+        numerators, denominators: x_i and y_i of each example, Σ y_i > 0.
     Returns: the interval; for a single example the value alone, with method `constant`.
     Source: Cochran, Sampling Techniques (3rd ed., 1977), eq. 6.13, without the correction for a finite population.
     """
@@ -80,7 +91,7 @@ def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float], z:
     ratio, n = float(x.sum() / y.sum()), len(x)
     if n == 1:
         return Interval(value=ratio, low=ratio, high=ratio, method="constant", questions=1)
-    half = z * math.sqrt(n / (n - 1) * float(((x - ratio * y) ** 2).sum())) / float(y.sum())
+    half = Z * math.sqrt(n / (n - 1) * float(((x - ratio * y) ** 2).sum())) / float(y.sum())
     return Interval(value=ratio, low=ratio - half, high=ratio + half, method="ratio", questions=n)
 
 
@@ -88,7 +99,6 @@ def bootstrap_mean(
     values: Sequence[float],
     *,
     seed: int = 0,
-    confidence: float = 0.95,
     replicates: int = REPLICATES,
     span: tuple[float, float] | None = (0.0, 1.0),
 ) -> Interval:
@@ -124,7 +134,7 @@ def bootstrap_mean(
     z0 = _NORMAL.inv_cdf(min(max(below / (2 * replicates), 0.5 / replicates), 1 - 0.5 / replicates))
     away = x - mean  # (n - 1) (m - m_i)
     skew = float((away**3).sum()) / (6 * float((away**2).sum()) ** 1.5)
-    low, high = (_quantile(means, _level(p, z0, skew)) for p in ((1 - confidence) / 2, (1 + confidence) / 2))
+    low, high = (_quantile(means, _level(p, z0, skew)) for p in ((1 - 0.95) / 2, (1 + 0.95) / 2))
     return Interval(value=mean, low=min(low, mean), high=max(high, mean), method="bootstrap", questions=n)
 
 

@@ -110,8 +110,8 @@ def _by_flips(values: np.ndarray, seed: int) -> float:
     return (1 + extreme) / (1 + FLIPS)
 
 
-def paired_score(won: int, lost: int, questions: int, z: float = Z) -> tuple[float, float]:
-    """Tango's score interval of the difference of two accuracies on the same questions, one answer each (z = 1.959964).
+def paired_score(won: int, lost: int, questions: int) -> tuple[float, float]:
+    """Tango's score interval of the difference of two accuracies on the same questions, one answer each, 95 %.
 
     The bounds are the extreme differences D that a score test just does not reject:
 
@@ -139,16 +139,16 @@ def paired_score(won: int, lost: int, questions: int, z: float = Z) -> tuple[flo
     require(won >= 0, "won", won, "must be >= 0")
     require(lost >= 0, "lost", lost, "must be >= 0")
     require(questions >= max(1, won + lost), "questions", questions, f"must be >= 1 and >= won + lost = {won + lost}")
-    return -_upper_score(lost, won, questions, z), _upper_score(won, lost, questions, z)
+    return -_upper_score(lost, won, questions), _upper_score(won, lost, questions)
 
 
-def _upper_score(won: int, lost: int, n: int, z: float) -> float:
+def _upper_score(won: int, lost: int, n: int) -> float:
     """The largest D in [(won - lost) / n, 1] that the score test does not reject, by bisection to the last bit."""
     low, high = (won - lost) / n, 1.0
     while low < (middle := (low + high) / 2) < high:
         b = (2 * n - won + lost) * middle - won - lost
         root = math.sqrt(b * b + 8 * n * lost * middle * (1 - middle)) if lost else abs(b)
         variance = n * ((root - b) / (2 * n) + middle * (1 - middle))
-        accepted = (won - lost - n * middle) ** 2 <= z * z * variance
+        accepted = (won - lost - n * middle) ** 2 <= Z * Z * variance
         low, high = (middle, high) if accepted else (low, middle)
     return high

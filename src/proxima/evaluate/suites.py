@@ -5,7 +5,6 @@ prompts are never compared silently. Data come from the first of: the path given
 `data/<suite>` (written by `proxima data prepare`), the hub or its cache.
 """
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError, require
+from proxima.data.errors import suggestion
 from proxima.reward import REWARDS
 from proxima.task import TASKS
 
@@ -144,9 +144,7 @@ SUITES: dict[str, Suite] = {suite.name: suite for suite in _SUITES}
 def suite(name: str) -> Suite:
     """Return the suite of a name; UserError with the nearest name, or all names, if it is unknown."""
     if name not in SUITES:
-        near = difflib.get_close_matches(name, SUITES, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SUITES)}."
-        remedy = f"{hint} For your own questions, give a recipe with eval.task"
+        remedy = suggestion(name, SUITES, "a recipe with eval.task for your own questions")
         raise UserError(f"task={name!r} is not an evaluation set", remedy=remedy)
     return SUITES[name]
 

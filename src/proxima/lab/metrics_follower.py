@@ -1,11 +1,11 @@
 """Follows metrics.jsonl of a run while it grows, and keeps the figures that the sweep's views show."""
 
-import json
 import statistics
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
+from proxima.data import UserError
+from proxima.lab.growing_records import GrowingRecords
 from proxima.lab.run_reader import Metrics, Points
 from proxima.lab.sweep_plan import PlannedRun
 from proxima.runtime.watch.observer import Record
@@ -79,32 +79,14 @@ class MetricsFollower:
 
     def __init__(self, progress: RunProgress) -> None:
         self.progress = progress
-        self.file: Path = progress.run.folder / "metrics.jsonl"
-        self._offset, self._inode = 0, -1
+        self._growing = GrowingRecords(progress.run.folder / "metrics.jsonl")
 
     def poll(self) -> list[Record]:
-        """The new records; an incomplete line waits for the next poll. A truncated file is read from its start."""
+        """The new records. A file that is missing has none, and neither has what follows a damaged line: the run
+        reports it on resume, and `compare` when it reads the folder."""
         try:
-            stat = self.file.stat()
-            if stat.st_size < self._offset or stat.st_ino != self._inode:
-                self.progress.metrics = Metrics()  # a resume truncates the file
-                self._offset, self._inode = 0, stat.st_ino
-            if stat.st_size == self._offset:
-                return []
-            with self.file.open("rb") as file:
-                file.seek(self._offset)
-                content = file.read()
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        complete = content[: content.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        records: list[Record] = []
-        for line in complete.splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:  # damaged: the run reports it on resume, and `compare` when it reads the folder
-                continue
-            if isinstance(record, dict):
-                records.append(record)
-        self.progress.metrics = self.progress.metrics.extended(records)
+            records: list[Record] = list(self._growing.poll())
+        except (OSError, UserError):
+            records = []
+        self.progress.metrics = Metrics.of(self._growing.records)
         return records

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -51,9 +51,6 @@ class Metrics:
         last = {int(record["step"]): record for record in records if record.get("kind") == "eval"}
         evals = tuple(last[step] for step in sorted(last))
         return cls(train=train, evals=evals, headline=Headline.of(evals))
-
-    def extended(self, records: Sequence[Record]) -> "Metrics":
-        return Metrics.of((*self.train, *self.evals, *records))
 
     @property
     def steps(self) -> int:

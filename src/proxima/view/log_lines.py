@@ -17,7 +17,8 @@ from typing import TextIO
 from proxima.config.sections.placement_section import STARTED_AGAIN
 from proxima.config.step_size import group_arithmetic
 from proxima.data import Group
-from proxima.evaluate.headline import ACCURACY, Headline, bound_keys, judged_answers
+from proxima.evaluate.headline import ACCURACY, Headline, judged_answers
+from proxima.evaluate.intervals import bound_keys
 from proxima.runtime.placement.process_group import is_launched
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock, SystemClock

@@ -13,7 +13,7 @@ from proxima.data import require
 from proxima.data.kinds import Kinds
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
 from proxima.engine.protocol import Sampling
-from proxima.evaluate.headline import PART
+from proxima.evaluate.intervals import PART
 from proxima.evaluate.plateau import Plateau
 from proxima.reward.base import as_reward
 from proxima.task import TASKS

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from proxima.data import UserError
+from proxima.lab.growing_records import GrowingRecords
 from proxima.runtime.state.folder import RunFolder
-from proxima.system.jsonl import lines_from
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric_meanings
 
 if TYPE_CHECKING:
@@ -21,32 +21,6 @@ if TYPE_CHECKING:
 SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "penalty", "selection")
 Value = TypeVar("Value")
 STEPS_KEPT = 4  # step tables kept in memory
-LAST = 256  # bytes compared to detect a rewritten file
-
-
-@dataclass(eq=False)
-class GrowingRecords:
-    """The records of metrics.jsonl; if the file has grown, only the new lines are parsed."""
-
-    file: Path
-    records: list[dict[str, Any]] = field(default_factory=list)
-    end: int = 0
-    last: bytes = b""  # the bytes before `end`; they differ if the file was rewritten
-
-    def __call__(self) -> list[dict[str, Any]]:
-        with self.file.open("rb") as file:
-            file.seek(self.end - len(self.last))
-            if file.read(len(self.last)) != self.last:
-                self.records, self.end, self.last = [], 0, b""
-            for record, end in lines_from(self.file, self.end):
-                if not (isinstance(record.get("step"), int) and isinstance(record.get("kind"), str)):
-                    reason = "metrics.jsonl has a line without kind and step; restore the file, or delete the line"
-                    raise UserError(reason)
-                self.records.append(record)
-                self.end = end
-            file.seek(max(0, self.end - LAST))
-            self.last = file.read(min(LAST, self.end))
-        return self.records
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +69,10 @@ class ViewedRun:
     def records(self) -> list[dict[str, Any]]:
         """Return the records of metrics.jsonl. Raises: UserError if a line is damaged."""
         try:
-            return self._read(self.files.metrics, self._growing)
+            self._read(self.files.metrics, self._growing.poll)
         except FileNotFoundError:
             return []
+        return self._growing.records
 
     @cached_property
     def _growing(self) -> GrowingRecords:

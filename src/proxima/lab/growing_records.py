@@ -1,0 +1,42 @@
+"""The records of a metrics.jsonl that grows, for readers that ask again and again."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proxima.data import UserError
+from proxima.system.jsonl import lines_from
+
+LAST = 256  # bytes compared to detect a rewritten file
+
+
+@dataclass(eq=False)
+class GrowingRecords:
+    """The records of metrics.jsonl as of the last `poll`."""
+
+    file: Path
+    records: list[dict[str, Any]] = field(default_factory=list)
+    end: int = 0
+    last: bytes = b""  # the bytes before `end`; they differ if the file was rewritten
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Parse the lines that were appended since the last call and return their records; an incomplete line waits for
+        the next call. A file that was rewritten, as by a resume, is read from its start.
+
+        Raises:
+            OSError: the file can't be read. UserError: a line of it is damaged.
+        """
+        with self.file.open("rb") as file:
+            file.seek(self.end - len(self.last))
+            if file.read(len(self.last)) != self.last:
+                self.records, self.end, self.last = [], 0, b""
+            known = len(self.records)
+            for record, end in lines_from(self.file, self.end):
+                if not (isinstance(record.get("step"), int) and isinstance(record.get("kind"), str)):
+                    reason = "metrics.jsonl has a line without kind and step; restore the file, or delete the line"
+                    raise UserError(reason)
+                self.records.append(record)
+                self.end = end
+            file.seek(max(0, self.end - LAST))
+            self.last = file.read(min(LAST, self.end))
+        return self.records[known:]
