@@ -19,6 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -210,42 +211,17 @@ def ambiguous_names(modules: list[Module]) -> Iterator[tuple[str, str]]:
 
 
 def circles(modules: list[Module]) -> Iterator[tuple[str, str]]:
-    """Yield groups of modules that import one another, imports inside functions included."""
+    """Yield one group of modules that import one another, imports inside functions included."""
     import grimp
 
     sys.path[:0] = [str(package.parent) for package in PACKAGES]  # those of this checkout, installed or not
     graph = grimp.build_graph(*(package.name for package in PACKAGES), cache_dir=None)
-    edges = {name: sorted(graph.find_modules_directly_imported_by(name)) for name in sorted(graph.modules)}
-    for group in strongly_connected(edges):
-        if len(group) > 1:
-            for room in sorted({room_of(name) for name in group}):
-                yield room, " ⇄ ".join(name.removeprefix("proxima.") for name in sorted(group))
-
-
-def strongly_connected(edges: dict[str, list[str]]) -> list[list[str]]:
-    """Return the strongly connected components, by Tarjan's algorithm."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    components: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for child in edges[node]:
-            if child not in index:
-                visit(child)
-            if child in stack:
-                low[node] = min(low[node], low[child])
-        if low[node] == index[node]:
-            at = stack.index(node)
-            components.append(stack[at:])
-            del stack[at:]
-
-    for node in edges:
-        if node not in index:
-            visit(node)
-    return components
+    try:
+        TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
+    except CycleError as error:
+        circle = error.args[1][1:]  # its first module is its last one, too
+        for room in sorted({room_of(name) for name in circle}):
+            yield room, " ⇄ ".join(name.removeprefix("proxima.") for name in sorted(circle))
 
 
 # unreachable

@@ -70,17 +70,6 @@ def test_majority_equals_the_enumeration(samples):
         assert maj_at_k(answers, correct, k) == pytest.approx(by_enumeration(answers, correct, k), abs=1e-12)
 
 
-def test_majority_by_hand():
-    right = [True, True, False, False, False]
-    assert maj_at_k(["1", "1", "2", "2", "3"], right, 5) == 0.5  # a tie of two
-    assert maj_at_k(["1", "1", "2", "2", "2"], right, 5) == 0.0  # outvoted
-    assert maj_at_k(["1", "1", "2", "3", None], right, 5) == 1.0  # silence does not vote
-    assert maj_at_k(["1", "1", "2", "2", "2"], right, 1) == pytest.approx(0.4)  # one vote: the share of right ones
-    # three of five: 11? and 1?? win 7 of the 10 subsets only where both right ones are drawn: 3 of 10
-    assert maj_at_k(["1", "1", "2", "2", "2"], right, 3) == pytest.approx(0.3)
-    assert maj_at_k([None, None], [False, False], 2) == 0.0
-
-
 def test_majority_of_many_samples_is_a_probability_and_grows_with_k():
     answers = ["1"] * 24 + [str(i) for i in range(2, 18)] * 2 + [None] * 8
     correct = [answer == "1" for answer in answers]

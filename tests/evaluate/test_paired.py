@@ -50,17 +50,6 @@ def test_shares_of_unequal_numbers_of_samples(differences):
     assert sign_flip(differences) == pytest.approx(by_enumeration(differences), abs=1e-12)
 
 
-def test_fishers_darwin_data():
-    """Fisher's own example, The Design of Experiments, section 21: Darwin's maize, in eighths of an inch; 1,726 of
-    32,768 signs."""
-    darwin = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
-    assert sign_flip(darwin) == pytest.approx(1726 / 32768, abs=1e-12)
-
-
-def test_single_answers_are_mcnemar():
-    assert sign_flip([1.0] * 16 + [-1.0] * 6 + [0.0] * 139) == pytest.approx(mcnemar(16, 6), rel=1e-9)
-
-
 def test_monte_carlo_agrees_where_the_exact_way_is_closed():
     differences = [0.25, -0.5, 0.75, 0.25, 0.5, -0.25, 0.5, 0.75]
     exact = by_enumeration(differences)

@@ -19,12 +19,6 @@ def test_one_degree_of_freedom_is_cauchy():
     assert t_quantile(0.95, 1) == pytest.approx(math.tan(math.pi * 0.45), rel=1e-10)
 
 
-def test_two_degrees_in_closed_form():
-    """F(t) = 1/2 + t / (2 sqrt(2 + t²))."""
-    t = t_quantile(0.9, 2)
-    assert 0.5 + t / (2 * math.sqrt(2 + t * t)) == pytest.approx(0.9, abs=1e-11)
-
-
 def test_interval_of_three_values():
     result = mean_over_seeds([0.90, 0.92, 0.97])
     assert result.mean == pytest.approx(0.93)

@@ -1,16 +1,10 @@
-"""A run folder made through the real writers, with numbers of a plausible run: no model, no time.
-
-python -m tests.view.synthetic FOLDER [STEPS]        to look at the report
-"""
+"""A run folder made through the real writers, with numbers of a plausible run: no model, no time."""
 
 import math
 import random
-import sys
-from pathlib import Path
 
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.runtime.watch.observer import RunInfo, Sample
 from proxima.system.environment import describe_environment
@@ -201,7 +195,7 @@ def evals(correct, questions=200):
     return out
 
 
-def make_run(path, steps=40, finished=True, question=None):
+def make_run(path, steps=40, finished=True):
     """A whole run, or with `finished=False` one that was killed after its last step."""
     folder = RunFolder(path)
     folder.begin(overwrite=folder.has_run)
@@ -211,19 +205,12 @@ def make_run(path, steps=40, finished=True, question=None):
     )
     folder.append_metrics(evaluation(0, "before", 25))
     write_evals(folder.eval_file(0, "before"), 0, evals(25))
-    with Journal(folder.journal) as journal:
-        for step in range(1, steps + 1):
-            groups = step_groups(step, steps)
-            uids = [g.prompt.uid for g in groups]
-            journal.enqueue([g.prompt for g in groups], cursor_state=8 * step)
-            journal.generating(uids)
-            journal.scored(groups)
-            journal.select(step, uids)
-            write_rollouts(folder.rollout_file(step), step, groups, records(groups))
-            journal.consume(step, uids, 8 * step, record(step, steps), version=step)
-            folder.append_metrics(record(step, steps))
-            if step % 10 == 0 and step < steps:
-                folder.append_metrics(evaluation(step, "step", min(185, 25 + 4 * step), time=18 + 3.2 * step))
+    for step in range(1, steps + 1):
+        groups = step_groups(step, steps)
+        write_rollouts(folder.rollout_file(step), step, groups, records(groups))
+        folder.append_metrics(record(step, steps))
+        if step % 10 == 0 and step < steps:
+            folder.append_metrics(evaluation(step, "step", min(185, 25 + 4 * step), time=18 + 3.2 * step))
     if finished:
         folder.append_metrics(evaluation(steps, "after", 188, time=35 + 3.2 * steps))
         write_evals(folder.eval_file(steps, "after"), steps, evals(188))
@@ -248,8 +235,3 @@ def make_run(path, steps=40, finished=True, question=None):
         )
     folder.release()
     return folder
-
-
-if __name__ == "__main__":
-    made = make_run(Path(sys.argv[1]), int((sys.argv[2:] or ["40"])[0]))
-    print(made.path)

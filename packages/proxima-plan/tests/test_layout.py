@@ -48,23 +48,12 @@ def test_layouts_that_do_not_fit_the_devices(words, field, said):
 @pytest.mark.parametrize(
     "model, split, field, said",
     [
-        ("qwen3-4b", {"expert_parallel": 2}, "placement.expert_parallel", "set it to 1"),
-        ("qwen3-30b-a3b", {"expert_parallel": 24}, "placement.expert_parallel", "set it to 8"),
-        ("qwen3-30b-a3b", {"expert_parallel": 2, "tensor_parallel": 2}, "placement.tensor_parallel", "so does expert"),
         ("qwen2.5-7b", {"tensor_parallel": 3}, "placement.tensor_parallel", "set it to 4"),
-        ("qwen2.5-7b", {"tensor_parallel": 8}, "placement.tensor_parallel", "the 28 attention heads"),
-        ("qwen2.5-1.5b-instruct", {"tensor_parallel": 4}, "placement.tensor_parallel", "2 key and value heads"),
-        ("qwen2.5-1.5b-instruct", {"context_parallel": 24}, "placement.context_parallel", "set it to 12"),
-        (
-            "qwen2.5-3b",
-            {"tensor_parallel": 2},
-            "placement.tensor_parallel",
-            "leaves 12 ranks to split matrices of 2048",
-        ),
         ("qwen2.5-7b", {"engine_devices": 8}, "placement.engines", "must divide the 28 attention heads"),
     ],
 )
 def test_dimensions_that_a_model_has_not(model, split, field, said):
+    """Those of ranks as in `tests/model/parallel/test_refusals.py`, and those of engines."""
     config, each = KNOWN[model].config(), split.get("engine_devices", 1)
     sharding = Sharding(**{name: size for name, size in split.items() if name != "engine_devices"})
     with pytest.raises(FieldError) as raised:

@@ -23,7 +23,7 @@ from proxima.engine import ENGINES
 from proxima.engine.protocol import WeightUpdate, close_engine
 from proxima.evaluate.eval_observer import EvalObserver
 from proxima.evaluate.group_metrics import eval_metrics
-from proxima.evaluate.question_sets import EvaluationSettings, LoadedSuite
+from proxima.evaluate.question_sets import LoadedSuite
 from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
 from proxima.evaluate.votes import answer_extractor
 from proxima.model import LoadedModel
@@ -68,7 +68,7 @@ def check_folder(folder: Path, *, overwrite: bool = False) -> None:
 
 
 def run_eval(
-    config: EvaluationSettings,
+    config: Any,
     suites: Sequence[LoadedSuite],
     *,
     ks: Sequence[int] = (),
@@ -136,7 +136,7 @@ def run_eval(
     return outcome
 
 
-def _prepare_folder(config: EvaluationSettings, folder: Path, overwrite: bool) -> None:
+def _prepare_folder(config: Any, folder: Path, overwrite: bool) -> None:
     """Empty the folder, and mark it so that another attempt may replace an unfinished one."""
     check_folder(folder, overwrite=overwrite)
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,9 +146,7 @@ def _prepare_folder(config: EvaluationSettings, folder: Path, overwrite: bool) -
     write_atomic(folder / ENVIRONMENT, dumps(describe_environment(config.seed), indent=2) + "\n")
 
 
-def _suite_facts(
-    config: EvaluationSettings, loaded: LoadedSuite, groups: Sequence[Group], ks: Sequence[int]
-) -> dict[str, Any]:
+def _suite_facts(config: Any, loaded: LoadedSuite, groups: Sequence[Group], ks: Sequence[int]) -> dict[str, Any]:
     """The suite's part of result.json."""
     suite, questions, extract = loaded.suite, loaded.questions, answer_extractor(loaded.suite.rewards)
     return {
@@ -174,7 +172,7 @@ def _spec_facts(spec: Any, table: Kinds) -> dict[str, Any]:
     return {"kind": table.kind_of(spec), **(asdict(spec) if is_dataclass(spec) and not isinstance(spec, type) else {})}
 
 
-def _run_facts(config: EvaluationSettings, loaded: LoadedModel, sha: str | None, ks: Sequence[int]) -> dict[str, Any]:
+def _run_facts(config: Any, loaded: LoadedModel, sha: str | None, ks: Sequence[int]) -> dict[str, Any]:
     """The entries of result.json about model, engine and versions."""
     model, environment = config.model, describe_environment(config.seed)
     parsers = {name: version for name in ("math-verify", "sympy") if (version := package_version(name)) is not None}

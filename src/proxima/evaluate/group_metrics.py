@@ -31,10 +31,6 @@ class QuestionScores:
     correct: tuple[bool | None, ...]
     votes: tuple[Hashable | None, ...]
 
-    def __post_init__(self) -> None:
-        n = len(self.correct)
-        require(len(self.votes) == n, "votes", len(self.votes), f"must be as many as correct ({n})")
-
     @property
     def judged(self) -> list[bool]:
         """The entries of `correct` that are not None."""

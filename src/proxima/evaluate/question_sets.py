@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,31 +26,6 @@ from proxima.rollout.reference_answers import ReferenceAnswers
 from proxima.task import TASKS
 from proxima.task.prompts import template_note
 from proxima.task.protocol import Rows, is_played
-
-
-class EvaluationSettings(Protocol):
-    """The sections of a recipe that an evaluation reads; `EvaluateConfig` fulfils it."""
-
-    @property
-    def model(self) -> Any: ...
-
-    @property
-    def engine(self) -> Any: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def data(self) -> Any: ...
-
-    @property
-    def eval(self) -> Any: ...
-
-    @property
-    def episode(self) -> Any: ...
-
-    @property
-    def runtime(self) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +117,11 @@ def _recipe_suite(path: str, held_out: Any, reward: Sequence[Any]) -> EvalSuite:
     )
 
 
-def load_suites(config: EvaluationSettings, suites: Sequence[EvalSuite], ks: Sequence[int] = ()) -> list[LoadedSuite]:
+def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()) -> list[LoadedSuite]:
     """Load the data and prompts of all suites; needs the tokenizer, but no weights.
+
+    Args:
+        config: an `EvaluateConfig`, a class of a room above.
 
     Raises:
         UserError: a k above the number of samples, missing data, more unreadable answers than `data.max_unreadable`, or
@@ -177,7 +155,7 @@ def load_suites(config: EvaluationSettings, suites: Sequence[EvalSuite], ks: Seq
     return [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
 
 
-def _rows(config: EvaluationSettings, suite: EvalSuite) -> tuple[Rows, list[str]]:
+def _rows(config: Any, suite: EvalSuite) -> tuple[Rows, list[str]]:
     """The rows, and the warnings of the rewards about their answers."""
     try:
         rows: Rows = suite.task.rows(config.seed)
@@ -190,7 +168,7 @@ def _rows(config: EvaluationSettings, suite: EvalSuite) -> tuple[Rows, list[str]
         return rows, config.data.answer_notes(rewards, [answers], config.seed)
 
 
-def _questions(config: EvaluationSettings, suite: EvalSuite, rows: Rows, model: UnloadedModel) -> HeldOutSet:
+def _questions(config: Any, suite: EvalSuite, rows: Rows, model: UnloadedModel) -> HeldOutSet:
     sampling = replace(suite.sampling, max_tokens=min(suite.sampling.max_tokens, model.context - 1))
     groups = GroupSpec(sampling=sampling, completions=suite.samples, seed=config.seed)
     source = config.data.prompt_source(rows, model, config.seed)

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 FONT = 'system-ui, -apple-system, "Segoe UI", sans-serif'
 STEPS = [1, 2, 5, 10]  # ticks are at multiples of these
+LOOK: dict[str, Any] = {f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")}
+LOOK |= {"svg.fonttype": "none", "font.family": "DejaVu Sans", "lines.scale_dashes": False, "figure.dpi": 72.0}
+LOOK |= {"xtick.bottom": False, "ytick.left": False, "axes.facecolor": "none", "figure.facecolor": "none"}
+LOOK |= {"axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 1.0, "axes.axisbelow": True}
+LOOK |= {"axes.unicode_minus": False, "text.parse_math": False}
+LOOK |= {"axes.titlelocation": "left", "axes.titleweight": "bold"}
 
 Margins = tuple[float, float, float, float]  # left, right, top and bottom, in pixels
 Color = Callable[[str], str]  # a name of `PALETTE` → a colour of matplotlib
@@ -34,7 +40,7 @@ Color = Callable[[str], str]  # a name of `PALETTE` → a colour of matplotlib
 class Drawing(Protocol):
     """A figure in a separate file. Subclasses define its title and its size in CSS pixels, and draw it."""
 
-    salt: ClassVar[str] = "figure"
+    salt: ClassVar[str] = "figure"  # makes the ids of clip paths unique among the figures of a page
     font: ClassVar[int] = 12
     simplify: ClassVar[bool] = False  # drop points on straight lines
 
@@ -48,8 +54,19 @@ class Drawing(Protocol):
 
     @contextmanager
     def opened(self, color: Color) -> "Iterator[Figure]":
-        """Yield the drawn figure; it must be saved within this context."""
-        with new_figure(self.size, self.salt, color=color, font=self.font, simplify=self.simplify) as figure:
+        """Yield the drawn figure, whose units are CSS pixels; it must be saved within this context."""
+        try:
+            import matplotlib
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise UserError("a figure needs the package matplotlib", remedy="pip install 'proxima-rl[plot]'") from None
+
+        colors = {"text.color": "ink", "grid.color": "grid", "axes.labelcolor": "muted", "axes.titlecolor": "ink"}
+        colors |= {"xtick.labelcolor": "muted", "ytick.labelcolor": "muted"}
+        settings: Any = {"svg.hashsalt": self.salt, "path.simplify": self.simplify, "font.size": self.font}
+        settings |= {"axes.titlesize": self.font} | LOOK | {key: color(name) for key, name in colors.items()}
+        with matplotlib.rc_context(settings):
+            figure = Figure(figsize=(self.size[0] / 72, self.size[1] / 72))
             self.draw(figure, color)
             yield figure
 
@@ -64,66 +81,32 @@ def line_style(dash: Sequence[float]) -> Any:
     return (0, tuple(dash)) if dash else "-"
 
 
-@contextmanager
-def new_figure(
-    size: tuple[float, float], salt: str, *, color: Color = variable, font: int = 11, simplify: bool = False
-) -> "Iterator[Figure]":
-    """Create a matplotlib figure whose units are CSS pixels.
-
-    Args:
-        salt: makes the ids of clip paths unique among the figures of a page.
-        simplify: drop points on straight lines.
-    """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("a figure needs the package matplotlib", remedy="pip install 'proxima-rl[plot]'") from None
-
-    sides = {f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")}
-    colors = {"text.color": "ink", "grid.color": "grid", "axes.labelcolor": "muted", "axes.titlecolor": "ink"}
-    colors |= {"xtick.labelcolor": "muted", "ytick.labelcolor": "muted"}
-    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": salt, "path.simplify": simplify, "font.size": font}
-    settings |= {"font.family": "DejaVu Sans", "axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 1.0}
-    settings |= {"xtick.bottom": False, "ytick.left": False, "axes.facecolor": "none", "figure.facecolor": "none"}
-    settings |= {"axes.axisbelow": True, "axes.unicode_minus": False, "text.parse_math": False, "figure.dpi": 72.0}
-    settings |= {"axes.titlelocation": "left", "axes.titleweight": "bold", "axes.titlesize": font}
-    settings |= {"lines.scale_dashes": False} | sides | {key: color(name) for key, name in colors.items()}
-    with matplotlib.rc_context(settings):
-        yield Figure(figsize=(size[0] / 72, size[1] / 72))
-
-
 def pixel_size(figure: "Figure") -> tuple[float, float]:
     """Return width and height in CSS pixels."""
     width, height = 72 * figure.get_size_inches()
     return float(width), float(height)
 
 
-def _svg_text(figure: "Figure", attributes: str) -> str:
-    """Return the figure as an `<svg>` element: colours as variables, no fonts, no ids but those it refers to."""
+def svg_file(drawing: Drawing) -> str:
+    """Return the figure as the text of an .svg file, with its title and its colours for light and dark, without fonts
+    or ids that nothing refers to."""
+    width, height = drawing.size
+    light, dark = (" ".join(f"--{name}: {pair[i]};" for name, pair in PALETTE.items()) for i in (0, 1))
+    colors = f"svg {{ {light} }}\n@media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}\n"
+    style = f"{colors}svg {{ font-family: {FONT}; }} path {{ stroke-linejoin: round; }}"
     stream = io.StringIO()
-    figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    with drawing.opened(variable) as figure:
+        figure.patch.set_facecolor(variable("paper"))
+        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = stream.getvalue().partition("</defs>")[2]
     path = re.compile(r'(?<= d=")[^"]*')  # its data with two decimals, on one line
     text = path.sub(lambda m: " ".join(re.sub(r"(\.\d\d)\d+", r"\1", m[0]).split()), text)
     text = re.sub(r' id="[\w.]+_\d+"| transform="rotate\(-0 [^"]*"|(?<="| )font-family: [^;"]*;? ?', "", text)
     text = re.sub(r"#fe00([0-9a-f]{2})", lambda m: f"var(--{list(PALETTE)[int(m[1], 16)]})", text)
     text = re.sub(r">\s+<", "><", text.replace("xlink:href", "href")).strip().removesuffix("</svg>")
-    width, height = pixel_size(figure)
-    return f'<svg role="img" viewBox="0 0 {width:g} {height:g}" {attributes}>{text}</svg>'
-
-
-def svg_file(drawing: Drawing) -> str:
-    """Return the figure as the text of an .svg file, which includes its title and its colours for light and dark."""
-    width, height = drawing.size
-    light, dark = (" ".join(f"--{name}: {pair[i]};" for name, pair in PALETTE.items()) for i in (0, 1))
-    colors = f"svg {{ {light} }}\n@media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}\n"
-    style = f"{colors}svg {{ font-family: {FONT}; }} path {{ stroke-linejoin: round; }}"
-    with drawing.opened(variable) as figure:
-        figure.patch.set_facecolor(variable("paper"))
-        text = _svg_text(figure, f'xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}"')
-    start = text.index(">") + 1
-    return f"{text[:start]}<title>{escape(drawing.title)}</title><style>{style}</style>{text[start:]}\n"
+    opening = f'<svg role="img" viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg"'
+    head = f"<title>{escape(drawing.title)}</title><style>{style}</style>"
+    return f'{opening} width="{width:g}" height="{height:g}">{head}{text}</svg>\n'
 
 
 def write_figure(drawing: Drawing, out: Path | str) -> Path:

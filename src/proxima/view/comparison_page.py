@@ -107,11 +107,12 @@ def curves(comparison: RunComparison) -> list[dict[str, Any]]:
     charts = []
     for key in EXAMPLE_CHARTS if comparison.offline else CHARTS:
         bands = [cell.band(key) for cell in comparison.cells]
-        if not any(band and any(band.mean) for band in bands):
+        means = [mean for band in bands if band for mean in band.mean]
+        if not any(means):
             continue
         held_out = key == HELD_OUT
         judged = held_out and comparison.headline.share
-        share = judged or key in SHARES or (key == REWARD and all_in_unit_interval(bands))
+        share = judged or key in SHARES or (key == REWARD and min(means) >= 0 and max(means) <= 1)
         meaning = (
             "mean over the held-out questions; dots are evaluations" if held_out else metric_meanings([key])[key][1]
         )
@@ -131,10 +132,6 @@ def curves(comparison: RunComparison) -> list[dict[str, Any]]:
 def line(band: SeedBand | None) -> dict[str, Sequence[float]] | None:
     """Return a cell's curve with the edges of its area; None for a cell without it."""
     return None if band is None else {name: getattr(band, name) for name in ("x", "mean", "low", "high")}
-
-
-def all_in_unit_interval(bands: Sequence[SeedBand | None]) -> bool:
-    return all(0 <= mean <= 1 for band in bands if band for mean in band.mean)
 
 
 def widened(low: float, high: float, least: float, highest: float) -> tuple[float, float]:

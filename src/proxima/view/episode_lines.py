@@ -1,11 +1,9 @@
 """An episode as lines of text: messages with their roles, tool calls, and the tools' answers."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from proxima.data import Completion, ToolCall
-from proxima.view.formatting import visible
+from proxima.view.formatting import call_text, visible
 
 LABEL = 8  # columns of a role's label
 
@@ -18,9 +16,7 @@ def labelled(label: str, text: str) -> str:
 
 def call_line(call: ToolCall) -> str:
     """`call    add(a=1, b="x")`."""
-    arguments: Mapping[str, Any] = call.arguments
-    shown = (f"{name}{'=' * bool(name)}{json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
-    return labelled("call", f"{call.name}({', '.join(shown)})")
+    return labelled("call", call_text(call))
 
 
 def answer_lines(calls: Sequence[ToolCall], answers: Sequence[tuple[str, str]]) -> list[str]:

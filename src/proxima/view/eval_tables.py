@@ -50,9 +50,9 @@ class EvalProgress(EvalObserver):
     def suite_finished(self, name: str, facts: Mapping[str, Any], seconds: float) -> None:
         self.close()
         if self._show_results:
-            main = main_figure(facts)
+            metric, main = main_figure(facts)
             figure = f"{_value(main)}  {_bounds(main)}" if main else "unknown"
-            self._line.write(f"{name}  {main_name(facts)} {figure}  {duration(seconds)}")
+            self._line.write(f"{name}  {metric} {figure}  {duration(seconds)}")
 
     def close(self) -> None:
         """Erase the progress bar; also called after Ctrl-C."""
@@ -88,7 +88,7 @@ def _rows(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence[
     """Build a row per set, with a column for each k that the user gave, otherwise for the largest; pass@1 and maj@1 are
     the mean."""
     samples = max(facts["samples"] for facts in suites.values())
-    names = dict.fromkeys(main_name(facts) for facts in suites.values())
+    names = dict.fromkeys(main_figure(facts)[0] for facts in suites.values())
     first = next(iter(names)) if len(names) == 1 else "figure"
     if names.keys() == {"accuracy"} and all(facts["sampling"]["temperature"] == 0 for facts in suites.values()):
         first = "greedy"
@@ -100,7 +100,7 @@ def _rows(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence[
     played = any(facts.get("episodes") for facts in suites.values())
     rows = []
     for name, facts in suites.items():
-        main = main_figure(facts)
+        _, main = main_figure(facts)
         figures = {key: facts["estimates"].get(key) or (main if key.endswith("@1") else None) for key in keys}
         row: dict[str, str | Text] = {
             "": name,
@@ -132,24 +132,14 @@ def _value(figure: Mapping[str, Any] | None) -> str:
     return fixed(figure["value"], 3) if figure else NONE
 
 
-def main_figure(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the main figure of a set: the named metric; else the accuracy, with several samples their mean; else, if
-    no reward decides correctness, the mean reward. None if it is unknown."""
-    main: Mapping[str, Any] | None = facts["estimates"].get(_main_key(facts))
-    return main
-
-
-def _main_key(facts: Mapping[str, Any]) -> str:
+def main_figure(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
+    """Return the main figure of a set and its name: the named metric; else the accuracy, with several samples their
+    mean, `mean@8`; else, if no reward decides correctness, the mean reward. None if it is unknown."""
     accuracy = "accuracy" if facts["samples"] == 1 else f"mean@{facts['samples']}"
     values = {key: figure["value"] for key, figure in facts["estimates"].items()}
-    shown = {**values, ACCURACY: values.get(accuracy)}
-    headline = Headline.of([shown], facts.get("metric"))
-    return accuracy if headline.key == ACCURACY else headline.key
-
-
-def main_name(facts: Mapping[str, Any]) -> str:
-    """Return the name of `main_figure`: `accuracy`, `mean@8`, `reward`."""
-    return Headline(_main_key(facts)).name
+    headline = Headline.of([{**values, ACCURACY: values.get(accuracy)}], facts.get("metric"))
+    key = accuracy if headline.key == ACCURACY else headline.key
+    return Headline(key).name, facts["estimates"].get(key)
 
 
 def _reward_differs(facts: Mapping[str, Any]) -> bool:
@@ -166,8 +156,9 @@ def caveats(suites: Mapping[str, Any]) -> list[str]:
     """Return the caveats of the table, with remedies."""
     texts = []
     for name, facts in suites.items():
-        if main_figure(facts) is None and facts["answers"]:
-            texts.append(f"{name}: {main_name(facts)} unknown: {why_unknown(facts)}")
+        metric, main = main_figure(facts)
+        if main is None and facts["answers"]:
+            texts.append(f"{name}: {metric} unknown: {why_unknown(facts)}")
         if (facts["truncated"] or 0) >= MUCH:
             what, where = "answers", f"the limit of {count(facts['sampling']['max_tokens'])} tokens; raise --max-tokens"
             if facts.get("episodes"):

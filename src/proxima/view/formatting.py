@@ -1,11 +1,13 @@
 """Formats numbers and makes foreign text safe for a terminal; shared by terminal, log and report."""
 
+import json
 import math
 import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO, TypeGuard
 
 if TYPE_CHECKING:
+    from proxima.data import ToolCall
     from proxima.lab.seed_statistics import SeedMean
 
 NONE = "–"  # a missing value
@@ -126,6 +128,19 @@ _PICTURES = {
 def visible(text: str) -> str:
     """Make foreign text safe for a page: lines stay, invisible control characters become their picture or code."""
     return text.translate(_PICTURES)
+
+
+def shortened(text: str, most: int) -> str:
+    """The beginning of a text that is longer than `most` characters, with ` …`."""
+    return text if len(text) <= most else text[:most] + " …"
+
+
+def call_text(call: "ToolCall") -> str:
+    """`calculate(expression="3*4")`."""
+    values = (
+        (f"{key}=" if key else "", json.dumps(value, ensure_ascii=False)) for key, value in call.arguments.items()
+    )
+    return f"{call.name}({', '.join(map(''.join, values))})"
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:

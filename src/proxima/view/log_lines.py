@@ -223,13 +223,21 @@ def arithmetic(info: RunInfo) -> str:
 
 def step_line(record: Record, steps: int, left: float | None) -> str:
     """Format a step: fixed order, fixed width, every number with its unit."""
-    if "examples" in record:
-        return example_step_line(record, steps, left)
+    parts = [
+        f"step {record['step']:>{max(len(str(steps)), 3)}}/{steps}",
+        *(example_figures(record) if "examples" in record else rollout_figures(record)),
+        f"{duration(record.get('time/step')):>5}",
+        f"eta {duration(left)}" if left else "",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def rollout_figures(record: Record) -> list[str]:
+    """The figures of a step that generates what it trains on."""
     explained, early = record.get("value/explained_variance"), ""
     if record.get("early_stop/stopped"):
         early = f"stopped after epoch {record['early_stop/epochs']:.0f}, kl {fixed(record.get('early_stop/kl'), 4)}"
-    parts = [
-        f"step {record['step']:>{max(len(str(steps)), 3)}}/{steps}",
+    return [
         f" reward {fixed(record.get('reward/mean')):>5}",
         f"length {fixed(record.get('length/mean'), 1):>5}",
         turns(record),
@@ -241,10 +249,7 @@ def step_line(record: Record, steps: int, left: float | None) -> str:
         f"gen {rate(record.get('tokens_per_second/generate')):>9}",
         f"train {rate(record.get('tokens_per_second/train')):>9}",
         side_by_side(record),
-        f"{duration(record.get('time/step')):>5}",
-        f"eta {duration(left)}" if left else "",
     ]
-    return "  ".join(part for part in parts if part)
 
 
 def turns(record: Record) -> str:
@@ -255,20 +260,16 @@ def turns(record: Record) -> str:
     return f"turns {fixed(mean, 1)}" + (f", {count(failed)} failed" if failed else "")
 
 
-def example_step_line(record: Record, steps: int, left: float | None) -> str:
-    """Format a step on a fixed data set; with an accuracy only if the method has one."""
-    parts = [
-        f"step {record['step']:>{max(len(str(steps)), 3)}}/{steps}",
+def example_figures(record: Record) -> list[str]:
+    """The figures of a step on a fixed data set; with an accuracy only if the method has one."""
+    return [
         f" loss {fixed(record.get('loss'), 4):>6}",
         f"accuracy {fixed(record['accuracy'], 3)}" if "accuracy" in record else "",
         f"grad norm {fixed(record.get('grad_norm'), 3):>6}",
         f"lr {record.get('lr') or 0:.2e}",
         f"epoch {fixed(record.get('epoch'), 3)}",
         f"train {rate(record.get('tokens_per_second/train')):>9}",
-        f"{duration(record.get('time/step')):>5}",
-        f"eta {duration(left)}" if left else "",
     ]
-    return "  ".join(part for part in parts if part)
 
 
 def sync_line(record: Record) -> str:

@@ -2,7 +2,7 @@
 and its answers inline; the result itself is HTML and needs no script. Its policy forbids everything else."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,11 @@ from proxima.view.palette import cell_colors
 HERE, DIGITS = Path(__file__).parent, 6
 
 
-def render(
-    name: str, *, styles: Sequence[str] = ("report.css",), answers: Mapping[str, Any] | None = None, **values: Any
-) -> str:
+def render(name: str, *, answers: Mapping[str, Any], **values: Any) -> str:
     """Render `NAME.html.j2` with `NAME.js`, if there is one, which draws `answers`, those of the viewer's server by
-    path. Jinja escapes every value that is not `Markup`, and makes control characters in it visible.
-
-    Args:
-        styles: style sheets of this folder, after the viewer's.
-    """
+    path. Jinja escapes every value that is not `Markup`, and makes control characters in it visible."""
     script = bundle(f"{name}.js", (HERE, PAGE)) if (HERE / f"{name}.js").is_file() else ""
-    sheets = (PAGE / "microscope.css", *(HERE / sheet for sheet in styles))
+    sheets = (PAGE / "microscope.css", HERE / "report.css")
     return (
         _environment()
         .get_template(f"{name}.html.j2")
@@ -36,7 +30,7 @@ def render(
             policy=policy_of(script),
             style=Markup(cell_colors() + "".join(sheet.read_text(encoding="utf-8") for sheet in sheets)),
             script=Markup(script),
-            exported=Markup(inert_json({"start": "", "data": _shortened(answers or {})})),
+            exported=Markup(inert_json({"start": "", "data": _shortened(answers)})),
             **values,
         )
     )

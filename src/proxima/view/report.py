@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ def report_values(run: Run) -> dict[str, Any]:
         "model": Path(str(run.summary.get("model") or run.config.get("model.path") or "unknown model")).name,
         "replay": run.summary.get("replay") or {"run": run.config.get("rollouts"), "sha256": None},
         "invalid": failed_scores(run),
-        "warnings": told_warnings(run.summary),
+        "warnings": run.summary.get("warnings") or (),
+        "when_warned": partial(when_warned, steps=int(run.summary.get("steps") or 0)),
         "headline": headline(run.evals),
         "sets": sets_table(run.evals),
         "training": training_figure(run.train),
@@ -178,14 +180,6 @@ def failed_scores(run: Run) -> dict[str, Any] | None:
     if not shares:
         return None
     return {"share": " and ".join(shares), "reasons": [f"{text} ({count(n)} ×)" for text, n in first_errors(run.files)]}
-
-
-def told_warnings(summary: Record) -> list[dict[str, str]]:
-    """Return the warnings of the run, each with its first and last step, and whether it persists."""
-    return [
-        {"text": warning["text"], "when": when_warned(warning, int(summary.get("steps") or 0))}
-        for warning in summary.get("warnings") or ()
-    ]
 
 
 def when_warned(warning: Record, steps: int) -> str:

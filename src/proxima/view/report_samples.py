@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from proxima.data import Episode
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
-from proxima.view.formatting import fixed, signed
+from proxima.view.formatting import call_text, fixed, shortened, signed
 
 QUESTIONS = 5  # answered before and after
 SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 20, 2, 4
@@ -159,8 +159,8 @@ def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     shown = [
         {
             "role": span.role,
-            "text": span.text if len(span.text) <= MESSAGE else span.text[:MESSAGE] + " …",
-            "calls": [call_text(call.name, call.arguments) for call in span.calls],
+            "text": shortened(span.text, MESSAGE),
+            "calls": [call_text(call) for call in span.calls],
             "unreadable": list(span.unreadable),
             "error": span.error,
             "reward": f"reward {signed(span.reward, 2)}" if span.reward else "",
@@ -185,12 +185,6 @@ def _ending(row: Mapping[str, Any]) -> list[str]:
     return [text for text, holds in facts.items() if holds]
 
 
-def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """`calculate(expression="3*4")`."""
-    values = ((f"{key}=" if key else "", json.dumps(value, ensure_ascii=False)) for key, value in arguments.items())
-    return f"{name}({', '.join(map(''.join, values))})"
-
-
 def _outcome(row: Mapping[str, Any]) -> str:
     """`trained, advantage +0.25`."""
     advantage = f", advantage {signed(row['advantage'], 2)}" if row["advantage"] else ""
@@ -203,7 +197,7 @@ def answer_text(answer: Any) -> str:
 
 
 def cut(text: str) -> str:
-    return text if len(text) <= CUT else text[:CUT] + " …"
+    return shortened(text, CUT)
 
 
 def first_errors(folder: RunFolder, most: int = 3) -> list[tuple[str, int]]:

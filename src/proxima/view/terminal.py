@@ -26,10 +26,10 @@ def table_of_rows(rows: Sequence[Mapping[str, str | Text]], *, left: Sequence[st
     return table
 
 
-def stacked(rows: Sequence[Mapping[str, str]], width: int, gap: int = 2) -> list[list[dict[str, str]]]:
+def stacked(rows: Sequence[Mapping[str, str]], width: int) -> list[list[dict[str, str]]]:
     """Split rows into tables of at most `width` characters, one below the other; each begins with the first column."""
     first, *others = rows[0]
-    sizes = {name: gap + max(len(name), *(len(row[name]) for row in rows)) for name in (first, *others)}
+    sizes = {name: 2 + max(len(name), *(len(row[name]) for row in rows)) for name in (first, *others)}
     start = min(sizes[first], width // 2)  # a longer name is folded
     blocks, used = [[others[0]]], start + sizes[others[0]]
     for name in others[1:]:

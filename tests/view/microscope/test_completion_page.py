@@ -19,7 +19,6 @@ from proxima.runtime.state.rollouts import write_rollouts
 from proxima.train.completion_record import CompletionRecord
 from proxima.train.objectives import TokenStatistics
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
-from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
 from tests.train.episodes import forked, group_of, model, path, seen
 from tests.view.microscope.stored_run import make_step
@@ -36,7 +35,7 @@ SMALL = "tests/view/microscope/test_completion_page.py::test_tokens_drawn_at_ran
 
 def pages(folder, step=1):
     run = ViewedRun(0, RunFolder(folder))
-    return {key: CompletionPage(run, run.step(step), key, TokenText(None)) for key in run.step(step).rows}
+    return {key: CompletionPage(run, run.step(step), key) for key in run.step(step).rows}
 
 
 def digits(value):

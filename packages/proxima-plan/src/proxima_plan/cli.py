@@ -28,6 +28,7 @@ MEAN = "mean tokens of a completion; without it a third of sampling.max_tokens"
 FITTED = "a run folder, whose lengths and speed a simulation takes"
 SCORE = "seconds until the rewards of a group are known, in a simulation; default 0.1, or as in the run"
 Cells = TypeVar("Cells")
+Output = tuple[Any, str]  # of --json, and as text
 
 
 def _numbers(text: str) -> list[int]:
@@ -72,17 +73,24 @@ def plan(
     if score is not None and not 0 <= score < 1e5:
         raise UserError(f"--score {score:g}: must be in [0, 100,000] seconds")
     resolved = _resolved(recipe, override, import_code=import_code)
+    ours, fits = devices_here(resolved.config) if asked is None else asked[0], True
     if several or lag:
-        assumed = _assumptions(mean_length, fitted, score, here=asked is None, import_code=import_code)
+        assumed = _assumptions(mean_length, fitted, score, ours if asked is None else None, import_code=import_code)
     if several:
         assert asked is not None
-        return _print_scale(resolved, asked, assumed, lag[0] if lag else 1, as_json=as_json)
-    ours = devices_here(resolved.config) if asked is None else asked[0]
-    if lag:
-        return _print_lags(resolved, ours, assumed, lag, as_json=as_json)
-    if propose:
-        return _print_proposals(resolved, ours, mean_length, as_json=as_json)
-    return _print_plan(resolved, override, ours, mean_length, exact=exact, as_json=as_json)
+        facts, text = _scale(resolved, asked, assumed, lag[0] if lag else 1)
+    elif lag:
+        facts, text = _lags(resolved, ours, assumed, lag)
+    elif propose:
+        facts, text = _proposals(resolved, ours, mean_length)
+    else:
+        facts, text = _plan(resolved, override, ours, mean_length, exact=exact)
+        fits = facts["fits"]
+    if as_json:
+        print_json(facts)
+    else:
+        print(text)
+    return 0 if fits else 1
 
 
 def _resolved(recipe: str, overrides: Sequence[str], *, import_code: bool) -> "Resolved[Any]":
@@ -100,37 +108,30 @@ def _resolved(recipe: str, overrides: Sequence[str], *, import_code: bool) -> "R
 
 
 def _assumptions(
-    mean: float | None, folder: str | None, score: float | None, *, here: bool, import_code: bool
+    mean: float | None, folder: str | None, score: float | None, here: "Devices | None", *, import_code: bool
 ) -> "Assumptions":
-    """Return what a simulation takes beside a plan; of a run its speed only on this machine."""
+    """Return what a simulation takes beside a plan; of a run its speed only on this machine, `here`."""
     from dataclasses import replace
 
-    from proxima_plan.forecast import devices_here
     from proxima_plan.simulation.fit import observed_run, with_speed
     from proxima_plan.simulation.times import Assumptions
 
     assumed = Assumptions(mean=mean)
     if folder is not None:
         assumed, steps, resolved = observed_run(folder, import_code=import_code)
-        if here:
-            assumed = with_speed(assumed, steps, resolved, devices_here(resolved.config))
+        if here is not None:
+            assumed = with_speed(assumed, steps, resolved, here)
     return assumed if score is None else replace(assumed, score=score)
 
 
-def _print_plan(
-    resolved: "Resolved[Any]",
-    overrides: Sequence[str],
-    devices: "Devices",
-    mean: float | None,
-    *,
-    exact: bool,
-    as_json: bool,
-) -> int:
+def _plan(
+    resolved: "Resolved[Any]", overrides: Sequence[str], devices: "Devices", mean: float | None, *, exact: bool
+) -> Output:
     from proxima.cli.explain import trained_block
     from proxima_plan.forecast import plan_recipe
     from proxima_plan.plan_text import text_of_plan, text_of_rehearsal
 
-    planned, rehearsal, notes = plan_recipe(resolved, devices, mean=mean), None, list[str]()
+    planned, waits, notes = plan_recipe(resolved, devices, mean=mean), dict[str, Any](), list[str]()
     if exact:
         from proxima.config.validate import fetch_demo_model
         from proxima_plan.rehearsal.rehearsal import rehearse_recipe
@@ -139,58 +140,42 @@ def _print_plan(
         estimated = sum(planned.memory.trainer.values())
         ranks, code = planned.layout.ranks, resolved.import_code
         rehearsal = rehearse_recipe(str(resolved.recipe), overrides, ranks, import_code=code)
+        waits["waits"] = rehearsal.waits
         notes.append(text_of_rehearsal(rehearsal, estimated))
         planned = plan_recipe(resolved, devices, mean=mean, counted=rehearsal.peak_bytes)
-    if as_json:
-        print_json(planned.as_json() | ({} if rehearsal is None else {"waits": rehearsal.waits}))
-    else:
-        steps = getattr(resolved.config.train, "steps", 0) or 0
-        notes += [f"note     {note}" for note in planned.notes]
-        print("\n".join([trained_block(resolved), "", text_of_plan(planned, steps), *notes]))
-    return 0 if planned.memory.fits else 1
+    steps = getattr(resolved.config.train, "steps", 0) or 0
+    notes += [f"note     {note}" for note in planned.notes]
+    return planned.as_json() | waits, "\n".join([trained_block(resolved), "", text_of_plan(planned, steps), *notes])
 
 
-def _print_proposals(resolved: "Resolved[Any]", devices: "Devices", mean: float | None, *, as_json: bool) -> int:
+def _proposals(resolved: "Resolved[Any]", devices: "Devices", mean: float | None) -> Output:
     from proxima.cli.explain import trained_block
     from proxima_plan.plan_text import text_of_proposals
     from proxima_plan.proposals import proposals
 
     proposed = proposals(resolved, devices, mean)
-    if as_json:
-        print_json([{"words": proposal.words, **proposal.plan.as_json()} for proposal in proposed])
-    else:
-        print(f"{trained_block(resolved)}\n\n{text_of_proposals(proposed)}")
-    return 0
+    facts = [{"words": proposal.words, **proposal.plan.as_json()} for proposal in proposed]
+    return facts, f"{trained_block(resolved)}\n\n{text_of_proposals(proposed)}"
 
 
-def _print_lags(
-    resolved: "Resolved[Any]", devices: "Devices", assumed: "Assumptions", lags: Sequence[int], *, as_json: bool
-) -> int:
+def _lags(resolved: "Resolved[Any]", devices: "Devices", assumed: "Assumptions", lags: Sequence[int]) -> Output:
     from proxima_plan.plan_text import lag_row
     from proxima_plan.simulation.lags import simulate_lags
 
     cells = _with_progress("runs", lambda progress: simulate_lags(resolved, devices, assumed, lags, progress))
     steps = len(cells[0].run.steps)
-    if as_json:
-        print_json({"devices": str(devices), "steps": steps, "cells": [cell.as_json() for cell in cells]})
-    else:
-        _print_table([lag_row(cell) for cell in cells], [f"{steps} simulated steps each, on {devices}"])
-    return 0
+    facts = {"devices": str(devices), "steps": steps, "cells": [cell.as_json() for cell in cells]}
+    return facts, _table([lag_row(cell) for cell in cells], [f"{steps} simulated steps each, on {devices}"])
 
 
-def _print_scale(
-    resolved: "Resolved[Any]", devices: "Sequence[Devices]", assumed: "Assumptions", lag: int, *, as_json: bool
-) -> int:
+def _scale(resolved: "Resolved[Any]", devices: "Sequence[Devices]", assumed: "Assumptions", lag: int) -> Output:
     from proxima_plan.plan_text import scale_row
     from proxima_plan.simulation.scale import conclusions, simulate_scale
 
     pairs = _with_progress("numbers of devices", partial(simulate_scale, resolved, devices, assumed, lag))
-    if as_json:
-        runs = [{"synchronous": sync.as_json(), "asynchronous": beside.as_json()} for sync, beside in pairs]
-        print_json({"runs": runs, "summary": conclusions(pairs)})
-    else:
-        _print_table([scale_row(run) for pair in pairs for run in pair], conclusions(pairs))
-    return 0
+    runs = [{"synchronous": sync.as_json(), "asynchronous": beside.as_json()} for sync, beside in pairs]
+    rows, summary = [scale_row(run) for pair in pairs for run in pair], conclusions(pairs)
+    return {"runs": runs, "summary": summary}, _table(rows, summary)
 
 
 def _with_progress(unit: str, simulate: Callable[[Callable[[int, int], None]], Cells]) -> Cells:
@@ -203,11 +188,10 @@ def _with_progress(unit: str, simulate: Callable[[Callable[[int, int], None]], C
     return cells
 
 
-def _print_table(rows: "Sequence[dict[str, str]]", below: Sequence[str]) -> None:
+def _table(rows: "Sequence[dict[str, str]]", below: Sequence[str]) -> str:
     from proxima.view.terminal import table_text
 
-    print(table_text(rows, sys.stdout, left=("run", "binds")))
-    print("\n".join(["", *below]))
+    return "\n".join([table_text(rows, sys.stdout, left=("run", "binds")), "", *below])
 
 
 COMMAND = plan

@@ -129,13 +129,12 @@ def lag_row(cell: "SimulatedCell") -> dict[str, str]:
 
 def scale_row(run: "ScaledRun") -> dict[str, str]:
     """Return the row of a number of devices, by column."""
-    none = bool(run.refused)
     return {
         "devices": count(run.devices),
         "run": "async" if run.lag else "sync",
-        "engines": NONE if run.layout is None else f"{run.layout.engines} × {run.layout.engine_devices}",
-        "tok/s": NONE if none else count(run.tokens_per_second),
-        "per device": NONE if none else count(run.per_device),
-        "step s": NONE if none else fixed(run.step_seconds, 1),
+        "engines": f"{run.layout.engines} × {run.layout.engine_devices}" if run.layout else NONE,
+        "tok/s": count(run.tokens_per_second) if run.layout else NONE,
+        "per device": count(run.per_device) if run.layout else NONE,
+        "step s": fixed(run.step_seconds, 1) if run.layout else NONE,
         "binds": run.binds,
     }

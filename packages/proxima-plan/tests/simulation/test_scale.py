@@ -78,10 +78,10 @@ def test_more_devices_never_take_longer():
 
 def test_devices_that_are_too_few_say_so():
     ((sync, beside),) = simulate_scale(recipe("model.path=Qwen/Qwen2.5-32B"), on(2), MEAN)
-    assert sync.refused.startswith("needs ") and sync.refused.endswith("GiB a device, which has 95")
-    assert beside.refused and beside.binds == beside.refused
+    assert sync.binds.startswith("needs ") and sync.binds.endswith("GiB a device, which has 95")
+    assert sync.layout is beside.layout is None
     ((sync, _),) = simulate_scale(recipe("placement={kind: torchrun, context_parallel: 4}"), on(2), MEAN)
-    assert sync.refused == "too few for the groups of the placement"
+    assert sync.binds == "too few for the groups of the placement"
 
 
 def test_a_recipe_that_can_not_be_planned_is_refused():
@@ -92,7 +92,7 @@ def test_a_recipe_that_can_not_be_planned_is_refused():
 
 
 def _run(devices, speed):
-    return ScaledRun(devices=devices, lag=0, tokens_per_second=speed, step_seconds=100 / speed)
+    return ScaledRun(devices=devices, lag=0, binds="", layout=EIGHT, tokens_per_second=speed, step_seconds=100 / speed)
 
 
 def test_where_devices_stop_paying():

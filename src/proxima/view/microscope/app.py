@@ -24,7 +24,6 @@ from proxima.view.microscope.notes import read_notes, write_note
 from proxima.view.microscope.resident_memory import release_memory
 from proxima.view.microscope.single_file import PAGE
 from proxima.view.microscope.step_file import StepFile
-from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
 
 COOKIE = "proxima-view"
@@ -57,7 +56,6 @@ class MicroscopeApp:
         self.hosts = {*LOOPBACK_NAMES, *([host.lower()] if host else [])}
         self.tokens = TokenProcess()
         self._pages: dict[tuple[int, int, Key], CompletionPage] = {}
-        self._texts: dict[int, TokenText] = {}
         self.page = {f"/{file.name}": file for file in PAGE.glob("*") if file.suffix in TYPES}
         self._reader = ThreadPoolExecutor(1, "microscope")  # one request at a time, to limit memory
         step, completion = "/api/{run:int}/step/{step:int}", "/completion/{key}"
@@ -173,7 +171,7 @@ class MicroscopeApp:
         place = (number, file.step, key)
         page = self._pages.pop(place, None)
         if page is None or page.file is not file:
-            page = CompletionPage(run, file, key, self._text(run), self.tokens)
+            page = CompletionPage(run, file, key, self.tokens)
         self._pages[place] = page
         while len(self._pages) > PAGES_KEPT:
             del self._pages[next(iter(self._pages))]
@@ -194,11 +192,6 @@ class MicroscopeApp:
         if file is None:
             return _error(404, "there is no such page")
         return Response(file.read_bytes(), media_type=TYPES[file.suffix], headers=HEADERS)
-
-    def _text(self, run: ViewedRun) -> TokenText:
-        if run.number not in self._texts:
-            self._texts[run.number] = TokenText.of_run(run.files.path, run.model)
-        return self._texts[run.number]
 
 
 async def _body(request: Request) -> Any:

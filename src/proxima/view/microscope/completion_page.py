@@ -15,7 +15,6 @@ from proxima.data import UserError
 from proxima.data.flow import Key
 from proxima.view.microscope.explained_tokens import READ, ExplainedRow, ExplainedTokens, explain_tokens, here, reason
 from proxima.view.microscope.step_file import StepFile, short_episode
-from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
 
 FACTS = (
@@ -75,7 +74,6 @@ class CompletionPage:
     run: ViewedRun
     file: StepFile
     key: Key
-    text: TokenText
     call: Callable[..., Any] = here  # runs the computations that need torch
 
     @cached_property
@@ -116,8 +114,8 @@ class CompletionPage:
         prompt, tokens = row["prompt_tokens"].tolist(), row["tokens"].tolist()
         return {
             **dict(zip(("uid", "sample", "turn"), self.key, strict=True)),
-            "prompt": {"ids": prompt, "text": self.text.each(prompt)},
-            "tokens": {"ids": tokens, "text": self.text.each(tokens)},
+            "prompt": {"ids": prompt, "text": self.run.text.each(prompt)},
+            "tokens": {"ids": tokens, "text": self.run.text.each(tokens)},
             **{name: row.get(name) for name in FACTS},
             "columns": {name: base64_column(values) for name, values in self.columns.items() if values is not None},
             "reasons_available": not self.explained.problem,
@@ -155,7 +153,7 @@ class CompletionPage:
         return {
             "token": token,
             "id": id,
-            "text": self.text.each([id])[0],
+            "text": self.run.text.each([id])[0],
             "log_probs": log_probs,
             "probabilities": {name: None if value is None else math.exp(value) for name, value in log_probs.items()},
             "missing": {name: MISSING[name] for name, value in log_probs.items() if value is None and name in MISSING},
@@ -194,7 +192,7 @@ class CompletionPage:
             ids, log_probs = (column[token] for column in recomputed)
         else:
             return None
-        pairs = zip(ids.tolist(), self.text.each(ids.tolist()), log_probs.tolist(), strict=True)
+        pairs = zip(ids.tolist(), self.run.text.each(ids.tolist()), log_probs.tolist(), strict=True)
         return [{"id": id, "text": piece, "log_prob": value} for id, piece, value in pairs]
 
 

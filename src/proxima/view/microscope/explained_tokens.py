@@ -7,9 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -130,21 +129,19 @@ def here(function: Callable[..., Any], *arguments: Any) -> Any:
 @dataclass(eq=False)
 class TokenProcess:
     """Calls `explain_tokens` and `reason` in another process, which starts with the server. Each side unpickles only
-    messages from the other; no third party can write to the channel."""
+    messages from the other; no third party can write to the channel. One thread at a time asks, the server's reader."""
 
     _process: subprocess.Popen[bytes] | None = None
     _channel: Connection | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        with self._lock:
-            channel = self.begin()
-            try:
-                channel.send((function, arguments))
-                answer = channel.recv()
-            except (OSError, EOFError) as error:  # perhaps killed, out of memory: the next question starts another
-                self.end()
-                raise RuntimeError("the process that explains tokens has ended; ask again") from error
+        channel = self.begin()
+        try:
+            channel.send((function, arguments))
+            answer = channel.recv()
+        except (OSError, EOFError) as error:  # perhaps killed, out of memory: the next question starts another
+            self.end()
+            raise RuntimeError("the process that explains tokens has ended; ask again") from error
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -8,7 +8,6 @@ from proxima.data import UserError
 from proxima.view.microscope.completion_page import CompletionPage
 from proxima.view.microscope.single_file import PAGE, bundle, inert_json, policy_of
 from proxima.view.microscope.step_file import StepFile
-from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
 
 MOST_TOKENS = 50_000  # tokens whose explanations are included; further completions have only figures
@@ -52,7 +51,7 @@ def step_of(run: ViewedRun, place: str) -> tuple[int, int | None]:
 
 def _answers(run: ViewedRun, file: StepFile, uid: int | None) -> Iterator[tuple[str, Any]]:
     """Yield the server's answers, by their path after `/api/`."""
-    at, text, exported = f"0/step/{file.step}", TokenText.of_run(run.files.path, run.model), 0
+    at, exported = f"0/step/{file.step}", 0
     yield "runs", [run.about() | {"run": 0, "folder": run.files.path.resolve().name}]
     yield "0/trend", run.trend() | {"rollout_steps": [file.step]}
     yield "0/state", run.state() | {"running": False, "steps": [file.step]}
@@ -62,7 +61,7 @@ def _answers(run: ViewedRun, file: StepFile, uid: int | None) -> Iterator[tuple[
         yield f"{at}/group/{prompt}", file.of_group(prompt)
     chosen = [key for key in file.rows if uid is None or key[0] == uid]
     for key in chosen[:MOST_COMPLETIONS]:
-        page = CompletionPage(run, file, key, text)
+        page = CompletionPage(run, file, key)
         place = f"{at}/completion/{'.'.join(map(str, key))}"
         yield place, page.answer()
         exported += (length := len(page.row["tokens"]))

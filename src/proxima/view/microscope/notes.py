@@ -1,7 +1,6 @@
 """Readers' notes on a run, stored in a file next to its folder, so that nothing in the folder changes."""
 
 import json
-import threading
 from pathlib import Path
 
 from proxima.data import UserError, require
@@ -9,7 +8,6 @@ from proxima.system.atomic_files import write_atomic
 from proxima.system.jsonl import json_text, utf8
 
 MOST, KEY_LENGTH, TEXT_LENGTH = 5000, 200, 10_000
-_WRITING = threading.Lock()
 
 
 def notes_file(folder: Path) -> Path:
@@ -31,7 +29,8 @@ def read_notes(folder: Path) -> dict[str, str]:
 
 
 def write_note(folder: Path, key: str, text: str) -> dict[str, str]:
-    """Write a note, or delete it if the text is empty, and return the updated notes.
+    """Write a note, or delete it if the text is empty, and return the updated notes. The server calls it from one
+    thread.
 
     Raises:
         UserError: the key or the text is too long, there are too many, or the file is damaged.
@@ -39,9 +38,8 @@ def write_note(folder: Path, key: str, text: str) -> dict[str, str]:
     """
     require(0 < len(key) <= KEY_LENGTH, "key", key, f"must have 1 to {KEY_LENGTH} characters")
     require(len(text) <= TEXT_LENGTH, "text", len(text), f"must have at most {TEXT_LENGTH} characters")
-    with _WRITING:
-        notes = read_notes(folder) | {utf8(key): utf8(text)}
-        notes = {name: value for name, value in notes.items() if value}
-        require(len(notes) <= MOST, "notes", len(notes), f"must be at most {MOST}")
-        write_atomic(notes_file(folder), json_text(notes))
+    notes = read_notes(folder) | {utf8(key): utf8(text)}
+    notes = {name: value for name, value in notes.items() if value}
+    require(len(notes) <= MOST, "notes", len(notes), f"must be at most {MOST}")
+    write_atomic(notes_file(folder), json_text(notes))
     return notes

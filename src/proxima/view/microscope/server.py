@@ -57,11 +57,11 @@ def new_key(listening: socket.socket) -> str:
     return "" if place.is_loopback else secrets.token_urlsafe(KEY_BYTES)
 
 
-def address_of(listening: socket.socket, host: str, key: str, fragment: str = "") -> str:
+def address_of(listening: socket.socket, host: str, key: str) -> str:
     """Return the URL to open in a browser."""
     port, place = listening.getsockname()[1], listening.getsockname()[0]
     name = socket.gethostname() if place in ("0.0.0.0", "::") else host
-    return f"http://{f'[{name}]' if ':' in name else name}:{port}/{f'?key={key}' if key else ''}{fragment}"
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}/{f'?key={key}' if key else ''}"
 
 
 def make_server(app: MicroscopeApp, read_seconds: float = ScorerLimits.read_seconds) -> BoundedServer:

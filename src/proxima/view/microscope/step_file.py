@@ -19,6 +19,7 @@ from proxima.data.flow import Key
 from proxima.runtime.state.completion_columns import torn_file
 from proxima.runtime.state.stored_completions import array_rows
 from proxima.system.jsonl import utf8
+from proxima.view.formatting import shortened
 
 FORMAT = "rollouts 5"
 SCALARS = ("prompt_uid", "sample", "turn", "reward", "valid", "correct", "finish_reason", "outcome", "advantage")
@@ -228,7 +229,4 @@ def short_episode(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     episode = json.loads(text)
-    cut = (
-        {**s, "text": s["text"] if len(s["text"]) <= MESSAGE else s["text"][:MESSAGE] + "…"} for s in episode["spans"]
-    )
-    return {**episode, "spans": list(cut)}
+    return {**episode, "spans": [{**span, "text": shortened(span["text"], MESSAGE)} for span in episode["spans"]]}

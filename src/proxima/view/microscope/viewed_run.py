@@ -17,6 +17,7 @@ from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric
 
 if TYPE_CHECKING:
     from proxima.view.microscope.step_file import StepFile
+    from proxima.view.microscope.token_text import TokenText
 
 SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "penalty", "selection")
 Value = TypeVar("Value")
@@ -75,6 +76,13 @@ class ViewedRun:
         return self._growing.records
 
     @cached_property
+    def text(self) -> "TokenText":
+        """Its tokens as text."""
+        from proxima.view.microscope.token_text import TokenText
+
+        return TokenText.of_run(self.files.path, self.model)
+
+    @cached_property
     def _growing(self) -> GrowingRecords:
         return GrowingRecords(self.files.metrics)
 
@@ -113,11 +121,10 @@ class ViewedRun:
         """Summarise the run, including any problem of its folder."""
         summary = self.summary()
         problem, steps = self.problem(), 0
-        if problem is None or self.files.metrics.is_file():
-            try:
-                steps = self.last_step()
-            except UserError as error:
-                problem = str(error)
+        try:
+            steps = self.last_step()
+        except UserError as error:
+            problem = str(error)
         return {
             "run": self.number,
             "name": self.files.path.resolve().name,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class FakeLoader:
     sharding: Sharding | None = None
 
     def load(self, path: str, *, lora: Lora | None = None, scalar: bool = False, **given: Any) -> LoadedModel:
-        """Build the architecture at `path`.
+        """Build the architecture at `path`, with `scalar` with a scalar head.
 
         Raises:
             UserError: its config.json can't be read, or it can't be split over the ranks in this way.
@@ -104,16 +105,12 @@ class FakeLoader:
         tokenizer: Any = None  # no text is tokenized here
         return LoadedModel(model=model, tokenizer=tokenizer, path=path, sharding=sharding, device=self.device)
 
-    def load_scalar(self, path: str, **given: Any) -> LoadedModel:
-        """Build the architecture at `path` with a scalar head."""
-        return self.load(path, scalar=True, **given)
-
     def install(self) -> None:
         """Replace the functions that load weights, for the rest of the process."""
         place: Any = model_source
         place.load = self.load
         place = scalar_model
-        place.load_scalar_model = self.load_scalar
+        place.load_scalar_model = partial(self.load, scalar=True)
         teacher.make_engine_stage = lambda source, path, *_: _EngineColumn(path)  # type: ignore[assignment]
 
 

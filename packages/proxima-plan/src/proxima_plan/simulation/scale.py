@@ -31,36 +31,26 @@ class ScaledRun:
 
     Args:
         devices, lag: lag 0: engines and trainer take turns on all devices.
-        layout: None if no layout is possible; `refused` says why.
+        binds: what takes most of a step, and its share; or the reason why no layout is possible.
+        layout: None if none is possible.
         tokens_per_second, step_seconds: over the measured steps; tokens of the completions that they train on.
         waiting: share of these steps in which the trainer waits for completions.
-        generates, trains: what binds either side.
     """
 
     devices: int
     lag: int
+    binds: str
     layout: DeviceLayout | None = None
     tokens_per_second: float = 0.0
     step_seconds: float = 0.0
     waiting: float = 0.0
-    generates: str = ""
-    trains: str = ""
-    refused: str = ""
 
     @property
     def per_device(self) -> float:
         return self.tokens_per_second / self.devices
 
-    @property
-    def binds(self) -> str:
-        """What takes most of a step, and its share; or the reason why no layout is possible."""
-        if self.refused:
-            return self.refused
-        waits = self.waiting > 0.5
-        return f"{self.generates if waits else self.trains} {100 * (self.waiting if waits else 1 - self.waiting):.0f} %"
-
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"tokens_per_second_per_device": self.per_device, "binds": self.binds}
+        return asdict(self) | {"tokens_per_second_per_device": self.per_device}
 
 
 def simulate_scale(
@@ -115,7 +105,7 @@ def _best(config: RunConfig, count: int, lag: int, plans: Sequence[StepPlan], as
             refused = f"needs {memory.needed / GIB:,.0f} GiB a device, which has {memory.memory / GIB:,.0f}"
             if memory.needed <= memory.memory:
                 refused = "engines have no room for the cache of the longest completion"
-        return ScaledRun(devices=count, lag=lag, refused=refused)
+        return ScaledRun(devices=count, lag=lag, binds=refused)
     runs = [simulate_plan(config, plan, assumed, lag) for plan in fitting[: TRIED if lag else 1]]
     return max(runs, key=lambda run: run.tokens_per_second)
 
@@ -129,23 +119,23 @@ def simulate_plan(config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: 
     measured = run.steps[around : around + steps]
     seconds = measured[-1]["time"] - measured[0]["time"] + measured[0]["time/step"]
     generate, *rest = plan.stages
-    longest = max(rest, key=lambda stage: stage.seconds)
+    waiting = figures_of(measured).idle_trainer
+    longest = generate if waiting > 0.5 else max(rest, key=lambda stage: stage.seconds)
     return ScaledRun(
         devices=plan.layout.devices,
         lag=lag,
         layout=plan.layout,
         tokens_per_second=sum(step.get("tokens/trained", 0) for step in measured) / seconds,
         step_seconds=seconds / steps,
-        waiting=figures_of(measured).idle_trainer,
-        generates=f"generate: {generate.binds}",
-        trains=f"{longest.name}: {longest.binds}",
+        waiting=waiting,
+        binds=f"{longest.name}: {longest.binds} {100 * max(waiting, 1 - waiting):.0f} %",
     )
 
 
 def stops_paying(runs: Sequence[ScaledRun]) -> ScaledRun | None:
     """Return the first run from which on twice the devices give less than `PAYS` times the speed, or None."""
     largest = None
-    for run, larger in reversed(list(pairwise([run for run in runs if not run.refused]))):
+    for run, larger in reversed(list(pairwise([run for run in runs if run.layout]))):
         if gain(run, larger) >= PAYS:
             break
         largest = run
@@ -164,7 +154,7 @@ def conclusions(pairs: Sequence[tuple[ScaledRun, ScaledRun]]) -> list[str]:
 
 
 def _conclusion(runs: Sequence[ScaledRun]) -> str:
-    fitting = [run for run in runs if not run.refused]
+    fitting = [run for run in runs if run.layout]
     if len(fitting) < 2:
         return "fewer than two of these numbers of devices can run it"
     last = stops_paying(runs)

@@ -6,13 +6,10 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import count
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxima.data import Completion, FinishReason
 from proxima.data.columns import Ints
@@ -246,10 +243,10 @@ class TimedReplica:
             Completion(
                 prompt_uid=request.prompt.uid,
                 sample=request.sample,
-                tokens=constant_column(0, np.int32, length),
+                tokens=np.broadcast_to(np.int32(0), length),
                 text="",
-                sampled_log_prob=constant_column(0, np.float32, length),
-                untruncated_log_prob=constant_column(0, np.float32, length),
+                sampled_log_prob=np.broadcast_to(np.float32(0), length),
+                untruncated_log_prob=np.broadcast_to(np.float32(0), length),
                 policy_version=self._version_column(completion),
                 finish_reason=completion.reason,
                 temperature=request.sampling.temperature,
@@ -260,7 +257,7 @@ class TimedReplica:
         """[T] the version of each token: that of the weights at the start of its decode step."""
         newest, version = self.versions[-1]
         if newest <= completion.begin + ROUNDING:
-            return constant_column(version, np.int32, completion.length)
+            return np.broadcast_to(np.int32(version), completion.length)
         column, end = np.empty(completion.length, np.int32), completion.length
         for progress, version in reversed(self.versions):
             first = min(end, max(0, math.ceil(progress - completion.begin - ROUNDING)))
@@ -268,16 +265,3 @@ class TimedReplica:
             if (end := first) == 0:
                 break
         return column
-
-
-def constant_column(value: int, dtype: Any, length: int) -> NDArray[Any]:
-    """[length] read-only column of one value; columns of the same value and dtype share memory."""
-    size = 1 << max(10, (length - 1).bit_length())
-    return _longest(value, dtype, size)[:length]
-
-
-@lru_cache(maxsize=64)
-def _longest(value: int, dtype: Any, size: int) -> NDArray[Any]:
-    column = np.full(size, value, dtype)
-    column.flags.writeable = False
-    return column
