@@ -115,14 +115,15 @@ def _show_metric(name: str, means: dict[str, "SeedMean"]) -> None:
 
 
 def _show(comparison: "RunComparison", unread: list[str]) -> None:
-    from proxima.view.comparison_page import table_head, table_row
+    from proxima.view.comparison_page import table_columns
     from proxima.view.formatting import printable
     from proxima.view.terminal import stacked, table_text
 
     for text in (*comparison.warnings, *unread):
         print(f"WARNING {printable(text)}", file=sys.stderr)
-    head = table_head(comparison)
-    rows = [dict(zip(head, map(printable, table_row(row, comparison)), strict=True)) for row in comparison.rows()]
+    rows = [
+        {name: printable(text) for name, text in table_columns(row, comparison).items()} for row in comparison.rows()
+    ]
     width = min(WIDTH, terminal_width(sys.stdout) or WIDTH)
     tables = (table_text(block, sys.stdout, width=width) for block in stacked(rows, width))
     print("\n\n".join(tables))

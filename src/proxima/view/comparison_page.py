@@ -74,8 +74,8 @@ def page_values(comparison: RunComparison, over: str | None = None) -> dict[str,
         "has_charts": bool(charts),
         "answers": {"comparison": {"cells": cells, "axes": axes, "charts": charts}},
         "intervals": interval_bars(rows, comparison.headline),
-        "head": table_head(comparison),
-        "table": [glued(table_row(row, comparison)) for row in rows],
+        "head": [*table_columns(rows[0], comparison)],
+        "table": [glued([*table_columns(row, comparison).values()]) for row in rows],
         "training": "Training figures" if comparison.offline else "Training reward",
         "paired_head": ["cell", "common seeds", *(PAIRED.get(name, name) for name in paired)],
         "paired": [
@@ -248,32 +248,23 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {  # axis: its column, an
 RATIOS = ("time", "cpu")
 
 
-def table_head(comparison: RunComparison) -> list[str]:
-    """Return the column names of the final table."""
-    reached = [axis for axis in COSTS if axis in comparison.axes and comparison.target is not None]
-    costs = [f"{COSTS[axis][0]} to target{' (×)' if axis in RATIOS else ''}" for axis in reached]
-    measures = [f"{comparison.headline.name} before", "after", "best"]
-    if comparison.offline:
-        return ["cell", "seeds", *measures, *comparison.figures, *costs, "clock, all", "train", "train tok/s"]
-    figures = ["training reward", *comparison.figures, *costs]
-    return ["cell", "seeds", *measures, *figures, "clock, all", "generate + train", "gen, train tok/s"]
-
-
-def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
-    """Return a cell's row: one text for each column of `table_head`."""
-    with_ratio = () if row.cell == comparison.baseline.name else RATIOS
-    reach = [
-        cost_text(row.reach[axis], write) + (cost_ratio(row.reach[axis]) if axis in with_ratio else "")
-        for axis, (_, write) in COSTS.items()
-        if axis in comparison.axes and axis in row.reach
-    ]
+def table_columns(row: CellSummary, comparison: RunComparison) -> dict[str, str]:
+    """Return a cell's row of the final table, by column."""
     seeds = str(row.n) if row.n == row.runs else f"{row.n} of {row.runs}"
-    shown = [*(() if comparison.offline else (row.reward,)), *row.figures.values()]
-    measures = [plus_minus(value) for value in (row.before, row.after, row.best, *shown)]
+    measures = {f"{comparison.headline.name} before": row.before, "after": row.after, "best": row.best}
+    measures |= ({} if comparison.offline else {"training reward": row.reward}) | row.figures
+    columns = {"cell": row.cell, "seeds": seeds, **{name: plus_minus(mean) for name, mean in measures.items()}}
+    for axis, (name, write) in COSTS.items():
+        if axis in comparison.axes and axis in row.reach:
+            ratio = cost_ratio(row.reach[axis]) if axis in RATIOS and row.cell != comparison.baseline.name else ""
+            column = f"{name} to target{' (×)' if axis in RATIOS else ''}"
+            columns[column] = cost_text(row.reach[axis], write) + ratio
     clock, generate, train = (duration(value.mean) if value else NONE for value in (row.clock, row.generate, row.train))
     rates = [count(value.mean) if value else NONE for value in (row.generate_rate, row.train_rate)]
-    speed = [train, rates[1]] if comparison.offline else [f"{generate} + {train}", ", ".join(rates)]
-    return [row.cell, seeds, *measures, *reach, clock, *speed]
+    speed = {"generate + train": f"{generate} + {train}", "gen, train tok/s": ", ".join(rates)}
+    return (
+        columns | {"clock, all": clock} | ({"train": train, "train tok/s": rates[1]} if comparison.offline else speed)
+    )
 
 
 def cost_text(cost: TargetCost, write: Callable[[float], str]) -> str:

@@ -306,31 +306,17 @@ def side_by_side(record: Record) -> str:
 
 def prompts_used(record: Record) -> str:
     """`prompts 63 new + 1 carried in = 16 used + 38 uniform + 10 carried over`; empty if the step used exactly the
-    prompts that it generated."""
-    used, generated, carried = _prompt_counts(record)
+    prompts that it generated. What the previous step left is not recorded, but both sides are the same number."""
+    used, generated, carried = (int(record.get(f"prompts_{name}") or 0) for name in ("used", "generated", "carried"))
     if used == generated and not carried:
         return ""
-    before = f" + {count(carried_in(record))} carried in" if carried_in(record) else ""
-    parts = [f"{count(used)} used"]
-    parts += [f"{count(n)} {reason.replace('_', ' ')}" for reason, n in dropped_prompts(record).items() if n]
+    mark = "prompts_dropped_"  # as a whole, by reason
+    dropped = {key.removeprefix(mark): int(value or 0) for key, value in record.items() if key.startswith(mark)}
+    carried_in = max(0, used + sum(dropped.values()) + carried - generated)
+    parts = [f"{count(used)} used", *(f"{count(n)} {reason.replace('_', ' ')}" for reason, n in dropped.items() if n)]
     parts += [f"{count(carried)} carried over"] if carried else []
+    before = f" + {count(carried_in)} carried in" if carried_in else ""
     return f"prompts {count(generated)} new{before} = {' + '.join(parts)}"
-
-
-def _prompt_counts(record: Record) -> list[int]:
-    return [int(record.get(f"prompts_{name}") or 0) for name in ("used", "generated", "carried")]
-
-
-def dropped_prompts(record: Record) -> dict[str, int]:
-    """Return reason → number of groups of the step that were dropped as a whole."""
-    mark = "prompts_dropped_"
-    return {key.removeprefix(mark): int(value or 0) for key, value in record.items() if key.startswith(mark)}
-
-
-def carried_in(record: Record) -> int:
-    """Count the groups from the previous step: carried in + generated = used + dropped + carried over."""
-    used, generated, carried = _prompt_counts(record)
-    return max(0, used + sum(dropped_prompts(record).values()) + carried - generated)
 
 
 def why_unknown(record: Record) -> str:
