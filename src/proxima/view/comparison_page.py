@@ -252,7 +252,8 @@ def table_columns(row: CellSummary, comparison: RunComparison) -> dict[str, str]
     """Return a cell's row of the final table, by column."""
     seeds = str(row.n) if row.n == row.runs else f"{row.n} of {row.runs}"
     measures = {f"{comparison.headline.name} before": row.before, "after": row.after, "best": row.best}
-    measures |= ({} if comparison.offline else {"training reward": row.reward}) | row.figures
+    measures |= {} if comparison.offline else {"training reward": row.reward}
+    measures |= row.figures
     columns = {"cell": row.cell, "seeds": seeds, **{name: plus_minus(mean) for name, mean in measures.items()}}
     for axis, (name, write) in COSTS.items():
         if axis in comparison.axes and axis in row.reach:
@@ -261,10 +262,10 @@ def table_columns(row: CellSummary, comparison: RunComparison) -> dict[str, str]
             columns[column] = cost_text(row.reach[axis], write) + ratio
     clock, generate, train = (duration(value.mean) if value else NONE for value in (row.clock, row.generate, row.train))
     rates = [count(value.mean) if value else NONE for value in (row.generate_rate, row.train_rate)]
+    if comparison.offline:
+        return columns | {"clock, all": clock, "train": train, "train tok/s": rates[1]}
     speed = {"generate + train": f"{generate} + {train}", "gen, train tok/s": ", ".join(rates)}
-    return (
-        columns | {"clock, all": clock} | ({"train": train, "train tok/s": rates[1]} if comparison.offline else speed)
-    )
+    return columns | {"clock, all": clock} | speed
 
 
 def cost_text(cost: TargetCost, write: Callable[[float], str]) -> str:
