@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -86,7 +86,8 @@ def run_sweep(
     Raises: UserError if another sweep is using the folder.
     """
     sweep.folder.mkdir(parents=True, exist_ok=True)
-    with _folder_lock(sweep.folder):
+    with ExitStack() as held:
+        held.callback(_folder_lock(sweep.folder).release)
         progresses = [read_progress(run, retry_failed) for run in runs]
         write_atomic(sweep.folder / "sweep.json", dumps(_facts(sweep), indent=2) + "\n")
         loop = _SweepLoop(sweep, progresses, observers, command, poll)
@@ -324,16 +325,10 @@ def _facts(sweep: Sweep) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
+def _folder_lock(folder: Path) -> FolderLock:
     """Lock the folder for one sweep at a time."""
-
     try:
-        lock = FolderLock(folder / ".lock")
+        return FolderLock(folder / ".lock")
     except UserError as error:
         remedy = "wait for it, stop it, or use another --folder"
         raise UserError(f"another sweep is using {folder}", remedy=remedy) from error
-    try:
-        yield
-    finally:
-        lock.release()

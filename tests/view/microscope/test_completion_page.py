@@ -30,7 +30,6 @@ CASES += [
     for spec in variants_of(cls()).values()
     if getattr(spec, "towards", "") != "next" and "top_k_log_prob" not in spec.needs  # not stored
 ]
-SMALL = "tests/view/microscope/test_completion_page.py::test_tokens_drawn_at_random_say_what_core_and_parquet_say"
 
 
 def pages(folder, step=1):
@@ -43,14 +42,14 @@ def digits(value):
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[name for name, _, _ in CASES])
-def test_tokens_drawn_at_random_say_what_core_and_parquet_say(case, tmp_path, draws=8):
+def test_tokens_drawn_at_random_say_what_core_and_parquet_say(case, tmp_path):
     _, surrogate, corrections = CASES[case]
     batch, keep, weight = make_step(tmp_path, surrogate, corrections, prompts=2, samples=2, seed=case)
     table = pq.read_table(tmp_path / "rollouts" / "000001.parquet").to_pylist()
     drawn, shown = random.Random(case), pages(tmp_path)
     band = band_of(surrogate, batch) if not surrogate.whole_batch and not corrections else None
     starts = batch.cu_seqlens.tolist()
-    for _ in range(draws):
+    for _ in range(8):
         row = drawn.randrange(len(table))
         token = drawn.randrange(starts[row + 1] - starts[row])
         at = starts[row] + token
@@ -67,12 +66,6 @@ def test_tokens_drawn_at_random_say_what_core_and_parquet_say(case, tmp_path, dr
         for column, values in ({} if band is None else band.drawn()).items():
             there = float(values[at])
             assert digits(answer["band"][column]) == digits(there) if math.isfinite(there) else True, column
-
-
-@pytest.mark.campaign(SMALL)
-def test_two_thousand_tokens_drawn_at_random(tmp_path):
-    for case in range(len(CASES)):
-        test_tokens_drawn_at_random_say_what_core_and_parquet_say(case, tmp_path / str(case), draws=32)
 
 
 def test_the_prefix_of_cppo_is_its_definition(tmp_path):
