@@ -88,5 +88,6 @@ class MetricsFollower:
             records: list[Record] = list(self._growing.poll())
         except (OSError, UserError):
             records = []
-        self.progress.metrics = Metrics.of(self._growing.records)
+        if records or not self._growing.records:  # a resume may have emptied the file
+            self.progress.metrics = Metrics.of(self._growing.records)
         return records
