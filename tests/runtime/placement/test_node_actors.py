@@ -47,8 +47,8 @@ def test_lines_and_exit_code(tmp_path: Path, how: str) -> None:
 
 def test_the_process_ends_with_its_actor(tmp_path: Path) -> None:
     host, reports = running(tmp_path)
-    assert host.process is not None and host.process.stdin is not None
-    host.process.stdin.close()
+    assert host.process is not None
+    host.channel.close()
     assert list(reports) == [0] and not is_running(host.process.pid)
 
 

@@ -25,7 +25,6 @@ from proxima.train.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
-    from proxima.config.sections.algorithm_section import DistillationConfig
     from proxima.train import PreferenceObjective, ValueObjective
     from proxima.train.critic import Critic, ValueHead
 
@@ -93,6 +92,9 @@ def make_objective(
         from proxima.core.distillation import NoPolicyGradient
 
         surrogate = NoPolicyGradient()
+    teacher = None
+    if (of := algorithm.distillation) is not None:
+        teacher = DistillationTerm(divergence=of.divergence, aggregate=of.aggregate, coefficient=of.coefficient)
     balance = None
     if algorithm.router_balance is not None:
         from proxima.train.objectives.router_balance import RouterBalance
@@ -106,20 +108,13 @@ def make_objective(
         proximal=proximal,
         next_missing=algorithm.next_missing if algorithm.proximal == "next" else None,
         skip_zero_advantage=algorithm.skip_zero_advantage,
-        distillation=None if algorithm.distillation is None else distillation_term(algorithm.distillation),
+        distillation=teacher,
         value=value,
         router_balance=balance,
         replays_routes=algorithm.routing_replay == "rollout"
         or (algorithm.routing_replay == "recompute" and recomputes_proximal(config)),
         # A guard that rejects measures the mismatch before the update.
         measure={"entropy", "mismatch"} if mismatch.measure and mismatch.on_mismatch != "reject" else {"entropy"},
-    )
-
-
-def distillation_term(distillation: "DistillationConfig") -> DistillationTerm:
-    """The loss term of the teacher."""
-    return DistillationTerm(
-        divergence=distillation.divergence, aggregate=distillation.aggregate, coefficient=distillation.coefficient
     )
 
 

@@ -1,6 +1,7 @@
 """Rendezvous and shutdown of the ranks: the store, the lifelines, the comparison of facts, and the process group."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -27,10 +28,8 @@ def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
     if "RANK" in environment or "MASTER_ADDR" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
         return {}
     node = int(environment["SLURM_NODEID"])
-    tasks: list[str] = []  # of each node, from "2(x3),1"
-    for part in environment["SLURM_STEP_TASKS_PER_NODE"].split(","):
-        number, _, times = part.removesuffix(")").partition("(x")
-        tasks += [number] * int(times or 1)
+    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # as "2(x3),1"
+    tasks = [number for number, times in counts for _ in range(int(times or 1))]  # of each node
     port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000
     return {
         "RANK": environment["SLURM_PROCID"],

@@ -7,12 +7,11 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.process.start import START
+from proxima.process.start import start_module
 
 CHUNK = 1 << 16
 QUIET_SECONDS = 0.5  # after which a dead process has nothing left to read; a child of it may hold its pipes open
@@ -66,18 +65,14 @@ class RankHost:
             environment: variables in addition to those of this node.
             folder: working folder of the supervisor, used if this node has it too.
         """
-        self.process = process = subprocess.Popen(
-            [sys.executable, "-P", str(START), "proxima.runtime.placement.rank_process", "0"],  # ends with its stdin
-            stdin=subprocess.PIPE,
+        self.process, self.channel = process, channel = start_module(  # it ends with its channel
+            "proxima.runtime.placement.rank_process",
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=os.environ | dict(environment),
             cwd=folder if os.path.isdir(folder) else None,
-            start_new_session=True,  # Ctrl-C is for the supervisor
         )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps({"function": function, "arguments": dict(arguments)}).encode() + b"\n")
-        process.stdin.flush()
+        channel.sendall(json.dumps({"function": function, "arguments": dict(arguments)}).encode() + b"\n")
         rest, raylet = {1: b"", 2: b""}, os.getppid()
         with selectors.DefaultSelector() as selector:
             for stream, pipe in ((1, process.stdout), (2, process.stderr)):

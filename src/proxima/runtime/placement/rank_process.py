@@ -1,14 +1,14 @@
 """The process of a rank: calls the function that its actor names. Started by `process.start`, so that it ends
 with the actor, however the actor ends.
 
-Its standard input carries one line of JSON: `{"function": "module:name", "arguments": {…}}`. The function's result is
-the exit code.
+Its channel carries one line of JSON: `{"function": "module:name", "arguments": {…}}`. The function's result is the exit
+code.
 """
 
 import importlib
-import io
 import json
 import signal
+import socket
 import sys
 
 if __name__ == "__main__":
@@ -16,7 +16,7 @@ if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="replace")  # type: ignore[union-attr]
-    call = json.loads(sys.stdin.readline())
-    sys.stdin = io.StringIO()  # nobody answers a question
+    channel = socket.socket(fileno=int(sys.argv[1]))  # kept open: its end is this process's
+    call = json.loads(channel.makefile("rb").readline())
     module, _, name = call["function"].partition(":")
     sys.exit(getattr(importlib.import_module(module), name)(**call["arguments"]))

@@ -129,14 +129,17 @@ def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, An
     Lists have no statistics, and no dictionary but for policy versions, of which there are few; numbers of the others
     are split into byte streams: so they are written faster and take less space.
     """
+    further: dict[str, tuple[pa.DataType, str]] = {}
     if "policy_version" in schema.names and any(row.get("routed_experts") is not None for row in rows):
-        from proxima.runtime.state.route_columns import with_routes
+        from proxima.runtime.state.route_columns import COLUMNS as ROUTES
 
-        schema = with_routes(schema)
+        further |= ROUTES
     if any(row.get("episode") is not None for row in rows):
-        from proxima.runtime.state.episode_columns import with_episodes
+        from proxima.runtime.state.episode_columns import COLUMNS as EPISODES
 
-        schema = with_episodes(schema)
+        further |= EPISODES
+    for name, (kind, doc) in further.items():
+        schema = schema.append(pa.field(name, kind, metadata={"doc": doc}))
     scalars = [field.name for field in schema if not pa.types.is_list(field.type)]
     lists = {f"{field.name}.list.element": field.type.value_type for field in schema if pa.types.is_list(field.type)}
     encoding = {name: "BYTE_STREAM_SPLIT" for name, kind in lists.items() if kind in (pa.float32(), pa.int32())}

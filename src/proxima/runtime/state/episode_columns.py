@@ -16,13 +16,6 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
 }
 
 
-def with_episodes(plain: pa.Schema) -> pa.Schema:
-    """The schema, with these columns."""
-    for name, (kind, doc) in COLUMNS.items():
-        plain = plain.append(pa.field(name, kind, metadata={"doc": doc}))
-    return plain
-
-
 def stored_episode(row: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a path."""
     opening = None

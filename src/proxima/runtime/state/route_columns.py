@@ -16,13 +16,6 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
 }
 
 
-def with_routes(plain: pa.Schema) -> pa.Schema:
-    """The schema, with these columns."""
-    for name, (kind, doc) in COLUMNS.items():
-        plain = plain.append(pa.field(name, kind, metadata={"doc": doc}))
-    return plain
-
-
 def route_columns(completion: Completion) -> dict[str, Any]:
     routes, of_prompt = completion.routed_experts, completion.prompt_routed_experts
     if routes is None or not len(routes):  # without a token nothing is trained

@@ -7,6 +7,7 @@ warns through the others.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,35 +136,8 @@ class Tee(Observer):
     def __init__(self, *observers: Observer) -> None:
         self._observers = list(observers)
 
-    def started(self, info: RunInfo) -> None:
-        self._tell("started", info)
-
-    def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
-        self._tell("progress", stage, done, total, unit)
-
-    def evaluated(self, record: Record) -> None:
-        self._tell("evaluated", record)
-
-    def sampled(self, groups: Sequence[Group]) -> None:
-        self._tell("sampled", groups)
-
-    def step(self, record: Record, sample: Sample | None) -> None:
-        self._tell("step", record, sample)
-
-    def synced(self, record: Record) -> None:
-        self._tell("synced", record)
-
-    def warning(self, text: str) -> None:
-        self._tell("warning", text)
-
-    def lasting(self, text: str) -> None:
-        self._tell("lasting", text)
-
     def ending(self) -> Mapping[str, str]:
         return {name: link for links in self._tell("ending") for name, link in links.items()}
-
-    def finished(self, summary: Record) -> None:
-        self._tell("finished", summary)
 
     def _tell(self, event: str, *facts: Any) -> list[Any]:
         """Notify all, and return their answers."""
@@ -178,3 +152,7 @@ class Tee(Observer):
                     f"{name} failed in {event} ({type(error).__name__}: {error}) and is disabled; the run continues"
                 )
         return answers
+
+
+for _event in ("started", "progress", "evaluated", "sampled", "step", "synced", "warning", "lasting", "finished"):
+    setattr(Tee, _event, partialmethod(Tee._tell, _event))

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from proxima.engine.protocol import Health
 from proxima.rollout.generator import GroupGenerator
@@ -10,6 +10,7 @@ from proxima.runtime.watch.activity import Activity
 
 LOOKS = 10  # in the time that makes a stall
 PATIENCE = 5.0  # seconds that a health check may take
+NAMED = 5  # prompts of a warning
 
 
 class StallWatch:
@@ -66,14 +67,78 @@ class StallWatch:
             self._tokens = health.tokens
 
     def _sentence(self, still: float) -> str:
-        from proxima.runtime.watch.standstill import Standstill
+        """The warning of a stalled run: for how long, and what it waits for."""
+        token = "no token and " if self._tokens is not None else ""
+        waits = [*self._rewards(), *self._engine(), *self._work(), *self._ranks()] or [
+            "groups, but none is being generated"
+        ]
+        return f"{token}no finished stage for {_duration(still)}: {self._stage()} waits for {'; '.join(waits)}"
 
-        return Standstill(
-            activity=self.activity,
-            generator=self.generator,
-            counts_tokens=self._tokens is not None,
-            health=self._health,
-            silent=(silent := self.activity.now() - self._answered_at),
-            answers=silent <= 2 * self.seconds / LOOKS,
-            late=self.late(time.monotonic()) if self.late is not None else None,
-        ).sentence(still)
+    def _stage(self) -> str:
+        stages = self.activity.stages
+        step = next((stage.facts["step"] for stage in stages if "step" in stage.facts), None)
+        where = {"evaluate": "the evaluation after ", "checkpoint": "the checkpoint of "}
+        name = where.get(stages[-1].name, "") if stages else ""
+        return f"{name}step {step}" if step is not None else "the run"
+
+    def _rewards(self) -> list[str]:
+        """The rewards that are pending, each with its prompts."""
+        if self.generator is None:
+            return []
+        now, scoring = self.activity.now(), self.activity.scoring
+        pending = []
+        for label, uids in self.generator.rewards.awaited.items():
+            if waiting := {uid: now - scoring.get(uid, now) for uid in uids}:
+                longest = max(waiting.values())
+                since = f" since {_duration(longest)}" if longest else ""
+                pending.append(f"the reward `{label}` of {_prompts(waiting)}{since}")
+        return pending
+
+    def _engine(self) -> list[str]:
+        """The prompts in the engine, and the engine's health."""
+        generating = self.activity.generating
+        asked = {stage.name for stage in self.activity.stages} & {"evaluate", "publish"}
+        if self.generator is None or not (generating or asked):
+            return []
+        what = f"{_prompts(generating)} in the engine" if generating else "the engine"
+        return [f"{what} ({self._engine_health()})"]
+
+    def _engine_health(self) -> str:
+        health, silent = self._health, self.activity.now() - self._answered_at
+        parts = [f"process {health.detail['pid']}"] if health is not None and health.detail.get("pid") else []
+        if health is None or silent > 2 * self.seconds / LOOKS:
+            parts.append(f"no answer to a health check for {_duration(silent)}")
+        else:
+            parts += [] if health.ok else ["not ready"]
+            parts.append(f"{health.running} completions run and {health.waiting} wait")
+            parts.append(f"last health check {_duration(silent)} ago")
+        return ", ".join(parts)
+
+    def _work(self) -> list[str]:
+        """The work of this process, unless it only waits for others."""
+        if not self.activity.stages:
+            return ["the work between two stages"]
+        stage = self.activity.stages[-1]
+        if stage.name in ("generate", "publish") or (stage.name == "evaluate" and self.generator is not None):
+            return []
+        done = f"which has done {stage.done}" if stage.done else "which does not say how far it is"
+        lasted = _duration(self.activity.now() - stage.since)
+        return [f"its stage `{stage.name}`, started {lasted} ago, {done}"]
+
+    def _ranks(self) -> list[str]:
+        """The rank that the others wait for."""
+        late = None if self.late is None else self.late(time.monotonic())
+        return [] if late is None else [late[1]]
+
+
+def _prompts(waiting: Mapping[int, float]) -> str:
+    """`prompt 41`, `3 prompts (41, 42, 45)`."""
+    uids = sorted(waiting)
+    if len(uids) == 1:
+        return f"prompt {uids[0]}"
+    shown = ", ".join(map(str, uids[:NAMED])) + (" …" if len(uids) > NAMED else "")
+    return f"{len(uids)} prompts ({shown})"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
