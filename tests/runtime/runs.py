@@ -91,6 +91,15 @@ def replayed(runs: "Runs") -> dict[str, Any]:
     return EPOCHS | {"algorithm": {"preset": "dppo"}, "rollouts": str(runs.finished("policy"))}
 
 
+def replayed_episodes(runs: "Runs") -> dict[str, Any]:
+    few = {"train__steps": 2, "train__prompts_per_step": 2, **NO_EVAL}
+    recorded = runs.folder / "recorded"
+    overlap = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2}
+    if not recorded.exists():
+        tiny_run.go(recorded, episode_recipe(runs.tiny_model("llama"), **few, **overlap))
+    return few | {"algorithm": {"preset": "dppo"}, "rollouts": str(recorded)}
+
+
 @dataclass(frozen=True)
 class Run:
     """The settings, or a function that makes them, as changes of a recipe, and how it is started and compared."""
@@ -139,6 +148,9 @@ RUNS = {
             "engine__top_k_log_probs": 3,
         }
     ),
+    "an engine that rounds": Run(
+        {"engine__weights": "int4", "engine__noise": 0.3, "algorithm__mismatch": {"on_mismatch": "warn"}}
+    ),
     "teacher": Run(distilled),
     "adaptive KL": Run(shaped(estimator="k3", adaptive={"target": 1e-3, "horizon": 32.0})),
     "epochs that stop": Run(
@@ -162,6 +174,7 @@ RUNS = {
     "mix of tasks": Run(mixed),
     "scored by a model": Run(scored_by_a_model),
     "replay": Run(replayed),
+    "replay of asynchronous episodes": Run(replayed_episodes, recipe=episode_recipe, traces=whole),
     "plateau": Run(PLATEAU | {"train__completions_per_prompt": 2}),
     "plateau of sft": sft(PLATEAU | {"eval__samples": 0}),
     "sft": sft(),

@@ -37,8 +37,7 @@ class ServerLike(EngineSpec):
     """Args:
     url: names it in messages; `missing` can't be reached.
     log_probs: as `Capabilities`.
-    fails_at: of these versions `publish`, or with `generates` the first call of `generate`, fails; -1: never.
-    generates: see there.
+    fails_at: of this version `generate` fails; -1: never.
     quantization: what it says of its weights.
     events: lines that it has for the user, from version 2 on.
     """
@@ -48,7 +47,6 @@ class ServerLike(EngineSpec):
     url: str = "http://server"
     log_probs: str = "both"
     fails_at: int = -1
-    generates: bool = False
     quantization: str | None = None
     events: tuple[str, ...] = ()
 
@@ -85,7 +83,7 @@ class ServerLikeEngine:
         return self.spec.capabilities
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        if self.spec.generates and self.version == self.spec.fails_at:
+        if self.version == self.spec.fails_at:
             await asyncio.sleep(0)
             raise ServerError(self.spec.url, "/generate", "can't be reached")
         async for completion in self.engine.generate(requests):
@@ -101,8 +99,6 @@ class ServerLikeEngine:
         return await self.engine.score(requests)
 
     async def publish(self, update: WeightUpdate) -> None:
-        if not self.spec.generates and update.version == self.spec.fails_at:
-            raise ServerError(self.spec.url, "/load", "no answer for 3 s")
         await self.engine.publish(update)
         self.version = update.version
 

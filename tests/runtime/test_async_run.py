@@ -6,7 +6,6 @@ from contextlib import suppress
 import pytest
 import yaml
 
-from proxima.data import UserError
 from proxima.engine.local import LocalEngine
 from proxima.rollout.async_collector import AsyncCollector
 from proxima.runtime.state.folder import RunFolder
@@ -104,12 +103,6 @@ def test_a_checkpoint_names_what_was_in_flight(tiny_model, tmp_path):
     for step, (at, saved) in enumerate(zip(drawn, facts, strict=True), 1):
         assert sorted(saved["pending"] + saved.get("in_flight", [])) == list(range(4 * step, at))
     assert drawn[0] > 4 and drawn[-1] == 4 * STEPS
-
-
-def test_it_resumes_with_the_same_bounds_only(tiny_model, tmp_path):
-    go(tmp_path / "run", tree(tiny_model("llama"), train__steps=1))
-    with pytest.raises(UserError, match=r"runtime.max_concurrent_rollouts=8 differs from 3"):
-        go(tmp_path / "run", tree(tiny_model("llama"), runtime__max_concurrent_rollouts=8), resume=True)
 
 
 REFILLED = {

@@ -20,7 +20,7 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.train import Schedule
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.runs import CRITIC, HEAD, PPO
-from tests.runtime.tiny_run import go, recipe, steps_of
+from tests.runtime.tiny_run import steps_of
 
 STEPS = 4
 KINDS = {"critic": CRITIC | {"value_warmup_steps": 1}, "value head": HEAD}
@@ -125,29 +125,7 @@ def test_behind_it_pruning_and_dynamic_sampling(runs, tmp_path):
     assert steps_of(tmp_path / "run")[-1]["value/loss"] > 0
 
 
-def test_the_optimal_token_baseline_from_a_recipe(tiny_model, tmp_path):
-    advantage = {"algorithm": {"preset": "grpo", "advantage": "optimal_token_baseline"}}
-    assert go(tmp_path / "run", recipe(tiny_model("llama"), train__steps=1, **advantage)).status == "done"
-    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(1))
-    assert any(row["token_advantage"] for row in rows)
-    for uid in {row["prompt_uid"] for row in rows}:  # the weights of a position add up to one
-        first = [row for row in rows if row["prompt_uid"] == uid]
-        rewards = [row["reward"] for row in first]
-        advantages = [(row["token_advantage"] or [row["advantage"]])[0] for row in first]
-        baseline = [reward - advantage for reward, advantage in zip(rewards, advantages, strict=True)]
-        assert baseline == pytest.approx([baseline[0]] * len(baseline), abs=1e-5)
-        assert min(rewards) <= baseline[0] + 1e-6 and baseline[0] <= max(rewards) + 1e-6
-
-
 # ---- checkpoint and resume -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_holds_what_the_critic_resumes_from(kind, runs):
-    names = runs.traces(kind)["tensors"]
-    own = "critic/model.safetensors" if kind == "critic" else "value_head.safetensors"
-    assert any(name.startswith(own) for name in names)
-    assert any(name.startswith("critic_optimizer") for name in names) is (kind == "critic")
 
 
 def test_the_critic_of_a_checkpoint_is_a_classification_folder(runs, tmp_path):

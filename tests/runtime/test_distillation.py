@@ -6,8 +6,6 @@ import shutil
 
 import pytest
 
-from proxima.config import load_recipe, resolve
-from proxima.config.problems import ConfigError
 from proxima.data import FieldError
 from proxima.model.pretrained import load_config, load_tokenizer
 from proxima.runtime.loop.training_loop import RunEnded
@@ -173,47 +171,3 @@ def test_a_teacher_with_a_shorter_context_is_refused(tiny_model, tmp_path):
         go(tmp_path / "run", tree)
     tree["model"]["max_length"] = 64
     assert go(tmp_path / "run", tree).status == "done"
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"path": "runs/nowhere"}, "algorithm.distillation.path=runs/nowhere .*does not exist"),
-        ({"coefficient": 0.0}, "distillation.coefficient=0 .*must be > 0 and finite; algorithm.distillation=null"),
-        ({"engine": "local"}, "divergence.top_k=16 .*must be 0 with algorithm.distillation.engine"),
-        (
-            {"divergence": {"kind": "js", "top_k_of": "student"}},
-            "top_k=16 .*is more than the 0 tokens that the engine reports; set engine.top_k_log_probs=16, or top_k_of",
-        ),
-        ({"divergence": {"kind": "js", "beta": 1}}, "beta=1 .*must be in"),
-    ],
-)
-def test_bad_fields_are_refused(tiny_model, more, message):
-    with pytest.raises(ConfigError, match=message):
-        load_recipe(distilled(tiny_model, more=more))
-
-
-def test_what_acts_on_rewards_is_refused_where_a_teacher_alone_trains(tiny_model):
-    slots = {"reward_kl": {"coefficient": 0.1}, "correction": [{"kind": "importance"}], "proximal": "recompute"}
-    tree = distilled(tiny_model, algorithm=slots)
-    with pytest.raises(ConfigError) as error:
-        load_recipe(tree)
-    said = [str(problem) for problem in error.value.problems]
-    for slot, off in (("reward_kl", "null"), ("correction", "[]")):
-        message = f"acts on rewards, which are only measured; set algorithm.{slot}={off}, or name"
-        assert sum(line.startswith(f"algorithm.{slot}") and message in line for line in said) == 1, said
-    tree["algorithm"]["surrogate"] = "reinforce"
-    load_recipe(tree)
-
-
-def test_the_preset_asks_for_a_teacher(tiny_model):
-    with pytest.raises(ConfigError, match="algorithm.distillation.path: is missing: the teacher, of the student's"):
-        resolve(recipe(tiny_model("llama"), algorithm={"preset": "distill"}))
-
-
-def test_a_group_of_one_may_have_a_teacher(tiny_model):
-    tree = distilled(tiny_model, train__completions_per_prompt=1)
-    assert load_recipe(tree).config.algorithm.distillation.coefficient == 1.0
-    tree["algorithm"]["surrogate"] = "reinforce"
-    with pytest.raises(ConfigError, match="a group of one has advantage 0"):
-        load_recipe(tree)

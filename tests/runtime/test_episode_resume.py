@@ -8,11 +8,11 @@ from http.server import ThreadingHTTPServer
 import pytest
 
 from tests.engine.http.model_server import Handler, ModelVllm
-from tests.runtime.episode_world import episode_recipe, go, kill_workers, whole
+from tests.runtime.episode_world import episode_recipe, go, kill_workers
 from tests.runtime.interruptions import interrupt_and_resume
 from tests.runtime.runs import AGENT
 from tests.runtime.test_async_run import assert_whole
-from tests.runtime.tiny_run import NO_EVAL, Watcher, assert_same
+from tests.runtime.tiny_run import NO_EVAL, Watcher
 
 OVERLAP = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2, "train__prompts_per_step": 2, **NO_EVAL}
 NEXT = {"preset": "grpo", "proximal": "next", "correction": [{"kind": "importance", "towards": "next"}]}
@@ -57,16 +57,6 @@ def test_workers_and_engines_of_an_asynchronous_run_are_killed(tiny_model, tmp_p
     assert go(tmp_path / "run", tree, observer=Watcher(kill)).status == "done"
     records = assert_whole(tmp_path / "run", steps=3, prompts=2)
     assert sum(record["episode/failed"] for record in records) == 0 and sum(killed) > 0
-
-
-def test_a_resumed_replay_of_asynchronous_episodes_is_the_unbroken_one(tiny_model, tmp_path):
-    recorded = episode_recipe(tiny_model("llama"), train__steps=2, **OVERLAP)
-    assert go(tmp_path / "recorded", recorded).status == "done"
-    again = {"algorithm": {"preset": "dppo"}, "rollouts": str(tmp_path / "recorded"), "train__prompts_per_step": 2}
-    tree = episode_recipe(tiny_model("llama"), train__steps=2, **again, **NO_EVAL)
-    assert go(tmp_path / "unbroken", tree).status == "done"
-    interrupt_and_resume(go, tmp_path / "run", tree, "after step 2")
-    assert_same(whole(tmp_path / "run"), whole(tmp_path / "unbroken"))
 
 
 class Prompt(Handler):

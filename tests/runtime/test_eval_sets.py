@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.api.saved import load_run
-from proxima.config import ConfigError, resolve
+from proxima.config import resolve
 from proxima.evaluate.headline import Headline
 from proxima.evaluate.held_out import named_sets
 from proxima.evaluate.question_sets import recipe_suites
@@ -12,7 +12,7 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.view.held_out_sets import set_lines
 from proxima.view.log_lines import LogLines
 from proxima.view.report import write_report
-from tests.runtime.runs import SETS, SUMS
+from tests.runtime.runs import SETS
 from tests.runtime.tiny_run import go, recipe, timeless
 
 
@@ -71,20 +71,3 @@ def test_proxima_eval_of_the_recipe_has_all_sets(tiny_model):
     suites = recipe_suites(config.eval, config.reward)
     facts = [(s.name, s.limit, s.samples, s.sampling.temperature, s.sampling.max_tokens) for s in suites]
     assert facts == [("arithmetic", 200, 1, 0.0, 6), ("few", 200, 1, 0.0, 6), ("many", 4, 2, 1.0, 6)]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"eval__sets": [SETS[0], SETS[0]]}, "must be names, each once"),
-        ({"eval__sets": [SETS[0] | {"name": "reward"}]}, "none of accuracy"),
-        ({"eval__sets": [SETS[0] | {"name": "a/b"}]}, "must be letters, digits"),
-        ({"eval__sets": [{"task": SUMS}]}, "eval.sets.0.name: is missing"),
-        ({"eval__sets": SETS, "eval__task": None}, "must be set if eval.sets is set"),
-        ({"eval__sets": [SETS[0] | {"samples": 2, "sampling": {"temperature": 0}}]}, "must be 1 at temperature 0"),
-    ],
-)
-def test_bad_sets_are_one_line(changes, message, tiny_model):
-    with pytest.raises(ConfigError) as error:
-        resolve(recipe(tiny_model("llama"), **changes))
-    assert message in str(error.value) and "\n" not in str(error.value)

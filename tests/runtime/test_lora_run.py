@@ -52,14 +52,6 @@ def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(whole):
     assert (RunFolder(whole).checkpoint(4) / "model" / "base.json").read_text().count("model.safetensors") == 1
 
 
-@pytest.mark.parametrize("critic", ["value head", "critic"])
-def test_a_critic_beside_an_adapter_is_saved_beside_it(critic, runs):
-    """The head is trained on the trunk with its adapter; a model of its own has none."""
-    last = checkpoints(RunFolder(runs.finished(f"adapter and {critic}")).checkpoints)[-1]
-    assert (last.model / "adapter_model.safetensors").is_file()
-    assert (last.path / "critic" / "model.safetensors").is_file() == (critic == "critic")
-
-
 def test_another_adapter_or_none_is_another_run(whole, runs):
     for lora, said in ((LORA | {"rank": 8}, "model.lora.rank=8"), (None, "model.lora")):
         with pytest.raises(UserError, match="differs from") as caught:

@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 
-from proxima.config.problems import ConfigError
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.report import write_report
@@ -31,23 +30,3 @@ def test_a_metric_that_no_evaluation_has_ends_the_run_before_its_first_step(runs
     with pytest.raises(RunEnded, match=said):
         runs.go("plateau", tmp_path / "run", eval__stop_after={"patience": 1, "metric": "accurracy"})
     assert not any(record["kind"] == "train" for record in RunFolder(tmp_path / "run").read_metrics())
-
-
-EVALUATIONS = "eval.stop_after.*needs evaluations during the run; set eval.task, and"
-LENGTH = "eval.stop_after.metric.*is not better when it is higher"
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "said"),
-    [
-        ("plateau", {"eval__every": 0}, EVALUATIONS),
-        ("plateau", {"eval__task": None}, EVALUATIONS),
-        ("plateau of sft", {"eval__every": 0}, EVALUATIONS),
-        ("plateau of sft", {"eval__task": None}, EVALUATIONS),
-        ("plateau", {"eval__stop_after": {"patience": 1, "metric": "length"}}, LENGTH),
-        ("plateau", {"eval__metric": "truncated"}, LENGTH),
-    ],
-)
-def test_a_plateau_needs_evaluations_of_something_that_gets_better(name, changes, said, runs, tmp_path):
-    with pytest.raises(ConfigError, match=said):
-        runs.go(name, tmp_path / "run", **changes)

@@ -252,31 +252,6 @@ def test_a_reward_that_raises_costs_its_completion(trained):
         )
 
 
-def test_uniform_groups_are_dropped_and_counted(trained):
-    run = trained(reward=[{"kind": EVEN, "constant": 2}], algorithm=FILTER, train__steps=2, **NO_EVAL)
-    for r in steps_of(run.path):
-        rows = read_rows(run.rollout_file(r["step"]))
-        dropped = [row for row in rows if row["outcome"] == "dropped_uniform_group"]
-        even = {row["prompt_uid"] for row in rows if row["prompt_uid"] % 2 == 0}
-        assert {row["prompt_uid"] for row in dropped} >= even
-        assert r["dropped/uniform_group"] == len(dropped) >= 8 and all(row["advantage"] == 0 for row in dropped)
-        with Journal(run.journal) as journal:
-            reasons = {e.uid: e.reason for e in journal.consumed(r["step"])}
-        assert {uid for uid, reason in reasons.items() if reason} == {row["prompt_uid"] for row in dropped}
-        assert set(reasons.values()) <= {"uniform_group", None}
-
-
-def test_a_step_with_nothing_to_train_on_changes_no_weight(tiny_model, tmp_path):
-    watcher, run = Watcher(), RunFolder(tmp_path / "run")
-    same = {"reward": [{"kind": EVEN, "constant": 1}], "algorithm": FILTER}
-    with pytest.raises(RunEnded, match="no step of 2 trained anything"):
-        go(run.path, recipe(tiny_model("llama"), **same, train__steps=2, **NO_EVAL), observer=watcher)
-    assert [r["updates"] for r in steps_of(run.path)] == [0, 0]
-    assert sum("nothing was left to train on" in w for w in watcher.warnings) == 2
-    start, end = load_file(tiny_model("llama") / "model.safetensors"), weights(run, 2)
-    assert start.keys() == end.keys() and all(torch.equal(start[name], end[name]) for name in start)
-
-
 # ---- the algorithm's slots in a run ----------------------------------------------------------------------------------
 
 
@@ -311,41 +286,17 @@ def test_recompute_with_one_update_left_of_two(trained):
     assert r["ratio_max"] == pytest.approx(1.0, abs=1e-5)
 
 
-def test_epochs_and_updates(trained):
-    run = trained(train__updates_per_step=2, train__epochs_per_step=3, train__steps=2, **NO_EVAL)
-    assert [r["updates"] for r in steps_of(run.path)] == [6, 6]
-    assert checkpoints(run.checkpoints)[-1].facts["trainer"]["updates"] == 12
-    first = read_rows(run.rollout_file(1))
-    fed = sum(max(0, len(row["tokens"]) - 1) for row in first if row["outcome"] == "trained")
-    assert steps_of(run.path)[0]["tokens/trained"] > 3 * fed
-
-
-def test_the_reference_penalty(trained, tiny_model):
+def test_the_reference_penalty(trained):
     """At the reference itself k3 has no gradient, so the first step is as without it; later ones are pulled back."""
-    penalties = {"pulled": {"kind": "k3", "coefficient": 100.0}, "free": None}
     small = {"train__steps": 8, "train__optimizer__lr": 5e-4, **NO_EVAL}
-    made = {
-        name: trained(name, algorithm={"preset": "grpo", "reference_kl": penalty}, **small)
-        for name, penalty in penalties.items()
-    }
-    measured = [step.get("reference_kl/mean") for step in steps_of(made["pulled"].path)]
-    assert measured[0] == pytest.approx(0, abs=1e-6) and max(measured) > 1e-6
-    assert "reference_kl/mean" not in steps_of(made["free"].path)[-1]
-    items = trajectories(read_rows(made["free"].rollout_file(1)))
-
-    def log_prob(loaded):
-        policy = Policy(loaded)
-        with torch.no_grad():
-            return policy(policy.pack(items)).log_prob
-
-    base = log_prob(load(str(tiny_model("llama")), device="cpu"))
-
-    def drift(name, step):
-        saved = load(str(made[name].checkpoint(step) / "model"), device="cpu")
-        return float((log_prob(saved) - base).abs().mean())
-
-    assert drift("pulled", 1) == pytest.approx(drift("free", 1), rel=1e-2)
-    assert drift("pulled", 8) < 0.75 * drift("free", 8)
+    made = {}
+    for name, coefficient in (("pulled", 100.0), ("free", 1e-9)):
+        penalty = {"kind": "k3", "coefficient": coefficient}
+        run = trained(name, algorithm={"preset": "grpo", "reference_kl": penalty}, **small)
+        made[name] = [step["reference_kl/mean"] for step in steps_of(run.path)]
+    assert made["pulled"][0] == pytest.approx(0, abs=1e-6) and max(made["pulled"]) > 1e-6
+    assert made["pulled"][1] == pytest.approx(made["free"][1], rel=0.1)
+    assert made["pulled"][-1] < 0.75 * made["free"][-1]
 
 
 def test_it_learns(trained):
@@ -391,45 +342,7 @@ def test_a_part_that_no_reward_gives_ends_the_run_before_its_first_step(trained,
     assert not steps_of(tmp_path / "run")
 
 
-def test_checkpoints_only_at_the_end_and_no_evaluation(tiny_model, tmp_path):
-    tree = recipe(tiny_model("gpt2"), checkpoint__every=0)
-    del tree["eval"]
-    summary = go(tmp_path / "run", tree)
-    run = RunFolder(tmp_path / "run")
-    assert [c.step for c in checkpoints(run.checkpoints)] == [3]
-    assert summary.eval == {} and not list(run.evals.iterdir())
-
-
 # ---- refusals --------------------------------------------------------------------------------------------------------
-
-
-def test_an_existing_folder_is_refused_and_untouched(whole, tiny_model):
-    run, _, _ = whole
-    before = run.metrics.read_bytes()
-    with pytest.raises(ValueError, match="contains a run; continue it with --resume, delete it with --overwrite"):
-        go(run.path, recipe(tiny_model("llama")))
-    assert run.metrics.read_bytes() == before and len(checkpoints(run.checkpoints)) == 3
-
-
-def test_overwrite_begins_again(trained, tiny_model, tmp_path):
-    first = read_rows(trained(**ONE_STEP).rollout_file(1))
-    go(tmp_path / "run", recipe(tiny_model("llama"), **ONE_STEP, seed=9), overwrite=True)
-    run = RunFolder(tmp_path / "run")
-    assert read_rows(run.rollout_file(1)) != first and len(steps_of(run.path)) == 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"model__path": "./no/such/model"}, "model.path='./no/such/model' does not exist"),
-        ({"model__max_length": 20}, "prompts fits"),
-        ({"data__over_length": "refuse", "model__max_length": 20}, "data.over_length='refuse'"),
-    ],
-)
-def test_bad_input_leaves_no_folder(changes, said, trained, tmp_path):
-    with pytest.raises(ValueError, match=said):
-        trained(**changes)
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_failure_in_the_loop_is_reported_and_leaves_a_summary(trained, tmp_path):

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.config import resolve
-from proxima.config.validate import check, warnings
 from proxima.data import Prompt, SamplingMask, Trajectory, UserError
 from proxima.engine import Local, LocalEngine, Request, Sampling
 from proxima.engine.local import collect
@@ -155,44 +153,3 @@ def test_an_engine_that_forgets_a_set_ends_the_run_by_name(tiny_model, tmp_path,
     said = "prompt 0, sample 0, turn 0: the engine did not report which tokens could be sampled"
     with pytest.raises(UserError, match=said):
         go(tmp_path / "run", recipe(tiny_model("llama"), **REPLAY))
-
-
-REFUSED = [
-    (
-        {"engine__sampling_mask": False},
-        "sampling.top_k",
-        "set engine.sampling_mask=true, algorithm.behavior=untruncated",
-    ),
-    (
-        {"algorithm__preset": "dppo", "algorithm__surrogate": {"kind": "dppo", "divergence": "topk_tv"}},
-        "algorithm.surrogate.kind",
-        "set its divergence=binary_tv, or algorithm.behavior=untruncated",
-    ),
-    ({"algorithm__distillation": {"path": "nowhere"}}, "algorithm.distillation.path", "over the whole vocabulary"),
-    ({"algorithm__preset": "online_dpo"}, "algorithm.preference.kind", "set algorithm.behavior=untruncated"),
-    (
-        {"algorithm__reference_kl": {"kind": "k3"}, "algorithm__reference_engine": {"kind": "local"}},
-        "algorithm.reference_engine.kind",
-        "an engine scores over the whole vocabulary",
-    ),
-    ({"algorithm__proximal": "next"}, "algorithm.proximal", "set it to recompute, or algorithm.behavior=untruncated"),
-]
-
-
-@pytest.mark.parametrize(("changes", "path", "remedy"), REFUSED, ids=[path for _, path, _ in REFUSED])
-def test_what_compares_with_the_whole_vocabulary_is_refused_beside_it(changes, path, remedy, tiny_model):
-    tree = recipe(tiny_model("llama"), **REPLAY | changes)
-    problems = [problem for problem in check(resolve(tree)) if problem.path == path and remedy in problem.message]
-    assert len(problems) == 1, [str(problem) for problem in check(resolve(tree))]
-
-
-def test_a_recipe_with_it_is_complete_and_unlikely_settings_cause_a_warning(tiny_model):
-    def told(**changes):
-        resolved = resolve(recipe(tiny_model("llama"), **REPLAY | changes))
-        assert not check(resolved)
-        return {warning.path: warning.message for warning in warnings(resolved)}
-
-    assert not told().keys() & {"sampling.top_k", "engine.sampling_mask"}
-    assert "512 bounds them" in told(sampling__top_k=0)["sampling.top_k"]
-    assert "not read; set algorithm.behavior=sampled" in told(algorithm__behavior="untruncated")["engine.sampling_mask"]
-    assert "nothing is truncated" in told(sampling__top_p=1.0, sampling__top_k=0)["engine.sampling_mask"]

@@ -7,6 +7,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.executor import Executor
+from proxima.engine.http.client import ServerError
 from proxima.engine.protocol import Health
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.training_loop import RunEnded
@@ -22,7 +23,7 @@ class Fails:
         pass
 
     async def publish(self, update):
-        raise UserError(f"no room for version {update.version}")
+        raise ServerError("http://server", "/load", f"no room for version {update.version}")
 
     async def health(self):
         self.asked += 1
@@ -41,7 +42,7 @@ def publisher():
 
 
 def test_the_first_weights_that_can_t_be_taken_are_an_error_of_the_user():
-    with pytest.raises(UserError, match="^no room for version 0$") as raised:
+    with pytest.raises(UserError, match=": no room for version 0; repair the engine and resume") as raised:
         asyncio.run(publisher().publish(0, 0, deferring=False))
     assert not isinstance(raised.value, RunEnded)
 
@@ -52,5 +53,5 @@ def test_later_ones_end_the_run_behind_the_step_and_the_engine_is_not_asked_agai
     assert made.generator.engine.newest == 4  # the engine may have some of them
     asyncio.run(made.check_health(3))
     assert made.generator.engine.engine.asked == 0
-    with pytest.raises(RunEnded, match="after step 3: no room for version 4; .*--resume"):
+    with pytest.raises(RunEnded, match=r"after step 3: .*version 4; repair the engine and resume \(--resume\)$"):
         made.end_if_failed()

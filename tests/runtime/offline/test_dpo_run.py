@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import proxima
-from proxima.config import load_recipe, resolve
+from proxima.config import resolve
 from proxima.config.sections.preference_section import PreferenceConfig
 from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
@@ -110,26 +110,6 @@ def test_kto_on_labeled_completions(name, has_kl, runs):
 
 def test_the_reference_of_an_adapter_is_the_base(runs):
     assert records(runs.finished("dpo of an adapter"), "train")[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"data__over_length": "truncate"}, "would change which side is better; set skip or refuse"),
-        ({"preference__loss": ["sigmoid", "kto"]}, "must be kto alone"),
-        ({"preference__loss": []}, "must name at least one"),
-        ({"preference__loss": ["kto"], "preference__reduce": "mean"}, "reduce=mean .*must be sum with kto"),
-        ({"preference__loss": ["kto"], "preference__chosen": "better"}, "chosen=better .*must be chosen with kto"),
-        ({"preference__label": "good"}, "label=good .*must be label without kto: only its rows have this column"),
-        ({"preference__loss": ["ipo"], "preference__reduce": "mean"}, "must be sum: Ipo takes the mean"),
-        ({"preference__ld_alpha": 2.0}, r"ld_alpha=2 .*must be in \[0, 1\]"),
-        ({"preference__weights": [1.0, 1.0]}, "one for each of the 1 losses"),
-        ({"preference__loss": ["aot"], "preference__on_policy_weights": True}, "the losses of Aot are not those of"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(changes, line, tree):
-    with pytest.raises(UserError, match=line):
-        load_recipe(tree(**changes), root=PreferenceConfig)
 
 
 def test_kto_without_another_prompt_is_refused(tree, tmp_path):

@@ -1,18 +1,15 @@
 """Runs that train a reward model: resumed to the bit, saved for Hugging Face and for RL, and what they refuse."""
 
-import os
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-import proxima
 from proxima.config import load_recipe
 from proxima.config.sections.reward_model_section import RewardModelConfig
 from proxima.data import FieldError, UserError
-from proxima.model import load_scalar_model, save
+from proxima.model import save
 from proxima.reward import ModelReward
 from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
@@ -64,23 +61,6 @@ def test_margins_of_the_data_change_the_run(unbroken, tree, tmp_path):
     assert first == same and first[0] > other[0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"data__over_length": "truncate"}, "would change which side is better; set skip or refuse"),
-        ({"reward_model__center": -1.0}, "center=-1 .*must be >= 0 and finite"),
-        (
-            {"reward_model__margin": 1.0, "reward_model__margin_column": "lead"},
-            "must be 0 if margin_column is set \\(here lead\\)",
-        ),
-        ({"reward_model__margin": 1e300}, "must be finite in float32"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(changes, line, tree):
-    with pytest.raises(UserError, match=line):
-        load_recipe(tree(**changes), root=RewardModelConfig)
-
-
 def test_a_model_that_can_have_no_head_is_refused_before_the_rows(tree, tmp_path):
     from tests.model.families import make
 
@@ -89,13 +69,6 @@ def test_a_model_that_can_have_no_head_is_refused_before_the_rows(tree, tmp_path
     with pytest.raises(FieldError, match="type mamba, for which transformers has no sequence-classification class"):
         go(tmp_path / "run", tree(model__path=str(tmp_path / "mamba")))
     assert not (tmp_path / "run").exists()
-
-
-def test_from_python(tree, tmp_path):
-    run = proxima.train({**tree(train__steps=1), "folder": str(tmp_path / "run")}, quiet=True)
-    assert Path(run.folder, "summary.json").is_file() and os.path.isdir(run.folder)
-    loaded = load_scalar_model(str(checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].model), device="cpu")
-    assert loaded.model.score.weight.shape == (1, 32)
 
 
 def test_a_head_that_exists_is_not_drawn_anew(unbroken, tree):

@@ -13,9 +13,9 @@ from tests.runtime.offline import tiny_sft
 from tests.runtime.tiny_run import changed
 
 
-def preferences(folder: Path, name: str, count: int) -> Path:
-    """A file of pairs, two of each question, with the same as labeled completions: the right sum against another
-    number."""
+def preferences(folder: Path, name: str, count: int, first: int = 0) -> Path:
+    """A file of pairs, two of each question, with the same as labeled completions and a margin: the right sum against
+    another number."""
     file = folder / f"{name}.jsonl"
     rows = [
         {
@@ -24,8 +24,9 @@ def preferences(folder: Path, name: str, count: int) -> Path:
             "rejected": f"It is {a + wrong}.",
             "completion": f"{a + (wrong if a % 2 else a % 3)}!",
             "label": a % 2 == 0,
+            "lead": 0.5,
         }
-        for a in range(count)
+        for a in range(first, first + count)
         for wrong in (3, 40)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -13,7 +13,9 @@ from typing import Any
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "EXTRA")
 
 
-def play(folder: str, acts: list[dict[str, str | int]], supervisor: int = 0, resume: bool = False) -> int:
+def play(
+    folder: str, acts: list[dict[str, str | int]], supervisor: int = 0, resume: bool = False, overwrite: bool = False
+) -> int:
     """Meet the other ranks, and do what `acts` says of this start and this rank; else wait.
 
     Args:
@@ -75,4 +77,4 @@ if __name__ == "__main__":  # a supervisor: FOLDER ACTS
 
     spec = RayPlacement(ranks=2, gpus_per_rank=0, cpus_per_rank=0.5)
     function = "tests.runtime.placement.rank_functions:play"
-    sys.exit(supervise(function, spec, {"folder": sys.argv[1], "acts": json.loads(sys.argv[2])}, {"resume": True}))
+    sys.exit(supervise(function, spec, {"folder": sys.argv[1], "acts": json.loads(sys.argv[2])}))

@@ -6,8 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from contextlib import suppress
 
 import pytest
@@ -28,20 +26,6 @@ from tests.engine.http.test_ranked_run import recipe
 from tests.processes import is_running
 
 psutil = pytest.importorskip("psutil")
-SERVER = f"""#!{sys.executable} -IS
-import http.server, os, pathlib, sys
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        known = self.headers["Authorization"] == "Bearer " + os.environ["VLLM_API_KEY"]
-        self.send_response(200 if known else 401)
-        self.end_headers()
-
-port = sys.argv[sys.argv.index("--port") + 1]
-server = http.server.HTTPServer(("127.0.0.1", int(port)), Handler)
-pathlib.Path(__file__).with_name(f"{{port}}.{{os.getpid()}}").touch()
-server.serve_forever()
-"""
 
 
 def test_what_the_servers_are_started_with(tmp_path):
@@ -95,58 +79,32 @@ def test_how_rank_0_finds_them(monkeypatch):
     assert placed_engine(other) is other
 
 
-def test_the_devices_of_a_server_are_shared_out_to_its_ranks():
+@pytest.fixture
+def group():
+    """Two servers on two nodes, as once they have started; no cluster."""
     group = object.__new__(EngineGroup)
-    group.spec = RayPlacement(ranks=4, engines=2, colocate=True)
-    assert bundle_of(group.spec) == {"CPU": 3.0, "GPU": 2.0} and group.spec.bundles == 2
-    group.engines = [PlacedEngine(number) for number in range(2)]
+    group.spec, group.key = RayPlacement(ranks=4, engines=2, colocate=True), "a-key"
+    group.plan = EnginePlan(arguments={})
+    group.engines = [PlacedEngine(number, address=("127.0.0.1", number + 1)) for number in range(2)]
     for engine, gpus in zip(group.engines, (("4", "5"), ("0", "1")), strict=True):
-        engine.place = ActorPlace(node="n", host="h", address="a", port=1, gpus=gpus)
+        engine.place = ActorPlace(node=gpus[0], host="h", address="a", port=1, gpus=gpus)
+    return group
+
+
+def test_the_devices_of_a_server_are_shared_out_to_its_ranks(group):
+    assert bundle_of(group.spec) == {"CPU": 3.0, "GPU": 2.0} and group.spec.bundles == 2
     assert group.devices() == [("4",), ("5",), ("0",), ("1",)]
 
 
-@pytest.mark.campaign("tests/engine/http/test_ranked_run.py::test_servers_that_die_return_and_join_late")
-@pytest.mark.waits
-def test_a_server_whose_actor_is_killed_comes_back_at_the_same_address(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_group, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(engine_group, "say", lambda line: said.append(line))
-    pytest.importorskip("ray")
-    program, said = tmp_path / "vllm", list[str]()
-    program.write_text(SERVER)
-    program.chmod(0o755)
-    spec = RayPlacement(ranks=2, engines=2, gpus_per_rank=0, gpus_per_engine=0, cpus_per_engine=0.25)
-    serve = Serve(executable=str(program))
-    plan = EnginePlan(arguments={"kind": "vllm", "serve": serve, "model": "none", "log": tmp_path / "engine.log"})
-
-    def answer(url):
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {group.key}"})
-        return urllib.request.urlopen(request).status
-
-    with ray_cluster.driver():
-        group = EngineGroup(spec, plan)
-        with pytest.raises(UserError, match=r"engine 0 is on .*, where no rank writes weights for it"):
-            group.attach([ActorPlace(node="another", host="", address="")])
-        places = [engine.place for engine in group.engines]
-        variables = group.attach(places)
-        urls = variables[URLS].split(",")
-        assert variables[KEY] == group.key and [answer(url) for url in urls] == [200, 200]
-        (first,) = tmp_path.glob(f"{places[0].port}.*")
-        above = psutil.Process(int(first.suffix[1:])).parents()
-        next(process for process in above if "EngineHost" in " ".join(process.cmdline())).kill()
-        while sum("answers at" in line for line in said) < 3:
-            group.poll()
-            time.sleep(0.05)
-        assert group.engines[0].place is not places[0] and group.engines[1].place is places[1]
-        assert [answer(url) for url in urls] == [200, 200] and group.moved() is None
-        group.engines[1].address = "127.0.0.1", 1  # as after the loss of its node
-        assert group.moved() == 1
-        assert group.attach(places)[URLS] == f"{urls[0]},http://127.0.0.1:1" and group.moved() is None
-    assert said[2].startswith("engine 0 died: ") and said[2].endswith("; restarting in 1 s") and len(said) == 4
-    assert {file.name for file in tmp_path.glob("engine*")} == {"engine.log", "engine.1.log"}
-    pids = [int(file.suffix[1:]) for file in tmp_path.glob("[0-9]*.*")]
-    assert len(pids) == 3
-    while any(map(is_running, pids)):
-        time.sleep(0.05)
+def test_ranks_know_the_servers_until_one_is_at_another_address(group):
+    places = [engine.place for engine in group.engines]
+    with pytest.raises(UserError, match=r"engine 1 is on h, where no rank writes weights for it; set engine.weight_fo"):
+        group.attach(places[:1])
+    assert group.attach(places) == {URLS: "http://127.0.0.1:1,http://127.0.0.1:2", KEY: "a-key"}
+    assert group.moved() is None
+    group.engines[1].address = "127.0.0.1", 3  # as after the loss of its node
+    assert group.moved() == 1
+    assert group.attach(places)[URLS] == "http://127.0.0.1:1,http://127.0.0.1:3" and group.moved() is None
 
 
 @pytest.mark.campaign("tests/engine/http/test_ranked_run.py::test_servers_that_die_return_and_join_late")

@@ -33,10 +33,7 @@ def refused(tiny_model, tmp_path, monkeypatch, capsys):
     ("kind", "changes", "line"),
     [
         ("llama", {"tensor_parallel": 3}, "tensor_parallel=3 (mine.yaml): must divide the 4 attention heads of"),
-        ("llama", {"context_parallel": 6}, "context_parallel=6 (mine.yaml): must be at most the number of query heads"),
-        ("llama", {"expert_parallel": 2}, "expert_parallel=2 (mine.yaml): splits experts, and model.path has none"),
         ("qwen3_moe", {"expert_parallel": 3}, "expert_parallel=3 (mine.yaml): must divide the 8 experts; set it to 2"),
-        ("gpt2", {"tensor_parallel": 2}, "tensor_parallel=2 (mine.yaml): is for architectures with a plan of trans"),
     ],
 )
 def test_a_model_that_the_ranks_can_not_split(refused, tmp_path, kind, changes, line):

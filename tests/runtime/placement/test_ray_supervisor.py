@@ -70,11 +70,16 @@ def test_when_a_run_is_over():
     assert not is_over([end(1, -9)], 3, 2.0) and is_over([end(1, -9)], 3, 4.0)
 
 
-KILLED = "rank 1 on b died: killed by signal 9 (SIGKILL)"
+KILLED = "rank 1 on b died: SIGKILL, which the kernel sends when memory runs out"
 ENDS_OF_STARTS = {
     "killed": ([[end(1, -9)], [end(0, 0)]], 1, 0, [f"{KILLED}; all ranks restart from the last checkpoint, restart 1"]),
     "again": ([[end(1, -9)]] * 2, 1, 1, ["", f"error: {KILLED}; after 1 restarts (placement.restarts): the run ends"]),
-    "no restarts": ([[end(1, -9)]], 0, 1, [f"error: {KILLED}; placement.restarts is 0: the run ends, --resume"]),
+    "no restarts": (
+        [[end(1, -9)]],
+        0,
+        1,
+        [f"error: {KILLED}; after 0 restarts (placement.restarts): the run ends, --resume"],
+    ),
     "lost": ([[end(1, None)], [end(0, 0)]], 1, 0, ["rank 1 on b died: its node was lost; all ranks restart"]),
     "actor": ([[end(0, None)], [end(0, 0)]], 1, 0, ["rank 0 on a died: its actor was killed; all ranks restart"]),
     "raised": ([[end(1, 1)]], 2, 1, ["error: rank 1 on b ended with exit code 1: the run ends, --resume"]),
@@ -106,8 +111,8 @@ def test_what_restarts_and_what_ends_a_run(case, monkeypatch, capsys):
     monkeypatch.setattr(ray_supervisor, "start_group", start_group)
     monkeypatch.setattr(ray_supervisor, "watch", lambda *_: starts[len(begun) - 1])
     monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}, {"NodeID": "b", "Alive": False}])
-    assert supervise("a:b", RayPlacement(**PLACE, restarts=restarts), {"x": 1}, {"resume": True}) == code
-    assert begun == [{"x": 1}, {"x": 1, "resume": True}][: len(starts)] and stopped == [
+    assert supervise("a:b", RayPlacement(**PLACE, restarts=restarts), {"x": 1}) == code
+    assert begun == [{"x": 1}, {"x": 1, "resume": True, "overwrite": False}][: len(starts)] and stopped == [
         f"bundles of start {start}" for start in range(len(begun))
     ]
     out, err = capsys.readouterr()
@@ -157,7 +162,7 @@ def test_ctrl_c_before_there_are_ranks(monkeypatch):
     monkeypatch.setattr(ray_supervisor, "reserve", reserve)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        supervise("a:b", RayPlacement(**PLACE), {}, {})
+        supervise("a:b", RayPlacement(**PLACE), {})
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -165,7 +170,7 @@ def supervised(folder: Path, acts: list[dict[str, str | int]], **fields: Any) ->
     """Exit code of two ranks that play."""
     folder.mkdir()
     arguments = {"folder": str(folder), "acts": acts, "supervisor": os.getpid()}
-    return supervise(f"{FUNCTIONS}:play", RayPlacement(**PLACE | fields), arguments, {"resume": True})
+    return supervise(f"{FUNCTIONS}:play", RayPlacement(**PLACE | fields), arguments)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -263,7 +268,7 @@ def test_nodes_of_a_cluster(tmp_path, monkeypatch, capsys):
         code = supervised(tmp_path / "lost", [{"1": "kill"}, {}, {"0": 0, "1": 0}], **spread)
         out, err = capsys.readouterr()
         assert code == 0 and out.splitlines().count("waits 0") == 3, err
-        assert "died: killed by signal 9 (SIGKILL)" in err and "restart 1 of at most 2" in err
+        assert "died: SIGKILL, which" in err and "restart 1 of at most 2" in err
         assert re.search("died: its node (was lost|does not answer); .* restart 2 of at most 2", err), err
         assert "connection error" not in err and "raylet" not in err
         noted = records(tmp_path / "lost")

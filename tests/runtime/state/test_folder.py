@@ -115,11 +115,13 @@ def test_metrics_lines_are_strict_json(folder):
     )
     (line,) = folder.metrics.read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == train(1, loss=None, ratio_max=None, reward=0.5, text="½ </script>\n")
+    folder.append_metrics(train(2, **{"reward/part/\ud83d": 1.0, "note": "\udfff é"}))  # named by what a model wrote
+    assert folder.read_metrics()[1] == train(2, **{"reward/part/?": 1.0, "note": "? é"})
     with pytest.raises(ValueError, match="lacks 'time'"):
         folder.append_metrics({"kind": "train", "step": 1})
     with pytest.raises(TypeError, match="set has no form in JSON"):
         folder.append_metrics(train(2, seen={1, 2}))
-    assert len(folder.read_metrics()) == 1
+    assert len(folder.read_metrics()) == 2
 
 
 @pytest.mark.parametrize(
@@ -216,13 +218,3 @@ def test_environment(folder, monkeypatch):
     monkeypatch.delitem(sys.modules, compiled.__name__)
     assert describe_environment(3)["kernels"] is None
     assert read["torch"]["threads"] == torch.get_num_threads() and read["machine"]["memory_bytes"] > 2**20
-
-
-def test_a_lone_surrogate_does_not_stop_a_run(tmp_path):
-    """A part that a reward named by what the model wrote."""
-    folder = RunFolder(tmp_path / "run")
-    folder.begin()
-    folder.append_metrics({"kind": "train", "step": 1, "time": 0.0, "reward/part/\ud83d": 1.0, "note": "\udfff é"})
-    (record,) = folder.read_metrics()
-    assert record["reward/part/?"] == 1.0 and record["note"] == "? é"
-    folder.release()

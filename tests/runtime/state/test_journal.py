@@ -182,14 +182,6 @@ def test_consume_wants_exactly_what_was_selected(journal):
         journal.select(1, [])
 
 
-def test_a_failed_prompt_is_dropped(journal):
-    journal.enqueue(prompts(1))
-    journal.generating([1])
-    assert journal.prompt(1).attempts == 1
-    journal.select(1, [], {1: "failed"})
-    assert journal.prompt(1).reason == "failed"
-
-
 def synchronous_steps(journal, last, batch=2):
     """What a synchronous loop writes: the cursor is the next uid."""
     while journal.step < last:
@@ -224,13 +216,6 @@ def test_rewind_queues_again_what_the_cursor_has_passed(journal):
     assert journal.rewind(1) == 4
     assert [(e.uid, e.state, e.attempts) for e in unconsumed(journal)] == [(2, "queued", 1), (3, "queued", 0)]
     assert journal.prompt(4) is None
-
-
-def test_rewind_to_the_same_step_drops_the_unfinished_step_only(journal):
-    synchronous_steps(journal, 2)
-    journal.enqueue(prompts(4, 5), cursor_state=6)
-    assert journal.rewind(2) == 4
-    assert (journal.cursor, journal.step, unconsumed(journal)) == (4, 2, [])
 
 
 def test_a_checkpoint_ahead_of_the_journal_is_refused(journal):

@@ -15,7 +15,7 @@ from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.train.checkpoint import checkpoints
-from tests.runtime.interruptions import interrupt, press, start, start_and_hold, stop_at
+from tests.runtime.interruptions import press, start, start_and_hold
 from tests.runtime.tiny_run import Watcher, assert_same, changed, go, recipe, steps_of, summary_of, traces
 
 STEPS = 4  # of the run called "policy"
@@ -104,41 +104,19 @@ def test_resume_of_a_finished_run_changes_nothing(name, runs, tmp_path):
     assert_same(traces(tmp_path / "run"), runs.traces(name))
 
 
-def test_a_torn_checkpoint_is_passed_over(runs, tmp_path):
-    config = runs.tree("policy")
-    interrupt(go, tmp_path / "run", config, "after step 3")
-    run = RunFolder(tmp_path / "run")
-    shutil.copytree(run.checkpoint(2), run.checkpoints / ".000003.part")
-    (run.checkpoint(2) / "state.json").write_text('{"format": 1, ')
-    with run.metrics.open("a") as file:
-        file.write('{"kind": "train", "step": 4, "ti')
-    go(tmp_path / "run", config, resume=True)
-    assert_same(traces(tmp_path / "run"), runs.traces("policy"))
-    assert not list(run.checkpoints.glob(".*"))
-
-
 def test_damaged_weights_without_a_checkpoint_before_are_one_line(copy, runs):
     next((RunFolder(copy).checkpoint(1) / "model").glob("*.safetensors")).write_bytes(b"torn")
     with pytest.raises(UserError, match="000001: model/model.safetensors is damaged, and no checkpoint before it is"):
         runs.go("policy", copy, resume=True)
 
 
-def test_time_goes_on(runs, tmp_path):
-    config = runs.tree("policy")
-    go(tmp_path / "run", config, observer=stop_at("after step 1"))
-    before = RunFolder(tmp_path / "run").elapsed()
-    summary = go(tmp_path / "run", config, resume=True)
-    times = [r["time"] for r in RunFolder(tmp_path / "run").read_metrics()]
-    assert times == sorted(times) and summary.seconds >= times[-1] > before > 0
-
-
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"algorithm": {"preset": "cppo", "surrogate": {"delta": 0.3}}}, "algorithm.surrogate.delta=0.3"),
-        ({"algorithm": {"preset": "grpo"}}, "algorithm."),
         ({"reward": [{"kind": "length"}]}, "reward="),
         ({"engine__dtype": "bfloat16"}, "engine.dtype='bfloat16'"),
+        ({"engine__weights": "int8"}, "engine.weights='int8'"),
     ],
 )
 def test_resume_of_another_run_is_refused(changes, field, one_step, runs):

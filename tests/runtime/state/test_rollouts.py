@@ -1,7 +1,5 @@
 """Rollouts and evals as Parquet: real numbers there and back, and a file that is whole or absent."""
 
-import errno
-import os
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -17,7 +15,6 @@ from proxima.runtime.state.rollouts import (
     write_evals,
     write_rollouts,
 )
-from proxima.system import atomic_files as files
 from proxima.train import TokenStatistics
 
 
@@ -61,7 +58,7 @@ RECORDS = {
 }
 
 
-FIRST = {
+FIRST = dict.fromkeys(ROLLOUT_SCHEMA.names) | {
     "step": 12,
     "prompt_uid": 7,
     "sample": 0,
@@ -81,24 +78,12 @@ FIRST = {
     "reward": 1.5,
     "valid": True,
     "parts": {"answer": 1.0, "format": 0.5},
-    "error": None,
     "correct": True,
     "advantage": 0.5,
-    "token_advantage": None,
-    "token_reward": None,
-    "next_log_prob": None,
-    "proximal_log_prob": None,
-    "selected": None,
-    "top_k_divergence": None,
     "finish_reason": "stop",
     "temperature": 0.75,
     "outcome": "trained",
     "used": True,
-    "baseline": None,
-    "top_k": None,
-    "top_k_log_prob": None,
-    "sampling_mask": None,
-    "sampling_mask_counts": None,
 }
 BOTH = {"step", "prompt_uid", "turn", "question", "answer", "text", "prompt_tokens", "temperature", "used"}
 SECOND = {  # what it has besides; nothing was sampled
@@ -196,21 +181,6 @@ def test_lengths_are_checked(tmp_path):
     with pytest.raises(ValueError, match=r"records.keep: 1 values for 3 tokens of prompt 7, sample 0"):
         write_rollouts(path, 1, [make_group()], RECORDS | {TRAINED: short})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_leaves_the_former_file(tmp_path, monkeypatch):
-    path = tmp_path / "000001.parquet"
-    write_evals(path, 1, [make_group()])
-    before = path.read_bytes()
-
-    def full(handle):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_evals(path, 1, [make_group(uid=8)])
-    assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["000001.parquet"]
 
 
 def test_a_torn_file_is_named(tmp_path):

@@ -15,7 +15,7 @@ from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.disk import Disk, StoppedWaiting
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from proxima.system.full_disk import as_disk_full, is_disk_full
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+from tests.runtime.tiny_run import Watcher, assert_same, go, traces
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 WRITES = (  # all that a run writes, by where it is called from
@@ -76,16 +76,14 @@ def failing(monkeypatch, target):
     return calls
 
 
-@pytest.fixture(scope="module")
-def tree(tiny_model):
-    return recipe(tiny_model("llama"), train__steps=2, engine__slots=4)
+@pytest.fixture
+def tree(runs):
+    return runs.tree("plain")
 
 
-@pytest.fixture(scope="module")
-def whole(tree, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("full_disk") / "whole"
-    go(folder, tree)
-    return traces(folder)
+@pytest.fixture
+def whole(runs):
+    return runs.traces("plain")
 
 
 def test_a_write_that_finds_no_space_is_made_again(tree, whole, tmp_path, monkeypatch):
@@ -121,7 +119,7 @@ def test_all_of_them_on_a_disk_that_is_really_full(tree, whole, small, monkeypat
     filler.unlink(missing_ok=True)
     assert_same(traces(small / "run"), whole)
     named = {Path(text.split(": ")[0]).name for text in paused}
-    assert named >= {"run.sqlite", "000001.parquet", "000001", "000002-after.parquet"}, named
+    assert named >= {"run.sqlite", "000001.parquet", "000001", "000003-after.parquet"}, named
     assert not list((small / "run").rglob("*.part"))
 
 

@@ -23,7 +23,7 @@ from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.step_metrics import step_record
 from proxima.runtime.loop.step_review import StepReview, sample_of
 from proxima.runtime.loop.training_loop import Plan, RunEnded, TrainingLoop, TrainState
-from proxima.runtime.state.store import Store
+from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.engine_watch import engine_errors
 from proxima.runtime.watch.observer import Observer
 from proxima.train import UpdateResult
@@ -52,7 +52,7 @@ class Controller(TrainingLoop):
         batch_builder: BatchBuilder,
         learner: Learner,
         publisher: Publisher,
-        store: Store,
+        store: RunStore,
         evaluation: HeldOut | None,
         observer: Observer,
     ) -> None:

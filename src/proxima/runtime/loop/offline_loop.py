@@ -16,7 +16,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.step_metrics import mean_metrics
 from proxima.runtime.loop.training_loop import Plan, TrainingLoop, TrainState
-from proxima.runtime.state.store import Store
+from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.observer import Observer
 from proxima.train import TrainStack, UpdateResult
 from proxima.train.checkpoint import read_checkpoint
@@ -66,7 +66,7 @@ class OfflineLoop(TrainingLoop):
         method: OfflineMethod[Any, Any],
         data: OfflineData,
         samples: HeldOutSamples | None,
-        store: Store,
+        store: RunStore,
         observer: Observer,
     ) -> None:
         super().__init__(plan, trained, store, observer)

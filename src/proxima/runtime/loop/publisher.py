@@ -5,7 +5,7 @@ from proxima.engine.executor import HookError
 from proxima.engine.protocol import Health, WeightUpdate
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.state.store import Store
+from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.engine_watch import RESUME, EngineWatch, engine_errors
 from proxima.runtime.watch.observer import Observer
 from proxima.train.learner import Learner
@@ -45,7 +45,7 @@ class Publisher:
         self,
         generator: GroupGenerator | None,
         learner: Learner,
-        store: Store,
+        store: RunStore,
         observer: Observer,
         turns: DeviceTurns | None = None,
     ) -> None:

@@ -7,7 +7,7 @@ from proxima.core.correction import health
 from proxima.data import Group
 from proxima.rollout.collector import CollectedBatch, score_errors
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded
-from proxima.runtime.state.store import Store
+from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.observer import Observer, Sample
 from proxima.train.batch_builder import TrainingBatch
 from proxima.train.learner import Learner
@@ -25,7 +25,7 @@ class StepReview:
     """
 
     def __init__(
-        self, store: Store, observer: Observer, learner: Learner, max_unscored_steps: int, selection: Sequence[Any]
+        self, store: RunStore, observer: Observer, learner: Learner, max_unscored_steps: int, selection: Sequence[Any]
     ) -> None:
         self.store, self.observer, self.limit = store, observer, max_unscored_steps
         self.guard, self.known_mismatch = learner.guard, learner.known_mismatch

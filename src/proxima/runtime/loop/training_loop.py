@@ -16,7 +16,7 @@ from proxima.evaluate.plateau import Plateau
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import Compute, Progress
 from proxima.rollout.generator import GroupGenerator
-from proxima.runtime.state.store import Store
+from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.disk import StoppedWaiting
 from proxima.runtime.watch.observer import Observer, Stage
 from proxima.runtime.watch.stall import StallWatch
@@ -85,7 +85,7 @@ class TrainingLoop:
         observer: who watches.
     """
 
-    def __init__(self, plan: Plan, trained: TrainState, store: Store, observer: Observer) -> None:
+    def __init__(self, plan: Plan, trained: TrainState, store: RunStore, observer: Observer) -> None:
         self.plan, self.trained, self.compute = plan, trained, trained.compute
         self.store, self.journal, self.folder = store, store.journal, store.folder
         self.observer, self.activity, self.disk = observer, store.activity, store.disk

@@ -34,32 +34,27 @@ class Lifeline:
         beat: Callable[[], Mapping[str, Any]] = dict, heartbeat: float = 0.0, timeout: float = 0.0,
     ) -> None:  # fmt: skip
         self.beat, self.heartbeat, self.timeout = beat, heartbeat, timeout
-        self._sending, self._over = threading.Lock(), threading.Event()
-        self._channel = Channel(socket.create_connection(address, timeout=30))
+        self._over, self.channel = threading.Event(), Channel(socket.create_connection(address, timeout=30))
         self.rank = int(os.environ["RANK"])
-        self.send(hello=self.rank, token=token, host=socket.gethostname(), facts=dict(facts))
+        self.channel.send(hello=self.rank, token=token, host=socket.gethostname(), facts=dict(facts))
         self._thread = threading.Thread(target=self._run, name="proxima-lifeline", daemon=True)
         self._thread.start()
 
-    def send(self, **message: Any) -> None:
-        with self._sending:
-            self._channel.send(**message)
-
     def report(self, error: BaseException) -> None:
         """Report to rank 0 the error that ends this rank, and wait for rank 0 to print the last message."""
-        self.send(error=asdict(RankFailure.of(error)))
+        self.channel.send(error=asdict(RankFailure.of(error)))
         self._thread.join(LAST_WORDS)
 
     def close(self) -> None:
         """Note that this rank is done, and wait until rank 0 is: a launcher must notice rank 0's exit code first."""
         self._over.set()
-        self.send(bye=True)
+        self.channel.send(bye=True)
         self._thread.join()
         with suppress(OSError):
-            self._channel.connection.settimeout(LAST_WORDS)
-            while self._channel.connection.recv(1 << 16):
+            self.channel.connection.settimeout(LAST_WORDS)
+            while self.channel.connection.recv(1 << 16):
                 pass
-            self._channel.connection.close()
+            self.channel.connection.close()
 
     def _run(self) -> None:
         if not self._released() and not self._over.wait(GRACE):
@@ -71,8 +66,8 @@ class Lifeline:
         warned, pause = False, min(self.heartbeat or 1.0, 1.0)
         while not self._over.is_set():
             with suppress(OSError, ValueError):  # closed
-                if select.select([self._channel.connection], [], [], pause)[0]:
-                    if (messages := self._channel.receive()) is None:
+                if select.select([self.channel.connection], [], [], pause)[0]:
+                    if (messages := self.channel.receive()) is None:
                         return False
                     if any("bye" in message for message in messages):
                         return True
@@ -85,7 +80,7 @@ class Lifeline:
                 continue
             if now - beaten >= self.heartbeat:
                 beaten = now
-                self.send(beat=dict(self.beat()))
+                self.channel.send(beat=dict(self.beat()))
             if self.rank == 1 and silent > SILENT_BEATS * self.heartbeat and not warned:
                 warned = True
                 print(f"rank 0 has not responded for {silent:.0f} s", file=sys.__stderr__, flush=True)
@@ -103,7 +98,7 @@ class ForwardedLines(TextIOBase):
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
         if any(map(str.strip, lines)):
-            self._lifeline.send(lines=[line for line in lines if line.strip()])
+            self._lifeline.channel.send(lines=[line for line in lines if line.strip()])
         return len(text)
 
 

@@ -28,11 +28,11 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.connection.settimeout(SEND_SECONDS)
-        self._rest = b""
+        self._rest, self._sending = b"", threading.Lock()
 
     def send(self, **message: Any) -> None:
-        """Send a message, if the other side is still connected."""
-        with suppress(OSError):
+        """Send a message, if the other side is still connected; from any thread."""
+        with self._sending, suppress(OSError):
             self.connection.sendall(json.dumps(message, default=repr).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]] | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.config.sections.ranks_section import RayPlacement
+from proxima.process.kill import describe_exit
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, engine_plan
 from proxima.runtime.placement.rank_group import RankGroup, start_group
 from proxima.runtime.placement.rank_messages import FoldedLines
@@ -27,6 +28,7 @@ POLL_SECONDS = 0.5  # in which a rank may print something
 GRACE_SECONDS = 3.0  # in which the first cause may be noticed after its consequences
 CLOSING_SECONDS = 60.0  # that the other ranks may take after rank 0 is done
 FAILED, INTERRUPTED = 1, 130  # exit codes, as of the command line
+AGAIN = {"resume": True, "overwrite": False}  # arguments of the function when the ranks are restarted
 
 
 def train_on_ray(
@@ -47,9 +49,8 @@ def train_on_ray(
     RunFolder(folder).check(resume=begin["resume"], overwrite=begin["overwrite"])
     texts = [*(text for text in overrides if not text.startswith("folder=")), f"folder={folder}"]
     arguments = {"recipe": recipe, "override": texts, **begin}
-    again = {"resume": True, "overwrite": False}
     gc.enable()
-    return supervise(RANK, config.placement, arguments, again, engine_plan(config, folder)), folder
+    return supervise(RANK, config.placement, arguments, engine_plan(config, folder)), folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +89,7 @@ class Interrupts:
 
 
 def supervise(
-    function: str,
-    spec: RayPlacement,
-    arguments: Mapping[str, Any],
-    again: Mapping[str, Any],
-    engines: EnginePlan | None = None,
+    function: str, spec: RayPlacement, arguments: Mapping[str, Any], engines: EnginePlan | None = None
 ) -> int:
     """Call a function in every rank, each in a separate process with the variables of torchrun; returns the exit code.
 
@@ -103,7 +100,6 @@ def supervise(
     Args:
         function: "module:name".
         arguments: of the function, by name; JSON values.
-        again: arguments that replace these when the ranks are restarted.
         engines: the plan for the servers that `spec.engines` asks for; None: no servers. They start before the ranks
             and run through all restarts of these; rank 0 finds their addresses with `placed_engine`.
 
@@ -140,11 +136,8 @@ def supervise(
             if starts < spec.restarts:
                 number = f"restart {starts + 1} of at most {spec.restarts}"
                 say(f"{cause}; all ranks restart from the last checkpoint, {number}")
-            arguments = {**arguments, **again}
-        given_up = (
-            f"after {spec.restarts} restarts (placement.restarts)" if spec.restarts else "placement.restarts is 0"
-        )
-        say(f"error: {cause}; {given_up}: the run ends, --resume continues it")
+            arguments = {**arguments, **AGAIN}
+        say(f"error: {cause}; after {spec.restarts} restarts (placement.restarts): the run ends, --resume continues it")
         return FAILED
 
 
@@ -215,7 +208,7 @@ def first_cause(ends: Sequence[RankEnd]) -> RankEnd:
 
 
 def describe_end(end: RankEnd, group: RankGroup) -> str:
-    """`rank 2 on NODE died: killed by signal 9 (SIGKILL)`."""
+    """`rank 2 on NODE ended with exit code 1; its last line: …`."""
     import ray
 
     name = group.name_of(end.rank)
@@ -224,9 +217,7 @@ def describe_end(end: RankEnd, group: RankGroup) -> str:
         lost = group.places[end.rank].node not in alive
         return f"{name} died: {'its node was lost' if lost else end.reason}"
     last = f"; its last line: {end.reason}" if end.reason else ""
-    if end.exit_code < 0:
-        return f"{name} died: killed by signal {-end.exit_code} ({signal.Signals(-end.exit_code).name}){last}"
-    return f"{name} ended with exit code {end.exit_code}{last}"
+    return f"{name} {'died:' if end.killed else 'ended with'} {describe_exit(end.exit_code)}{last}"
 
 
 def _reason(error: Exception) -> str:

@@ -7,7 +7,7 @@
     rollouts.py            the completions of steps and evaluations
     stored_completions.py  reads them back as completions and groups
     pending_files.py       what a checkpoint keeps of later steps: carried groups, next-policy log-probs
-    store.py               `Store`, through which the loops write; `RunStore` writes to the run folder
+    store.py               `RunStore`, through which the loops write to journal and folder
     replay.py              the stored groups of another run in place of generated ones
     resume.py              refuses what would make a resumed run another one; `rewind.py` restores it
     folder_check.py        `proxima check RUN`: every file against its checksum

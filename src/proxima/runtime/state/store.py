@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from proxima.data import Group, Prompt
 from proxima.data.flow import Key
@@ -29,48 +29,13 @@ if TYPE_CHECKING:
     from proxima.runtime.state.replay import StoredRollouts
 
 
-class Store(Protocol):
-    """Storage for the state of a loop that survives the process. `RunStore` uses a run folder; the simulator keeps only
-    the records of metrics.jsonl, in memory.
+class RunStore:
+    """Storage for the state of a loop that survives the process: the journal and the folder of the run, open, and
+    locked by this process. The simulator's keeps only the records of metrics.jsonl, in memory.
 
     What is written waits while the `disk` is full. `activity` is what the run does at this moment. The loop calls the
     methods that write completions and checkpoints in the compute thread.
     """
-
-    journal: Journal
-    folder: RunFolder
-    disk: Disk
-    activity: Activity
-
-    def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl."""
-
-    def write_rollouts(self, step: int, groups: Sequence[Group], records: Mapping[Key, CompletionRecord]) -> None:
-        """Write the completions of a step; see `rollouts.write_rollouts`."""
-
-    def write_evals(self, step: int, label: str, groups: Sequence[Group]) -> None:
-        """Write the completions of an evaluation; see `RunFolder.eval_file` for the label."""
-
-    def write_checkpoint(
-        self,
-        step: int,
-        loaded: LoadedModel,
-        stack: TrainStack,
-        facts: Mapping[str, Any],
-        files: Mapping[str, Callable[[Path], None]],
-        others: Mapping[str, TrainStack],
-    ) -> None:
-        """Write the checkpoint of a step; see `checkpoint.write_checkpoint`."""
-
-    def finish_checkpoint(self) -> None:
-        """Wait for a checkpoint that is still being written; in the compute thread."""
-
-    def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None:
-        """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept."""
-
-
-class RunStore:
-    """The `Store` of a run: its journal and its folder, open, and locked by this process."""
 
     def __init__(
         self, journal: Journal, folder: RunFolder, disk: Disk, activity: Activity, ranks: Ranks = ALONE
@@ -78,14 +43,17 @@ class RunStore:
         self.journal, self.folder, self.disk, self.activity, self.ranks = journal, folder, disk, activity, ranks
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Append a line to metrics.jsonl."""
         self.folder.append_metrics(record)
 
     def write_rollouts(self, step: int, groups: Sequence[Group], records: Mapping[Key, CompletionRecord]) -> None:
+        """Write the completions of a step; see `rollouts.write_rollouts`."""
         file = self.folder.rollout_file(step)
         write_rollouts(file, step, groups, records)
         self._wrote(file, step)
 
     def write_evals(self, step: int, label: str, groups: Sequence[Group]) -> None:
+        """Write the completions of an evaluation; see `RunFolder.eval_file` for the label."""
         file = self.folder.eval_file(step, label)
         write_evals(file, step, groups)
         self._wrote(file, step)
@@ -102,6 +70,7 @@ class RunStore:
         files: Mapping[str, Callable[[Path], None]],
         others: Mapping[str, TrainStack],
     ) -> None:
+        """Write the checkpoint of a step; see `checkpoint.write_checkpoint`."""
         place = self.folder.checkpoints
         if self.ranks.size == 1:
             write_checkpoint(place, step, loaded, stack, facts, files, others)
@@ -112,6 +81,7 @@ class RunStore:
             self.ranks.writer.write(place, step, loaded, stack, facts, files, others, wait=False)
 
     def finish_checkpoint(self) -> None:
+        """Wait for a checkpoint that is still being written; in the compute thread."""
         if self.ranks.writing:
             from proxima.train.messages import Finish
 
@@ -136,6 +106,7 @@ class RunStore:
         await self.disk.write(partial(self.journal.replace, done=True), file.name, checksum)
 
     def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None:
+        """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept."""
         best = best_checkpoint(self.folder, checkpoints(self.folder.checkpoints)) if keep_best else None
         keep = [] if best is None else [best.step]
         prune(self.folder.checkpoints, keep_last, keep=keep, leftovers=not self.ranks.writing)
@@ -145,7 +116,7 @@ class RolloutRecorder(RolloutListener):
     """Writes the states of a training batch's prompts to the journal and the timeline, and tells the observer how far
     it is."""
 
-    def __init__(self, store: Store, source: "PromptSource | StoredRollouts", observer: Observer) -> None:
+    def __init__(self, store: RunStore, source: "PromptSource | StoredRollouts", observer: Observer) -> None:
         self.store, self.source, self.observer = store, source, observer
 
     def admitted(self, prompts: Sequence[Prompt]) -> None:

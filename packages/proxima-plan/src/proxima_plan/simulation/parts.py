@@ -20,6 +20,7 @@ from proxima.model.compute_thread import Progress
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.disk import Disk
@@ -157,19 +158,16 @@ def timed_learner(times: Times, thread: TimedThread) -> Learner:
     )
 
 
-class RecordsInMemory:
-    """A `Store` that keeps the records of metrics.jsonl in memory. Only the timeline is written to `folder`."""
+class RecordsInMemory(RunStore):
+    """A store that keeps the records of metrics.jsonl in memory. Only the timeline is written to `folder`."""
 
     def __init__(self, journal: Journal, folder: RunFolder, clock: Clock) -> None:
-        self.journal, self.folder = journal, folder
-        self.disk = Disk(folder.path, lambda text: None)
-        self.activity = Activity(clock, 0.0, Timeline(folder.timeline, lambda text: None))
+        activity = Activity(clock, 0.0, Timeline(folder.timeline, lambda text: None))
+        super().__init__(journal, folder, Disk(folder.path, lambda text: None), activity)
         self.records: list[dict[str, Any]] = []
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         self.records.append(dict(record))
-
-    def finish_checkpoint(self) -> None: ...
 
     def write_rollouts(self, step: int, groups: Any, records: Any) -> None: ...
 
