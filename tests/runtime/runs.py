@@ -45,8 +45,8 @@ PLATEAU = {
     "eval__every": 1,
     "eval__stop_after": {"patience": 2, "min_delta": 1e3},  # no evaluation is an improvement
 }
+FEW = {"train__steps": 2, "train__prompts_per_step": 2, **NO_EVAL}
 AGENT = {"kind": "agent", "run": "tests.runtime.echo_agent:play"}
-PRUNED = [{"kind": "drop_uniform_groups", "metric": "reward"}, {"kind": "prune", "rate": 0.5, "allocate": True}]
 
 
 def critic_settings(critic: dict[str, Any], **algorithm: Any) -> dict[str, Any]:
@@ -92,12 +92,11 @@ def replayed(runs: "Runs") -> dict[str, Any]:
 
 
 def replayed_episodes(runs: "Runs") -> dict[str, Any]:
-    few = {"train__steps": 2, "train__prompts_per_step": 2, **NO_EVAL}
     recorded = runs.folder / "recorded"
     overlap = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2}
     if not recorded.exists():
-        tiny_run.go(recorded, episode_recipe(runs.tiny_model("llama"), **few, **overlap))
-    return few | {"algorithm": {"preset": "dppo"}, "rollouts": str(recorded)}
+        tiny_run.go(recorded, episode_recipe(runs.tiny_model("llama"), **FEW, **overlap))
+    return FEW | {"algorithm": {"preset": "dppo"}, "rollouts": str(recorded)}
 
 
 @dataclass(frozen=True)
@@ -112,11 +111,6 @@ class Run:
 
 
 episodes = partial(Run, recipe=episode_recipe, traces=whole)
-
-
-def few_episodes(settings: dict[str, Any]) -> Run:
-    small = {"train__steps": 2, "train__prompts_per_step": 2, "train__completions_per_prompt": 2}
-    return episodes(small | NO_EVAL | settings)
 
 
 sft, dpo, reward_model = (partial(Run, recipe=m.recipe, go=m.go) for m in (tiny_sft, tiny_dpo, tiny_reward))
@@ -189,22 +183,7 @@ RUNS = {
     "kto": dpo({"preference__loss": [{"kind": "kto", "beta": 0.5, "anchor": "kl"}]}),
     "kto without an anchor": dpo({"preference__loss": [{"kind": "kto", "beta": 0.5, "anchor": "zero"}]}),
     "episodes": episodes(),
-    "episodes of an engine's process": few_episodes({"engine__kind": "local_process", "engine__threads": 1}),
-    "episodes of an agent": few_episodes({"task__environment": AGENT}),
-    "episodes, pruned": few_episodes(
-        {
-            "algorithm": {
-                "preset": "grpo",
-                "selection": PRUNED,
-                "dynamic_sampling": {"max_num_gen_batches": 8, "oversample": 1.5},
-            }
-        }
-    ),
-    "episodes, returns of turns": few_episodes({"algorithm": {"preset": "grpo", "advantage": "turn_returns"}}),
-    "episodes, states in common": few_episodes({"algorithm": {"preset": "grpo", "advantage": "gigpo"}}),
-    "episodes with a value head": few_episodes(
-        {"algorithm": {"preset": "ppo", "advantage": {"kind": "gae"}}, "critic": {"kind": "head"}}
-    ),
+    "episodes of an agent": episodes(FEW | {"task__environment": AGENT, "train__completions_per_prompt": 2}),
 }
 
 

@@ -60,13 +60,6 @@ CHAINS = {  # of other runs than those with STANDARD: moment, end and interval o
     "episodes": [(GENERATING, "died", 1)],
 }
 STANDARD = [(STEP_2, "died", 1)]
-BROAD = {  # as another run, with other settings that no resume reads
-    "episodes of an engine's process",
-    "episodes, pruned",
-    "episodes, returns of turns",
-    "episodes, states in common",
-    "episodes with a value head",
-}
 FILE = "tests/runtime/test_resumed_runs.py::"
 RESUMED = f"{FILE}test_a_resumed_run_equals_an_unbroken_one"
 
@@ -89,8 +82,7 @@ def chains():
         chain = CHAINS.get(run, STANDARD)
         if run in PRODUCTS and run not in CHAINS:
             chain = [of[number % len(of)] for number, of in enumerate(ways(run))]
-        marks = [pytest.mark.campaign(f"{RESUMED}[episodes]")] * (run in BROAD)
-        yield pytest.param(run, chain, marks=marks, id=run)
+        yield pytest.param(run, chain, id=run)
 
 
 @pytest.mark.parametrize(("run", "interruptions"), chains())
