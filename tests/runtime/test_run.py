@@ -240,7 +240,9 @@ def test_a_reward_that_raises_costs_its_completion(trained):
             assert [row["advantage"] for row in own] == pytest.approx(expected, abs=1e-7)
     assert failed > 2
     assert any(
-        w.startswith(f"{r['reward/invalid']} of 16 completions have no score (even: RuntimeError: no opinion)")
+        w
+        == f"{r['reward/invalid']} of 16 completions have no score (even: RuntimeError: no opinion); they count in no "
+        f"mean; see `error` in rollouts/{r['step']:06}.parquet"
         for w in watcher.warnings
     )
     evals = [r for r in run.read_metrics() if r["kind"] == "eval"]

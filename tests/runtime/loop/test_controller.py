@@ -65,7 +65,6 @@ class FakeEngine:
     journal: Journal
     order: int = 1
     seconds: float = 0.0
-    lose: tuple[int, int] | None = None
     hang: bool = False
     sleeps: bool = False
     fail: bool = False
@@ -83,20 +82,9 @@ class FakeEngine:
         for request in sorted(requests, key=lambda r: self.order * (7 * r.prompt.uid + r.sample)):
             await asyncio.sleep(0)
             uid, sample = request.prompt.uid, request.sample
-            if (uid, sample) != self.lose:
-                tokens = ids(2 + (uid + sample) % 3, 100 * uid + sample)
-                n = len(tokens)
-                yield Completion(
-                    prompt_uid=uid,
-                    sample=sample,
-                    tokens=tokens,
-                    text=f"{uid}.{sample}",
-                    sampled_log_prob=(-5.0,) * n,
-                    untruncated_log_prob=(-5.0,) * n,
-                    policy_version=(self.version,) * n,
-                    finish_reason="stop",
-                    temperature=1.0,
-                )
+            tokens = ids(2 + (uid + sample) % 3, 100 * uid + sample)
+            made_up = {"sampled_log_prob": -5.0, "untruncated_log_prob": -5.0, "policy_version": self.version}
+            yield replace(Completion.of_text(uid, sample, f"{uid}.{sample}", tokens), **made_up)
 
     async def publish(self, update):
         self.version = update.version
@@ -119,12 +107,12 @@ class FakeEngine:
 
 
 class FakeRewards:
-    """Half the samples right. `hang_on` never answers for a prompt; `fail_on` fails one completion."""
+    """Half the samples right. `hang_on` never answers for a prompt."""
 
     has_batch = False
 
-    def __init__(self, journal, hang_on=None, fail_on=None):
-        self.journal, self.hang_on, self.fail_on, self.seen = journal, hang_on, fail_on, []
+    def __init__(self, journal, hang_on=None):
+        self.journal, self.hang_on, self.seen = journal, hang_on, []
         self.awaited = {"even": [] if hang_on is None else [hang_on]}
 
     async def score(self, prompt, completions):
@@ -133,12 +121,7 @@ class FakeRewards:
         )
         if prompt.uid == self.hang_on:
             await asyncio.Event().wait()
-        return [
-            Score.failed("timed out after 30 s")
-            if (prompt.uid, c.sample) == self.fail_on
-            else Score(value=c.sample % 2, correct=c.sample % 2 == 1)
-            for c in completions
-        ]
+        return [Score(value=c.sample % 2, correct=c.sample % 2 == 1) for c in completions]
 
     def close(self):
         pass
@@ -310,12 +293,6 @@ def test_an_engine_that_fails_ends_the_run_and_nothing_is_consumed(tmp_path):
     with pytest.raises(ConnectionError, match="the server is gone"):
         world.run()
     assert world.journal.step == 0 and world.journal.counts() == {"generating": 3} and not world.records()
-
-
-def test_an_engine_that_loses_a_completion_does_not_hang_the_run(tmp_path):
-    world = World(tmp_path / "run", engine={"lose": (1, 3)})
-    with pytest.raises(RuntimeError, match=r"the engine ended without all completions of prompts \[1\]"):
-        world.run()
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,11 @@ def make_group(uid=7, text="Four.", scores=None):
         answer={"value": 4},
     )
     completions = tuple(
-        Completion(
-            prompt_uid=uid,
-            sample=i,
-            tokens=tokens,
-            text=text,
-            sampled_log_prob=tuple(-0.25 * (t + 1) for t in range(len(tokens))),
-            untruncated_log_prob=tuple(-0.5 * (t + 1) for t in range(len(tokens))),
-            policy_version=(3,) * len(tokens),
-            finish_reason="stop" if tokens else "abort",
+        replace(
+            Completion.of_text(uid, i, text, tokens, "stop" if tokens else "abort"),
+            sampled_log_prob=[-0.25 * (t + 1) for t in range(len(tokens))],
+            untruncated_log_prob=[-0.5 * (t + 1) for t in range(len(tokens))],
+            policy_version=3,
             temperature=0.75,
         )
         for i, tokens in enumerate(((11, 12, 2), ()))
