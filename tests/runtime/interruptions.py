@@ -44,10 +44,6 @@ def die():
     raise Died
 
 
-def stop_at(moment):
-    return act_at(moment, press)
-
-
 def die_at(moment):
     return act_at(moment, die)
 
@@ -80,7 +76,7 @@ def interrupt(go, folder, tree, moment, end="died", **how):
         with pytest.raises(Died):
             go(folder, tree, observer=die_at(moment), **how)
         return
-    summary = go(folder, tree, observer=stop_at(moment), **how)
+    summary = go(folder, tree, observer=act_at(moment, press), **how)
     saved = [checkpoint.step for checkpoint in checkpoints(folder / "checkpoints")]
     assert summary.status == "stopped" and max(saved, default=0) == summary.steps
 

@@ -104,41 +104,25 @@ def test_an_engine_that_scores_teaches_the_same(tiny_model, tmp_path):
         assert math.isfinite(ours["loss"]) and ours["grad_norm"] > 0
 
 
-def with_other_tokens(source, folder, change):
-    """A copy of a model folder whose tokenizer.json was changed."""
-    copy = shutil.copytree(source, folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        facts = json.loads((copy / name).read_text())
-        change(name, facts)
-        (copy / name).write_text(json.dumps(facts))
-    return copy
-
-
-def swap(name, facts):
-    if name == "tokenizer.json":
-        words = facts["model"]["vocab"]
-        words["a"], words["b"] = words["b"], words["a"]
-
-
-def other_end(name, facts):
-    if name == "tokenizer_config.json":
-        facts["eos_token"] = "<|endoftext|>"
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "text", "other", "message"),
     [
+        ("tokenizer.json", '"!":', '"!!":', r"another vocabulary: '!!?' is .* \(2 differ\); use a teacher of the"),
         (
-            swap,
-            r"has another vocabulary: 'a' is id \d+ there and id \d+ in model.path \(2 differ\); use a teacher of the",
+            "tokenizer_config.json",
+            '"eos_token": "<|im_end|>"',
+            '"eos_token": "<|endoftext|>"',
+            "eos_token_id=2, and model.path has 0; use a teacher of the student's family",
         ),
-        (other_end, "has eos_token_id=2, and model.path has 0; use a teacher of the student's family"),
     ],
 )
-def test_a_teacher_with_other_tokens_is_refused_before_weights_are_loaded(tiny_model, tmp_path, change, message):
-    teacher = with_other_tokens(tiny_model("qwen2", 5), tmp_path / "teacher", change)
+def test_a_teacher_with_other_tokens_is_refused_before_weights_are_loaded(
+    name, text, other, message, tiny_model, tmp_path
+):
+    teacher = shutil.copytree(tiny_model("qwen2", 5), tmp_path / "teacher")
+    (teacher / name).write_text((teacher / name).read_text().replace(text, other))
     (teacher / "model.safetensors").unlink()
-    with pytest.raises(FieldError, match=f"algorithm.distillation.path='.*teacher' {message}"):
+    with pytest.raises(FieldError, match=f"algorithm.distillation.path='.*teacher' has {message}"):
         go(tmp_path / "run", distilled(tiny_model, more={"path": str(teacher)}))
     assert not (tmp_path / "run").exists()
 

@@ -1,4 +1,4 @@
-"""A surrogate that warns in one rank, and fails there at one of its calls."""
+"""A surrogate that warns in one rank, and fails there."""
 
 import os
 import signal
@@ -10,22 +10,17 @@ from typing import ClassVar, Literal
 from proxima.core import PolicyBatch, Surrogate, TokenLoss
 from proxima.core.ratio import masked_ratio
 
-calls = 0
-
 
 @dataclass(frozen=True)
 class Faulty(Surrogate):
-    """-A r; in the call of that number something happens in a rank."""
+    """-A r; in a rank something happens."""
 
     rank: int = 1
-    call: int = 1
     how: Literal["raise", "kill", "stop", "sleep", "warn"] = "raise"
     zero_advantage_inert: ClassVar[bool] = False
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        global calls
-        calls += 1
-        if os.environ.get("RANK") == str(self.rank) and calls == self.call:
+        if os.environ.get("RANK") == str(self.rank):
             warnings.warn("a rank warns", stacklevel=1)
             if self.how == "raise":
                 raise MemoryError("this rank has no memory left")
