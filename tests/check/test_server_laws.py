@@ -10,7 +10,7 @@ from proxima.check.bare_server import BareServer
 from proxima.check.engine_case import EngineUnderTest, tiny_model
 from proxima.check.laws import check_law
 from proxima.check.sampling_laws import SAMPLING_LAWS
-from proxima.check.server_laws import CONTROL_LAWS, SERVER_LAWS, ServerUnderTest
+from proxima.check.server_laws import CONTROL_LAWS, SERVER_LAWS
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.detect import detect_server
 from proxima.engine.protocol import EngineSetup
@@ -116,7 +116,8 @@ async def found_at(server):
 
 def checked(server, law, tiny, folder):
     bare = BareServer(Address(server.url), *asyncio.run(found_at(server)))
-    return check_law(LAWS[law], ServerUnderTest(bare, tiny.tokenizer, folder))
+    setup = EngineSetup(model_path=str(folder), tokenizer=tiny.tokenizer, load_weights=lambda: tiny)
+    return check_law(LAWS[law], EngineUnderTest(bare, setup, lambda: tiny))
 
 
 HELD = ("proxima-check-pause-",)  # they run until what the law does has come

@@ -5,7 +5,7 @@
     laws          the class of laws, and the search for the smallest counterexample
     batches       random batches with holes and garbage          needs_law    declared needs against tensors read
     first_laws    a call returns what its slot expects: if that fails, no other law is tried
-    by_hand, by_hand_steps   examples with numbers worked out by hand: the parts of a loss, and the steps before it
+    by_hand       examples with numbers worked out by hand
     surrogate_laws     surrogates                        term_laws    corrections, penalties, aggregations
     outcome_laws  advantages, selections             distillation_laws    divergences from a teacher
     reward_laws   rewards                                         engine_laws    engines; sampling_laws: their draws

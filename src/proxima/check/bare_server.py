@@ -64,13 +64,11 @@ class BareServerEngine:
         )
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Complete up to `AT_ONCE` requests at a time; completions come in any order."""
+        """Complete up to `AT_ONCE` requests at a time, and yield all completions at the end."""
         free = asyncio.Semaphore(AT_ONCE)
         async with self.spec.connect() as client:
-            tasks = [asyncio.create_task(self._completion(client, free, request)) for request in requests]
-            async with ended(tasks):
-                for task in asyncio.as_completed(tasks):
-                    yield await task
+            for completion in await asyncio.gather(*(self._completion(client, free, each) for each in requests)):
+                yield completion
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         """Score at temperature 1."""
@@ -114,17 +112,6 @@ class BareServerEngine:
             seed=seed if self.spec.facts.seeds else None,
             stop_tokens=stop_tokens_of(self.setup.tokenizer),
         )
-
-
-@asynccontextmanager
-async def ended(tasks: Sequence[asyncio.Task[Any]]) -> AsyncIterator[None]:
-    """Cancel the tasks and wait for them when the block ends, with or without an error."""
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def whole_answer(spec: BareServer, client: ServerClient, asked: TokenRequest) -> Chunk:

@@ -1,19 +1,23 @@
 """Examples worked out by hand: their inputs, and the numbers that our specs compute from them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxima.check.by_hand_steps import STEPS, Numbers, gradients
 from proxima.check.laws import Violation, require_close, require_that
-from proxima.core import TokenMean, TokenSum, distillation_loss, health, merge_metrics, mismatch_metrics, policy_loss
+from proxima.core import TokenMean, TokenSum, distillation_loss, policy_loss, select
+from proxima.core.advantage import TokenRewards
 from proxima.core.loss import Loss, apply_corrections
 from proxima.core.metrics import Metrics
-from proxima.data import NoFieldError, PolicyBatch
+from proxima.core.value import value_metrics
+from proxima.data import NoFieldError, Outcomes, PolicyBatch
 from proxima.data.field_checks import check_names
+
+Numbers = dict[str, Tensor]
+Step = Callable[[Any, Numbers], Numbers]  # (spec, inputs) → numbers
 
 LOSS_SLOTS = ("surrogate", "correction", "penalty", "aggregate")
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-9}
@@ -22,7 +26,6 @@ INTEGER = (
     *("cu_seqlens", "group", "length", "loss_tokens", "policy_version", "token", "top_k", "turn", "state"),
     *("current_version", "identity", "chosen_length", "rejected_length"),
 )
-HEALTH = ("ok", "watch", "act")
 
 
 def as_tensor(value: Any) -> Tensor:
@@ -36,49 +39,51 @@ def _floats(value: Any) -> Any:
     return float("nan") if value is None else float(value)
 
 
-def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Numbers:
+def numbers_by_hand(
+    specs: Mapping[str, Any], inputs: Mapping[str, Any], steps: Mapping[str, Step] | None = None
+) -> Numbers:
     """The numbers that our specs compute from the inputs of an example.
 
     Args:
         specs: slot → spec: one or more of `surrogate`, `correction`, `penalty`, `aggregate`, or exactly one other slot.
-            `proximal` takes a name, `next`, `linear` or `loglinear`.
         inputs: fields of `PolicyBatch`: rows [B][T] with a `mask`, or packed with `loss_mask` and `cu_seqlens`. An
             aggregation alone reads `loss` in place of `log_prob`. For an advantage or selection: fields of `Outcomes`,
             where `valid`, `length` and `truncated` may be left out, or of `TokenRewards`; a selection also takes
-            `advantage`. For a preference: fields of `PreferencePairs`. For `reward_kl` and `proximal`: the arguments of
-            the call, packed.
+            `advantage`.
+        steps: the slots whose spec is used alone, beside those of a loss; None: `STEPS`.
 
     Returns: by name: `loss`, `numerator`, `denominator`, `grad_log_prob` (`grad_loss` for an aggregation alone), `keep`
         and `metrics.…`; `token_loss` of the surrogate, and for `cppo` its `spent` Z and `allowed` c; `weight`, `keep`
         and `metrics.…` of the correction, and `grad_top_k_log_prob` if it adds a term to the loss; `penalty`, and
         `grad_entropy` if it reads the entropy.
         Distillation: `divergence`, `grad_log_prob` and `grad_bucket_log_prob`, of the sum of the divergences, and
-        `metrics.…`. Mismatch: `metrics.…`, merged from those of the even and of the odd sequences; `exceeded`,
-        `rejects` [S], and `health.<metric>`, 0 ok, 1 watch, 2 act. All other slots: see `by_hand_steps`.
+        `metrics.…`. Advantage: `advantage`, and with a critic `returns` and `metrics.…`. Selection: `keep`,
+        `prompts_factor` for the size of the largest group, and `keeps_size`.
         Token values have the layout of the inputs, with 0 at padding.
     Raises: NoFieldError naming an input that doesn't exist or is missing.
     """
     tensors = {name: _typed(name, value) for name, value in inputs.items()}
-    slot = next((slot for slot in ALONE if slot in specs), None)
-    numbers = _of_loss(specs, tensors) if slot is None else ALONE[slot](specs[slot], tensors)
+    steps = STEPS if steps is None else steps
+    slot = next((slot for slot in steps if slot in specs), None)
+    numbers = _of_loss(specs, tensors) if slot is None else steps[slot](specs[slot], tensors)
     return {name: value.detach() for name, value in numbers.items()}
 
 
 def _of_loss(specs: Mapping[str, Any], tensors: Numbers) -> Numbers:
     leaf_name = "loss" if set(specs) == {"aggregate"} else "log_prob"
-    leaf = _taken(tensors, leaf_name).requires_grad_()
+    leaf = taken_input(tensors, leaf_name).requires_grad_()
     read = {"entropy": "penalty", "top_k_log_prob": "correction"}  # the slot that may give it a gradient
     leaves = {name: tensors[name].requires_grad_() for name, slot in read.items() if name in tensors and slot in specs}
-    b = _batch(leaf, tensors)
+    b = example_batch(leaf, tensors)
     loss, tokens, metrics = _loss(specs, b)
-    numbers = _metrics(metrics)
+    numbers = metric_numbers(metrics)
     if loss is not None:
         numbers |= {"loss": loss.value, "numerator": loss.numerator, "denominator": loss.denominator}
         numbers |= gradients(loss.value, {leaf_name: leaf} | leaves)
     return numbers | {name: _laid_out(b, value, leaf, tensors) for name, value in tokens.items()}
 
 
-def _taken(tensors: Numbers, name: str) -> Tensor:
+def taken_input(tensors: Numbers, name: str) -> Tensor:
     if name not in tensors:
         raise NoFieldError(f"inputs: {name} is missing")
     return tensors.pop(name)
@@ -89,7 +94,7 @@ def _laid_out(b: PolicyBatch, values: Tensor, leaf: Tensor, tensors: Numbers) ->
     return padded_to(b, values, leaf.shape) if "mask" in tensors else values
 
 
-def _metrics(metrics: Metrics) -> Numbers:
+def metric_numbers(metrics: Metrics) -> Numbers:
     return {f"metrics.{name}": as_tensor(metric.value) for name, metric in metrics.items()}
 
 
@@ -117,26 +122,53 @@ def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, Number
     return Loss(aggregate(values, b), denominator, {}), tokens, {}
 
 
-def _mismatch(guard: Any, tensors: Numbers) -> Numbers:
-    b = _batch(_taken(tensors, "log_prob"), tensors)
-    merged = merge_metrics([mismatch_metrics(b.take(range(first, b.sequences, 2))) for first in (0, 1)])
-    values = {name: metric.value for name, metric in merged.items()}
-    judged = {f"health.{v.metric}": as_tensor(HEALTH.index(v.level)) for v in health(values, guard)}
-    verdict = {"exceeded": as_tensor(guard.exceeded(values) is not None), "rejects": guard.rejects(b).double()}
-    return _metrics(merged) | judged | verdict
-
-
 def _distillation(spec: Any, tensors: Numbers) -> Numbers:
     names = [name for name in ("log_prob", "bucket_log_prob") if name in tensors]
-    leaves: Numbers = {name: _taken(tensors, name).requires_grad_() for name in names}
-    b = _batch(leaves["log_prob"], tensors | {name: leaves[name] for name in names[1:]})
+    leaves: Numbers = {name: taken_input(tensors, name).requires_grad_() for name in names}
+    b = example_batch(leaves["log_prob"], tensors | {name: leaves[name] for name in names[1:]})
     value = spec(b)
     numbers = {"divergence": _laid_out(b, value, leaves["log_prob"], tensors)} | gradients(value.sum(), leaves)
-    return numbers | _metrics(distillation_loss(b, divergence=spec, aggregate=TokenSum()).metrics)
+    return numbers | metric_numbers(distillation_loss(b, divergence=spec, aggregate=TokenSum()).metrics)
 
 
-ALONE = {"distillation": _distillation, "mismatch": _mismatch, **STEPS}  # the slots whose spec is used alone
-SLOTS = (*LOSS_SLOTS, *ALONE)
+def _advantage(spec: Any, inputs: Numbers) -> Numbers:
+    """The advantage of `TokenRewards` or `Outcomes`. With a critic, also its targets and `value_metrics`."""
+    if not spec.per_token:
+        return {"advantage": spec(_outcomes(inputs))}
+    check_names(TokenRewards, inputs, "inputs")
+    rewards = TokenRewards(**inputs)
+    numbers = {"advantage": spec(rewards)}
+    if hasattr(spec, "returns"):
+        numbers["returns"] = spec.returns(rewards)
+        if rewards.group is not None:
+            measured = value_metrics(rewards, numbers["returns"], spec.gamma)
+            numbers |= {f"metrics.{name}": as_tensor(value) for name, value in measured.items()}
+    return numbers
+
+
+def _outcomes(inputs: Numbers) -> Outcomes:
+    check_names(Outcomes, {"valid", "length", "truncated", *inputs}, "inputs")
+    more: dict[str, Any] = dict(inputs)
+    return replace(Outcomes.of(more.pop("reward"), more.pop("group")), **more)
+
+
+def _selection(spec: Any, inputs: Numbers) -> Numbers:
+    """The completions that are kept, and `prompts_factor` for the size of the largest group."""
+    outcomes = _outcomes({name: value for name, value in inputs.items() if name != "advantage"})
+    advantage = inputs.get("advantage", torch.zeros_like(outcomes.reward))
+    size = int(outcomes.group.unique(return_counts=True)[1].max())
+    numbers = {"keep": select([spec], outcomes, advantage)[0].double()}
+    numbers["prompts_factor"] = as_tensor(spec.prompts_factor(size))
+    return numbers | ({"keeps_size": as_tensor(spec.keeps_size(size))} if hasattr(spec, "keeps_size") else {})
+
+
+def gradients(value: Tensor, leaves: Numbers) -> Numbers:
+    """`grad_<name>` of each leaf that the value depends on."""
+    slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    return {f"grad_{name}": slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
+
+
+STEPS: dict[str, Step] = {"distillation": _distillation, "advantage": _advantage, "selection": _selection}
 
 
 def _typed(name: str, value: Any) -> Tensor:
@@ -144,7 +176,7 @@ def _typed(name: str, value: Any) -> Tensor:
     return tensor != 0 if name in BOOLEAN else tensor.long() if name in INTEGER else tensor
 
 
-def _batch(leaf: Tensor, tensors: Mapping[str, Tensor]) -> PolicyBatch:
+def example_batch(leaf: Tensor, tensors: Mapping[str, Tensor]) -> PolicyBatch:
     rest = {name: value for name, value in tensors.items() if name != "mask"}
     if "mask" in tensors:
         return PolicyBatch.from_padded(tensors["mask"], log_prob=leaf, **rest)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from proxima.check.bare_server import BareServer, NoTokenizer
@@ -12,7 +11,7 @@ from proxima.check.engine_laws import ENGINE_LAWS
 from proxima.check.laws import Law, LawResult, check_law, check_laws, described, not_tried
 from proxima.check.reward_laws import REWARD_LAWS
 from proxima.check.sampling_laws import SAMPLING_LAWS
-from proxima.check.server_laws import CONTROL_LAWS, SERVER_LAWS, ServerUnderTest
+from proxima.check.server_laws import CONTROL_LAWS, SERVER_LAWS
 from proxima.engine.protocol import EngineSetup
 from proxima.model.load import load
 from proxima.model.pretrained import load_tokenizer
@@ -63,20 +62,15 @@ def check_live_server(
         draws: the number of tokens drawn to compare their frequencies.
     """
     loaded = None if model is None else functools.cache(functools.partial(load, model))
-    tokenizer = None if model is None else load_tokenizer(model)
-    of_server = ServerUnderTest(server, tokenizer, None if model is None else Path(model))
     setup = EngineSetup(
-        model_path=server.facts.model,
-        tokenizer=tokenizer or NoTokenizer(),
+        model_path=model or server.facts.model,
+        tokenizer=NoTokenizer() if model is None else load_tokenizer(model),
         load_weights=loaded or tiny_model,
         max_length=server.facts.max_length,
     )
     quantized = server.facts.quantization is not None
     case = EngineUnderTest(server, setup, loaded, dtype=server.facts.dtype, quantized=quantized, draws=draws)
-    for law in SERVER_LAWS:
-        yield check_law(law, of_server)
-    for law in ENGINE_LAWS:
-        if law.name in OF_BARE_SERVERS:
-            yield check_law(law, case)
+    for law in (*SERVER_LAWS, *(law for law in ENGINE_LAWS if law.name in OF_BARE_SERVERS)):
+        yield check_law(law, case)
     for law in CONTROL_LAWS:
-        yield check_law(law, of_server) if control else LawResult(law, "skipped", "it disturbs others: give --control")
+        yield check_law(law, case) if control else LawResult(law, "skipped", "it disturbs others: give --control")

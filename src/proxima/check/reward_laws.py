@@ -36,26 +36,11 @@ TIMEOUT = 10.0  # seconds, for rewards without their own limit
 Texts = tuple[str, ...]  # completions of one prompt
 
 
-def _completion(sample: int, text: str) -> Completion:
-    zeros = np.zeros(min(len(text), 64), dtype=np.float32)
-    return Completion(
-        prompt_uid=1,
-        sample=sample,
-        tokens=np.full(len(zeros), 3, dtype=np.int32),
-        text=text,
-        sampled_log_prob=zeros,
-        untruncated_log_prob=zeros,
-        policy_version=zeros.astype(np.int32),
-        finish_reason="stop",
-        temperature=1.0,
-    )
-
-
 def scores_of(spec: Any, texts: Texts) -> list[Score]:
     """The scores of a group, from a runner with only this reward, and with an answer that it can use."""
     question, tokens = {"role": "user", "content": "6 * 7 = ?"}, np.array([1, 2], dtype=np.int32)
     prompt = Prompt(uid=1, messages=(question,), tokens=tokens, answer=readable_answer(spec))
-    completions = [_completion(sample, text) for sample, text in enumerate(texts)]
+    completions = [Completion.of_text(1, i, text, [3] * min(len(text), 64)) for i, text in enumerate(texts)]
     runner = RewardRunner([spec], timeout=TIMEOUT)
     try:
         scores = asyncio.run(runner.score(prompt, completions))

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from proxima.check.engine_case import (
     LIMIT,
@@ -131,8 +132,6 @@ def chi_squared(log_probs: dict[int, float], tokens: np.ndarray) -> tuple[float,
 
 def tail_of_chi_squared(statistic: float, freedom: int) -> float:
     """The probability of a statistic at least this large."""
-    import torch
-
     if freedom == 0:
         return 1.0
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)

@@ -1,19 +1,19 @@
-"""Laws of servers, each checked on its own: features that a run needs beyond the engine protocol.
+"""Laws of servers, each checked on its own: features that a run needs beyond the engine protocol. The spec of a case is
+a `BareServer`; its model, if it has one, is that of the folder `setup.model_path`.
 
 The laws in `CONTROL_LAWS` pause the server and load weights: they disturb its other users.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from proxima.check.bare_server import BareServer, joined, whole_answer
-from proxima.check.engine_case import SECONDS, mean_off
+from proxima.check.bare_server import joined, whole_answer
+from proxima.check.engine_case import SECONDS, EngineUnderTest, mean_off
 from proxima.check.laws import Law, require_that
 from proxima.engine.http.client import ServerClient
 from proxima.engine.http.dialect import Chunk, TokenRequest, WeightHandover
@@ -33,86 +33,71 @@ TEXTS = (  # texts on which tokenizers differ
 )
 
 
-@dataclass(frozen=True)
-class ServerUnderTest:
-    """A running server.
-
-    Args:
-        server: the connection to it.
-        tokenizer: the tokenizer of the model that it should serve; None: unknown.
-        folder: the weights that it should have, for the laws that load them; None if not given.
-    """
-
-    server: BareServer
-    tokenizer: Any = None
-    folder: Path | None = None
-
-
-async def token_ids(case: ServerUnderTest, client: ServerClient) -> None:
+async def token_ids(case: EngineUnderTest, client: ServerClient) -> None:
     """The server returns token ids, and a finite log-prob with each."""
-    log_probs = case.server.facts.log_probs
+    log_probs = case.spec.facts.log_probs
     require_that(log_probs is not None, "the log-probs of sampled tokens do not come, or of what is unknown")
-    answer = await whole_answer(case.server, client, asked("ids", temperature=1.0))
+    answer = await whole_answer(case.spec, client, asked("ids", temperature=1.0))
     require_that(bool(np.isfinite(answer.log_prob).all()), "log-probs are not finite")
 
 
-async def stop_tokens(case: ServerUnderTest, client: ServerClient) -> None:
+async def stop_tokens(case: EngineUnderTest, client: ServerClient) -> None:
     """A stop token ends a completion and is its last token."""
-    free = (await whole_answer(case.server, client, asked("free", temperature=0.0))).tokens
+    free = (await whole_answer(case.spec, client, asked("free", temperature=0.0))).tokens
     at = next((i for i in range(1, len(free)) if free[i] not in free[:i]), None)
     require_that(at is not None, "the greedy completion repeats one token")
     assert at is not None
     stop = (int(free[at]),)
-    answer = await whole_answer(case.server, client, asked("stopped", temperature=0.0, stop_tokens=stop))
+    answer = await whole_answer(case.spec, client, asked("stopped", temperature=0.0, stop_tokens=stop))
     require_that(answer.finish_reason == "stop", f"finish_reason {answer.finish_reason!r} at the stop token {free[at]}")
     require_that(int(answer.tokens[-1]) == free[at], "the stop token is not the last of the completion")
     require_that(free[at] not in answer.tokens[:-1], "tokens come after the stop token")
 
 
 async def _read(
-    case: ServerUnderTest, client: ServerClient, request: TokenRequest, chunks: list[Chunk], news: asyncio.Event
+    case: EngineUnderTest, client: ServerClient, request: TokenRequest, chunks: list[Chunk], news: asyncio.Event
 ) -> None:
     """Append the chunks of a completion to `chunks` as they arrive, and set `news` for each."""
-    async for chunk in case.server.dialect.stream(client, case.server.facts, request):
+    async for chunk in case.spec.dialect.stream(client, case.spec.facts, request):
         chunks.append(chunk)
         news.set()
 
 
-async def seeds(case: ServerUnderTest, client: ServerClient) -> None:
+async def seeds(case: EngineUnderTest, client: ServerClient) -> None:
     """The same request with the same seed gives the same tokens."""
     requests = [asked(f"seed-{i}", seed=seed) for i, seed in enumerate((9, 9, 10))]
-    first, second, other = [(await whole_answer(case.server, client, request)).tokens for request in requests]
+    first, second, other = [(await whole_answer(case.spec, client, request)).tokens for request in requests]
     require_that(np.array_equal(first, second), "the same seed gave other tokens")
     require_that(not np.array_equal(first, other), "another seed gave the same tokens")
 
 
-async def vocabulary(case: ServerUnderTest, client: ServerClient) -> None:
+async def vocabulary(case: EngineUnderTest, client: ServerClient) -> None:
     """The server's tokenizer gives the same ids as the model's."""
     differ = []
     for text in TEXTS:
-        ids = await case.server.dialect.tokenize(client, case.server.facts, text)
-        if ids is not None and ids != list(case.tokenizer(text, add_special_tokens=False).input_ids):
+        ids = await case.spec.dialect.tokenize(client, case.spec.facts, text)
+        if ids is not None and ids != list(case.setup.tokenizer(text, add_special_tokens=False).input_ids):
             differ.append(text)
     require_that(not differ, f"{len(differ)} of {len(TEXTS)} texts have other ids, {differ[:1]!r} for one")
 
 
-async def spans(case: ServerUnderTest, client: ServerClient) -> None:
+async def spans(case: EngineUnderTest, client: ServerClient) -> None:
     """The version spans of a completion cover each of its tokens exactly once."""
-    check_spans(await whole_answer(case.server, client, asked("spans", chunk_tokens=3)))
+    check_spans(await whole_answer(case.spec, client, asked("spans", chunk_tokens=3)))
 
 
-async def pauses_of_server(case: ServerUnderTest, client: ServerClient) -> None:
+async def pauses_of_server(case: EngineUnderTest, client: ServerClient) -> None:
     """A pause with mode `keep` stops the tokens until the server resumes; one with `abort` ends running requests."""
-    dialect, facts = case.server.dialect, case.server.facts
+    dialect, facts = case.spec.dialect, case.spec.facts
     for mode in sorted(facts.pause_modes & {"keep", "abort"}):
         seen: list[Chunk] = []
         begun = asyncio.Event()
         task = asyncio.create_task(_read(case, client, asked(f"pause-{mode}", max_tokens=200), seen, begun))
-        await asyncio.wait_for(begun.wait(), case.server.seconds)
+        await asyncio.wait_for(begun.wait(), case.spec.seconds)
         await dialect.pause(client, facts, mode)
         try:
             if mode == "abort":
-                await asyncio.wait_for(task, case.server.seconds)
+                await asyncio.wait_for(task, case.spec.seconds)
             else:
                 await dialect.health(client, facts)  # answers come in order: everything sent before has arrived
                 held = len(joined(seen).tokens)
@@ -126,28 +111,28 @@ async def pauses_of_server(case: ServerUnderTest, client: ServerClient) -> None:
         require_that(reason == expected, f"finish_reason {reason!r} after a pause with {mode}")
 
 
-async def loaded_weights(case: ServerUnderTest, client: ServerClient) -> None:
+async def loaded_weights(case: EngineUnderTest, client: ServerClient) -> None:
     """Loaded weights get their version, later completions carry it, and log-probs stay the same, because the server
     already has these weights."""
-    dialect, facts = case.server.dialect, case.server.facts
-    assert case.folder is not None
+    dialect, facts = case.spec.dialect, case.spec.facts
+    folder = Path(case.setup.model_path)  # which holds the weights that the server should have
     probe = np.asarray(PROMPT, np.int32)
     before = await dialect.score(client, facts, probe[:4], probe[4:]) if facts.scores else None
     await dialect.pause(client, facts, "abort")
     try:
-        handover = WeightHandover(version=1, label=LABEL, folder=case.folder.resolve())
+        handover = WeightHandover(version=1, label=LABEL, folder=folder.resolve())
         await dialect.load_weights(client, facts, handover)
         await dialect.reset_prefix_cache(client, facts, running=False)
     finally:
         await dialect.resume(client, facts)
     version = (await dialect.health(client, facts)).weight_version
     require_that(version == LABEL, f"the version is {version!r} after {LABEL!r} was loaded")
-    answer = await whole_answer(case.server, client, asked("after"))
+    answer = await whole_answer(case.spec, client, asked("after"))
     if facts.version_spans:
         require_that({span[0] for span in check_spans(answer)} == {LABEL}, "completions carry another version")
     if before is not None:
         off = mean_off(await dialect.score(client, facts, probe[:4], probe[4:]), before)
-        require_that(off < 0.5, f"log-probs moved by {off:.3g} nats: the server had other weights than {case.folder}")
+        require_that(off < 0.5, f"log-probs moved by {off:.3g} nats: the server had other weights than {folder}")
 
 
 def check_spans(answer: Chunk) -> tuple[tuple[str, int, int], ...]:
@@ -175,12 +160,12 @@ def asked(
     )
 
 
-def _tokenizes(case: ServerUnderTest) -> str | None:
-    if case.tokenizer is None:
+def _tokenizes(case: EngineUnderTest) -> str | None:
+    if case.model is None:
         return "no tokenizer to compare with: give --model FOLDER"
 
-    async def ask(client: ServerClient) -> list[int] | None:
-        return await case.server.dialect.tokenize(client, case.server.facts, "a")
+    async def ask(client: ServerClient) -> Any:
+        return await case.spec.dialect.tokenize(client, case.spec.facts, "a")
 
     return None if _with_client(case, ask) is not None else "the server has no call that tokenizes"
 
@@ -192,19 +177,19 @@ ABSENT = {  # features that a server may lack, and the message for each
 }
 
 
-def _has(fact: str) -> Callable[[ServerUnderTest], str | None]:
-    return lambda case: None if getattr(case.server.facts, fact) else ABSENT[fact]
+def _has(fact: str) -> Callable[[EngineUnderTest], str | None]:
+    return lambda case: None if getattr(case.spec.facts, fact) else ABSENT[fact]
 
 
-def _loads(case: ServerUnderTest) -> str | None:
-    if case.folder is None:
+def _loads(case: EngineUnderTest) -> str | None:
+    if case.model is None:
         return "no weights to load: give --model FOLDER"
-    return None if case.server.facts.takes_weights else "the server takes no weights"
+    return None if case.spec.facts.takes_weights else "the server takes no weights"
 
 
-def _with_client(case: ServerUnderTest, use: Callable[[ServerClient], Awaitable[Any]]) -> Any:
+def _with_client(case: EngineUnderTest, use: Callable[[ServerClient], Awaitable[Any]]) -> Any:
     async def used() -> Any:
-        async with case.server.connect() as client:
+        async with case.spec.connect() as client:
             return await asyncio.wait_for(use(client), SECONDS)
 
     return asyncio.run(used())

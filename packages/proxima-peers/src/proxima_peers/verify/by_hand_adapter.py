@@ -3,7 +3,7 @@
     [{"name": …, "source": "by hand", "surrogate": {"kind": "topr", "upper": 1.0}, "inputs": …, "expected": …}, …]
 
 Slots: surrogate, correction, penalty, aggregate, advantage, distillation, selection, preference, reward_kl, proximal,
-mismatch. The names of inputs and expected numbers are documented in `proxima.check.by_hand`."""
+mismatch. The names of inputs and expected numbers are documented in `proxima.check.by_hand` and `record_steps`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from proxima.check.by_hand import SLOTS, TOLERANCE, numbers_by_hand
+from proxima.check.by_hand import TOLERANCE, numbers_by_hand
 from proxima.config import resolve
 from proxima.config.problems import suggestion
 from proxima.config.slots import Slot
@@ -20,6 +20,7 @@ from proxima.core.correction import MismatchGuard
 from proxima.core.reward_kl import RewardKl
 from proxima.data import UserError
 from proxima_peers.verify.record import Attempt, Record, UnsupportedRecord
+from proxima_peers.verify.record_steps import RECORD_STEPS, SLOTS
 from proxima_peers.verify.verdict import uncovered
 
 
@@ -57,7 +58,7 @@ def numbers_of_record(
     if not written:
         raise UserError(f"golden record {name!r} names no spec", remedy=f"add one of {', '.join(SLOTS)}")
     made = resolve({}, layer=node_of(written, Source(name)), root=SpecsByHand, import_code=import_code).config
-    return numbers_by_hand({slot: getattr(made, slot) for slot in written}, inputs)
+    return numbers_by_hand({slot: getattr(made, slot) for slot in written}, inputs, RECORD_STEPS)
 
 
 def by_hand(record: Record, import_code: bool = False) -> Iterator[Attempt]:

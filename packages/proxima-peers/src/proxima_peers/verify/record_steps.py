@@ -1,55 +1,30 @@
-"""Hand-worked numbers for the steps before the loss: advantage, selection, preference, KL in the reward, proximal
-policy."""
+"""The numbers of records for the slots that no law checks: preference, KL in the reward, proximal policy, mismatch."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from proxima.core import select
-from proxima.core.advantage import TokenRewards
+from proxima.check.by_hand import (
+    LOSS_SLOTS,
+    STEPS,
+    Numbers,
+    Step,
+    as_tensor,
+    example_batch,
+    gradients,
+    metric_numbers,
+    taken_input,
+)
+from proxima.core import health, merge_metrics, mismatch_metrics
 from proxima.core.preference import PreferencePairs
 from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
-from proxima.core.value import value_metrics
-from proxima.data import NoFieldError, Outcomes
+from proxima.data import NoFieldError
 from proxima.data.errors import suggestion
 from proxima.data.field_checks import check_names
 
-Numbers = dict[str, Tensor]
-
-
-def _advantage(spec: Any, inputs: Numbers) -> Numbers:
-    """The advantage of `TokenRewards` or `Outcomes`. With a critic, also its targets and `value_metrics`."""
-    if not spec.per_token:
-        return {"advantage": spec(_outcomes(inputs))}
-    check_names(TokenRewards, inputs, "inputs")
-    rewards = TokenRewards(**inputs)
-    numbers = {"advantage": spec(rewards)}
-    if hasattr(spec, "returns"):
-        numbers["returns"] = spec.returns(rewards)
-        if rewards.group is not None:
-            measured = value_metrics(rewards, numbers["returns"], spec.gamma)
-            numbers |= {f"metrics.{name}": _scalar(value) for name, value in measured.items()}
-    return numbers
-
-
-def _outcomes(inputs: Numbers) -> Outcomes:
-    check_names(Outcomes, {"valid", "length", "truncated", *inputs}, "inputs")
-    more: dict[str, Any] = dict(inputs)
-    return replace(Outcomes.of(more.pop("reward"), more.pop("group")), **more)
-
-
-def _selection(spec: Any, inputs: Numbers) -> Numbers:
-    """The completions that are kept, and `prompts_factor` for the size of the largest group."""
-    outcomes = _outcomes({name: value for name, value in inputs.items() if name != "advantage"})
-    advantage = inputs.get("advantage", torch.zeros_like(outcomes.reward))
-    size = int(outcomes.group.unique(return_counts=True)[1].max())
-    numbers = {"keep": select([spec], outcomes, advantage)[0].double()}
-    numbers["prompts_factor"] = _scalar(spec.prompts_factor(size))
-    return numbers | ({"keeps_size": _scalar(spec.keeps_size(size))} if hasattr(spec, "keeps_size") else {})
+HEALTH = ("ok", "watch", "act")
 
 
 def _preference(spec: Any, inputs: Numbers) -> Numbers:
@@ -65,13 +40,7 @@ def _preference(spec: Any, inputs: Numbers) -> Numbers:
     pairs = PreferencePairs(**(filled | leaves))
     loss = spec(pairs)
     numbers = {"pair_loss": loss, "loss": loss.mean()} | gradients(loss.mean(), leaves)
-    return numbers | {f"metrics.{name}": _scalar(metric.value) for name, metric in spec.metrics(pairs).items()}
-
-
-def gradients(value: Tensor, leaves: Numbers) -> Numbers:
-    """`grad_<name>` of each leaf that the value depends on."""
-    slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    return {f"grad_{name}": slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
+    return numbers | metric_numbers(spec.metrics(pairs))
 
 
 def _reward_kl(spec: Any, inputs: Numbers) -> Numbers:
@@ -80,7 +49,7 @@ def _reward_kl(spec: Any, inputs: Numbers) -> Numbers:
     shaped = spec(**inputs)
     numbers = {name: getattr(shaped, name).double() for name in ("reward", "total", "kl", "some", "paid")}
     after = spec.next(spec.coefficient, shaped.mean_kl, len(shaped.total))
-    return numbers | {"mean_kl": _scalar(shaped.mean_kl), "next_coefficient": _scalar(after)}
+    return numbers | {"mean_kl": as_tensor(shaped.mean_kl), "next_coefficient": as_tensor(after)}
 
 
 def _proximal(kind: Any, inputs: Numbers) -> Numbers:
@@ -103,14 +72,20 @@ def _check_arguments(function: Callable[..., Any], inputs: Numbers, beside: tupl
             raise NoFieldError(f"inputs: {name} is missing")
 
 
-def _scalar(value: float) -> Tensor:
-    return torch.tensor(float(value), dtype=torch.float64)
+def _mismatch(guard: Any, tensors: Numbers) -> Numbers:
+    b = example_batch(taken_input(tensors, "log_prob"), tensors)
+    merged = merge_metrics([mismatch_metrics(b.take(range(first, b.sequences, 2))) for first in (0, 1)])
+    values = {name: metric.value for name, metric in merged.items()}
+    judged = {f"health.{v.metric}": as_tensor(HEALTH.index(v.level)) for v in health(values, guard)}
+    verdict = {"exceeded": as_tensor(guard.exceeded(values) is not None), "rejects": guard.rejects(b).double()}
+    return metric_numbers(merged) | judged | verdict
 
 
-STEPS: dict[str, Callable[[Any, Numbers], Numbers]] = {
-    "advantage": _advantage,
-    "selection": _selection,
+RECORD_STEPS: dict[str, Step] = {
+    **STEPS,
     "preference": _preference,
     "reward_kl": _reward_kl,
     "proximal": _proximal,
+    "mismatch": _mismatch,
 }
+SLOTS = (*LOSS_SLOTS, *RECORD_STEPS)
