@@ -38,6 +38,18 @@ def proxima(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str,
     return run
 
 
+@pytest.fixture
+def done(proxima: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """`done("train", "r.yaml")` runs a command line that works; standard output."""
+
+    def run(*words: object) -> str:
+        code, out, err = proxima(*words)
+        assert code == 0, err
+        return out
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def quick_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's rate is measured with one small product, not for a fifth of a second with large ones."""

@@ -151,7 +151,7 @@ def test_a_full_disk_leaves_nothing(proxima, here, monkeypatch):
     assert os.listdir(here) == ["raw"]
 
 
-def test_a_run_trains_on_it(proxima, here, tiny_model):
+def test_a_run_trains_on_it(done, proxima, here, tiny_model):
     rows = [{"question": f"{i} + {i}?", "answer": f"#### {2 * i}"} for i in range(12)]
     gsm8k_folder(here / "raw", train=rows)
     recipe = here / "r.yaml"
@@ -173,8 +173,7 @@ runtime: {{threads: 1}}
     code, _, err = proxima("train", recipe, "--quiet", "task={kind: parquet, path: data/gsm8k/train.parquet}")
     assert code == 2 and "no such file; make it: proxima data prepare gsm8k" in err
     assert proxima("data", "prepare", "gsm8k", "--from", "raw", "--words", "0")[0] == 0
-    code, _, err = proxima("train", recipe, "--quiet", "folder=run")
-    assert code == 0, err
+    done("train", recipe, "--quiet", "folder=run")
     summary = json.loads((here / "run" / "summary.json").read_text())
     assert summary["steps"] == 1 and summary["eval"]["after"]["questions"] == 2
     with_template = "task={kind: parquet, path: data/gsm8k/train.parquet, messages: messages}"

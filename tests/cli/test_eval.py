@@ -8,10 +8,13 @@ import pytest
 
 from proxima.cli.eval import _shown
 from proxima.data import Group, Score
+from proxima.evaluate.results import completions_table
+from tests.evaluate.test_group_metrics import FAILED, RIGHT, WRONG, group
 from tests.lab.runs import make_run, make_sweep, step
 from tests.reward.make import completion, prompt
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
+SCORES = {True: RIGHT, False: WRONG, None: FAILED}
 
 
 def rows(*answers):
@@ -46,18 +49,16 @@ def amc23(here):
 SMALL = ("engine.slots=8", "engine.dtype=float32", "runtime.threads=1", "--max-tokens", "6")
 
 
-def test_several_samples_of_a_run_on_a_named_set(proxima, run, gsm8k):
+def test_several_samples_of_a_run_on_a_named_set(done, proxima, run, gsm8k):
     """Its own evaluation is greedy, and says nothing about a named set."""
-    code, out, err = proxima("eval", "run", "--task", "gsm8k", "--samples", "2", "--out", "found", *SMALL)
-    assert code == 0, err
+    out = done("eval", "run", "--task", "gsm8k", "--samples", "2", "--out", "found", *SMALL)
     assert "temperature 1" in out.splitlines()[1]
     code, _, err = proxima("eval", "run", "--task", "gsm8k", "--samples", "2", "--temperature", "0", *SMALL)
     assert code == 2 and "greedy answers are identical" in err
 
 
-def test_a_set_greedy(proxima, here, tiny_model, gsm8k):
-    code, out, err = proxima("eval", tiny_model("llama"), "--task", "gsm8k", "--out", "found", *SMALL)
-    assert code == 0, err
+def test_a_set_greedy(done, here, tiny_model, gsm8k):
+    out = done("eval", tiny_model("llama"), "--task", "gsm8k", "--out", "found", *SMALL)
     lines = out.splitlines()
     assert lines[0].startswith("llama-0  ") and "cpu 1 thread float32  seed 1" in lines[0]
     assert lines[1] == "greedy, up to 6 tokens"
@@ -81,22 +82,20 @@ def test_a_set_greedy(proxima, here, tiny_model, gsm8k):
     assert result["seed"] == 1 and result["versions"]["torch"]
 
 
-def test_the_same_command_twice_gives_the_same_bytes(proxima, here, tiny_model, gsm8k):
+def test_the_same_command_twice_gives_the_same_bytes(done, proxima, here, tiny_model, gsm8k):
     command = ("eval", tiny_model("llama"), "--task", "gsm8k", "--samples", "4", "--limit", "3", *SMALL)
     for name in ("one", "two"):
         code, _, err = proxima(*command, "--out", name)
         assert code == 0, err
     for file in ("result.json", "gsm8k.parquet"):
         assert (here / "one" / file).read_bytes() == (here / "two" / file).read_bytes(), file
-    code, _, err = proxima(*command, "--out", "three", "--seed", "9")
-    assert code == 0, err
+    done(*command, "--out", "three", "--seed", "9")
     assert (here / "one" / "gsm8k.parquet").read_bytes() != (here / "three" / "gsm8k.parquet").read_bytes()
 
 
-def test_several_samples(proxima, here, tiny_model, gsm8k, amc23):
+def test_several_samples(done, here, tiny_model, gsm8k, amc23):
     words = "--task gsm8k --task amc23 --samples 4 --temperature 0.7 --top-p 0.9 --k 1,2,4 --out o"
-    code, out, err = proxima("eval", tiny_model("llama"), *words.split(), *SMALL)
-    assert code == 0, err
+    out = done("eval", tiny_model("llama"), *words.split(), *SMALL)
     assert "4 samples per question at temperature 0.7, top_p 0.9, up to 6 tokens" in out
     header = next(line for line in out.splitlines() if "mean@4" in line)
     assert header.split()[:10] == ["n", "mean@4", "95", "%", "pass@1", "pass@2", "pass@4", "maj@1", "maj@2", "maj@4"]
@@ -114,17 +113,15 @@ def test_several_samples(proxima, here, tiny_model, gsm8k, amc23):
     assert len(texts) > 3  # samples differ
 
 
-def test_a_recipe_and_a_run(proxima, here, run, tiny_model):
-    code, out, err = proxima("eval", "run", "--show", "2", "--out", "of-run")
-    assert code == 0, err
+def test_a_recipe_and_a_run(done, here, run, tiny_model):
+    out = done("eval", "run", "--show", "2", "--out", "of-run")
     lines = out.splitlines()
     assert [line[:6] for line in lines[:2]] == ["wrong ", "wrong "] and "→" in lines[0]
     assert any(line.split()[:3] == ["arithmetic", "3", "0.000"] for line in lines)
     after = parquet.read_table(here / "run" / "evals" / "000002-after.parquet").to_pylist()
     again = parquet.read_table(here / "of-run" / "arithmetic.parquet").to_pylist()
     assert [row["text"] for row in again] == [row["text"] for row in after]
-    code, out, err = proxima("eval", tiny_model("llama"), "tiny.yaml", "eval.limit=3", "--json")
-    assert code == 0, err
+    out = done("eval", tiny_model("llama"), "tiny.yaml", "eval.limit=3", "--json")
     record = json.loads(out)
     assert record["suites"]["arithmetic"]["questions"] == len(record["answers"]["arithmetic"]) == 3
     assert record["answers"]["arithmetic"][0]["question"].startswith("What is ")
@@ -132,17 +129,13 @@ def test_a_recipe_and_a_run(proxima, here, run, tiny_model):
     assert folder.name.startswith("llama-0-") and record["folder"] == f"evals/{folder.name}"
 
 
-def test_a_run_on_a_named_set(proxima, here, run, gsm8k):
-    code, _, err = proxima("eval", "run", "--task", "gsm8k", "--checkpoint", "1", "--out", "o", "--max-tokens", "4")
-    assert code == 0, err
+def test_a_run_on_a_named_set(done, here, run, gsm8k):
+    done("eval", "run", "--task", "gsm8k", "--checkpoint", "1", "--out", "o", "--max-tokens", "4")
     assert json.loads((here / "o" / "result.json").read_text())["model"]["path"] == "run/checkpoints/000001/model"
 
 
-def test_samples_of_a_recipe_are_drawn_as_in_training(proxima, here, recipe, tiny_model):
-    code, _, err = proxima(
-        "eval", tiny_model("llama"), recipe(), "--samples", "2", "--out", "o", "sampling.temperature=0.8"
-    )
-    assert code == 0, err
+def test_samples_of_a_recipe_are_drawn_as_in_training(done, here, recipe, tiny_model):
+    done("eval", tiny_model("llama"), recipe(), "--samples", "2", "--out", "o", "sampling.temperature=0.8")
     suite = json.loads((here / "o" / "result.json").read_text())["suites"]["arithmetic"]
     assert (suite["sampling"]["temperature"], suite["sampling"]["max_tokens"]) == (0.8, 4)
     assert "pass@2" in suite["estimates"]
@@ -150,77 +143,46 @@ def test_samples_of_a_recipe_are_drawn_as_in_training(proxima, here, recipe, tin
 
 def write(folder, name, correct):
     """A result of one suite with these right and wrong answers, as `proxima eval` writes it."""
-    import pyarrow
-
-    from proxima.evaluate.results import SCHEMA
-
-    base = {
-        "text": "",
-        "tokens": [1],
-        "parts": "{}",
-        "extracted": None,
-        "vote": None,
-        "length": 1,
-        "finish_reason": "stop",
-        "error": None,
-    }
-    table = [
-        base
-        | {
-            "row": i,
-            "prompt_uid": 100 + i,
-            "sample": s,
-            "question": f"q{i}",
-            "answer": "1",
-            "correct": value,
-            "reward": None if value is None else float(value),
-        }
-        | {"valid": value is not None, "log_prob_sum": -1.0, "metadata": "{}"}
-        for i, own in enumerate(correct)
-        for s, value in enumerate(own)
-    ]
+    groups = [group(uid, *(("", SCORES[value]) for value in own)) for uid, own in enumerate(correct)]
     folder.mkdir(exist_ok=True)
-    parquet.write_table(pyarrow.Table.from_pylist(table, schema=SCHEMA), folder / f"{name}.parquet")
+    parquet.write_table(completions_table(groups, 0, None), folder / f"{name}.parquet")
     names = json.loads((folder / "result.json").read_text())["suites"] if (folder / "result.json").exists() else {}
     (folder / "result.json").write_text(
         json.dumps({"suites": {**names, name: {"sampling": {"temperature": len(correct[0])}}}})
     )
 
 
-def test_compare(proxima, here):
+def test_compare(done, proxima, here):
     both, gained, lost, neither = [True], [False], [True], [False]
     write(here / "a", "gsm8k", [both] * 40 + [gained] * 16 + [lost] * 6 + [neither] * 38)
     write(here / "b", "gsm8k", [[True]] * 40 + [[True]] * 16 + [[False]] * 6 + [[False]] * 38)
-    code, out, err = proxima("eval", "--compare", "a", "b")
-    assert code == 0, err
+    out = done("eval", "--compare", "a", "b")
     row = next(line for line in out.splitlines() if line.startswith("gsm8k  100"))
     assert "0.460 [0.366, 0.557]" in row and "0.560 [0.462, 0.653]" in row and "+0.100" in row
     assert row.split()[-4:] == ["16", "6", "78", "0.052"]
     assert "gsm8k: no significant difference on these 100 questions" in out and "McNemar, exact" in out
-    code, out, _ = proxima("eval", "--compare", "a", "b", "--json")
+    out = proxima("eval", "--compare", "a", "b", "--json")[1]
     output = json.loads(out)["suites"]["gsm8k"]
     assert output["p"] == pytest.approx(0.05247879) and (output["won"], output["lost"], output["tied"]) == (16, 6, 78)
 
 
-def test_compare_several_samples_and_suites(proxima, here):
+def test_compare_several_samples_and_suites(done, proxima, here):
     write(here / "a", "one", [[False, False], [True, False], [False, None], [None, None]])
     write(here / "b", "one", [[True, True], [True, False], [True, True], [True, True]])
     write(here / "a", "two", [[False]] * 7)
     write(here / "b", "two", [[True]] * 7)
-    code, out, err = proxima("eval", "--compare", "a", "b", "--json")
-    assert code == 0, err
+    out = done("eval", "--compare", "a", "b", "--json")
     output = json.loads(out)["suites"]
     assert list(output) == ["one", "two", "all"]
     assert [output["one"][name] for name in ("questions", "left_out", "won", "tied")] == [3, 1, 2, 1]
     assert output["one"]["p"] == pytest.approx(0.5) and output["two"]["p"] == pytest.approx(2 / 2**7)
     assert output["all"]["questions"] == 10 and output["all"]["p"] == pytest.approx(2 / 2**9)
-    code, out, _ = proxima("eval", "--compare", "a", "b")
+    out = proxima("eval", "--compare", "a", "b")[1]
     assert "two: B is better by 1.000 (p = 0.016)" in out and "one: 1 questions with an unknown result" in out
 
 
-def test_compare_two_evaluations_of_runs(proxima, run):
-    code, out, err = proxima("eval", "--compare", "run/evals/000000-before.parquet", "run")
-    assert code == 0, err
+def test_compare_two_evaluations_of_runs(done, run):
+    out = done("eval", "--compare", "run/evals/000000-before.parquet", "run")
     assert any(line.split()[:2] == ["held-out", "3"] for line in out.splitlines())
 
 

@@ -1,6 +1,5 @@
 """LoRA from the command line: a run, its evaluation, its answers, its export, and what is refused in one line."""
 
-import importlib.util
 import json
 import shutil
 from contextlib import chdir, redirect_stdout
@@ -73,13 +72,6 @@ def test_a_changed_or_missing_base_is_one_line(run, proxima, here):
         assert code == 2 and err.splitlines()[-1].endswith(
             "does not exist; restore it, or write where it is as base_model_name_or_path into adapter_config.json"
         ), err
-
-
-def test_without_peft_the_remedy_is_named(recipe, proxima, monkeypatch):
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "peft" else find_spec(name, *a))
-    code, _, err = proxima("train", recipe(), ADAPTER)
-    assert code == 2 and "needs the package peft: pip install 'proxima-rl[lora]'" in err
 
 
 def test_a_plan_counts_the_adapter_and_no_reference(recipe, proxima):

@@ -11,13 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from proxima import __version__
 from proxima.cli.command_module import load_command
 from proxima.cli.main import COMMANDS, GROUPS, WITH_ACTIONS, ExitCode, main
 from proxima.cli.parameters import Actions
 from proxima.config.families import OFFLINE
-from proxima.data import UserError
+from proxima.data import PolicyBatch, UserError
 from tests.warm import WarmPopen, run_warm
 
 SOURCES = str(Path(__file__).resolve().parents[2] / "src")
@@ -98,9 +99,8 @@ def test_commands_with_actions():
     assert tuple(sorted(name for name, command in commands.items() if isinstance(command, Actions))) == WITH_ACTIONS
 
 
-def test_no_command_shows_the_help(proxima):
-    code, out, _ = proxima()
-    assert code == 0
+def test_no_command_shows_the_help(done):
+    out = done()
     assert "commands:" in out
 
 
@@ -118,25 +118,6 @@ def test_overrides_and_options_in_any_order(proxima, recipe):
     assert "warmup_steps: 3 " in out
 
 
-def broken():
-    raise KeyError("a bug")
-
-
-@pytest.mark.parametrize("problem", [broken, lambda: int("x"), lambda: os.stat("\0")])
-def test_a_bug_is_one_line_and_exit_70(proxima, monkeypatch, here, problem):
-    """A ValueError of a library or of proxima's own code included: only `UserError` is the user's."""
-    import proxima.cli.doctor as doctor
-
-    monkeypatch.setattr(doctor, "describe_machine", problem)
-    (here / "runs").mkdir()
-    code, out, err = proxima("doctor")
-    (file,) = (here / "runs").iterdir()
-    assert (code, out) == (70, "")
-    assert err.startswith("internal error: ") and err.endswith(f"report it with the traceback in runs/{file.name}\n")
-    assert len(err.splitlines()) == 1
-    assert "Traceback (most recent call last)" in file.read_text()
-
-
 def raising(error):
     def problem():
         raise error
@@ -144,39 +125,48 @@ def raising(error):
     return problem
 
 
+def wrong_shape():
+    """A ValueError of proxima's own code: only `UserError` is the user's."""
+    PolicyBatch.from_padded(torch.ones(3), log_prob=torch.ones(3))
+
+
+NO_MEMORY = "error: out of memory: .*; lower train.tokens_per_micro_batch"
 TORCH_ON_A_CPU = RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you ...")
+FULL = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/mnt/runs")
+READ_ONLY = OSError(errno.EROFS, os.strerror(errno.EROFS), "/mnt/runs")
+BUG = "internal error: {}.*; this is a bug in .*: report it with the traceback in runs/proxima-error-.*.txt$"
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), TORCH_ON_A_CPU, type("OutOfMemoryError", (RuntimeError,), {})("CUDA")]
+    ("problem", "code", "line"),
+    [
+        (raising(KeyError("a bug")), 70, BUG.format("KeyError: 'a bug'")),
+        (lambda: int("x"), 70, BUG.format("ValueError")),
+        (lambda: os.stat("\0"), 70, BUG.format("ValueError")),
+        (wrong_shape, 70, BUG.format(r"ValueError: from_padded.mask: shape \[3\]")),
+        (raising(MemoryError()), 1, NO_MEMORY),
+        (raising(TORCH_ON_A_CPU), 1, NO_MEMORY),
+        (raising(type("OutOfMemoryError", (RuntimeError,), {})("CUDA")), 1, NO_MEMORY),
+        (raising(KeyboardInterrupt()), 130, "interrupted$"),
+        (raising(READ_ONLY), 2, "error: /mnt/runs: Read-only file system; give another path$"),
+        (
+            raising(FULL),
+            1,
+            "error: /mnt/runs: no space left on the disk; free some space, then run again with --resume$",
+        ),
+    ],
 )
-def test_too_little_memory_is_one_line_with_a_remedy(proxima, monkeypatch, error):
-    import proxima.cli.doctor as doctor
-
-    monkeypatch.setattr(doctor, "describe_machine", raising(error))
-    code, out, err = proxima("doctor")
-    assert (code, out, len(err.splitlines())) == (1, "", 1)
-    assert err.startswith("error: out of memory: ") and "lower train.tokens_per_micro_batch" in err
-
-
-def test_a_shape_error_of_the_mathematics_is_a_bug(proxima, monkeypatch, here):
-    import torch
-
-    import proxima.cli.doctor as doctor
-    from proxima.data import PolicyBatch
-
-    def wrong_shape():
-        PolicyBatch.from_padded(torch.ones(3), log_prob=torch.ones(3))
-
-    monkeypatch.setattr(doctor, "describe_machine", wrong_shape)
-    code, _, err = proxima("doctor")
-    assert code == 70 and err.startswith("internal error: ValueError: from_padded.mask: shape [3]")
+def test_what_a_command_raises_is_an_exit_code_and_one_line(proxima, monkeypatch, here, problem, code, line):
+    monkeypatch.setattr("proxima.cli.doctor.describe_machine", problem)
+    (here / "runs").mkdir()
+    assert (output := proxima("doctor"))[:2] == (code, "")
+    assert re.match(line, output[2]) and len(output[2].splitlines()) == 1
+    files = [*(here / "runs").iterdir()]
+    assert len(files) == (code == 70) and all("Traceback (most recent call last)" in file.read_text() for file in files)
 
 
 def test_the_traceback_can_be_printed(proxima, monkeypatch, here):
-    import proxima.cli.doctor as doctor
-
-    monkeypatch.setattr(doctor, "describe_machine", broken)
+    monkeypatch.setattr("proxima.cli.doctor.describe_machine", raising(KeyError("a bug")))
     monkeypatch.setenv("PROXIMA_DEBUG", "1")
     code, _, err = proxima("doctor")
     assert code == 70 and err.startswith("Traceback (most recent call last)") and "KeyError: 'a bug'" in err
@@ -197,20 +187,10 @@ def test_a_bug_in_a_run_is_in_its_log(proxima, monkeypatch, recipe, here):
 
 @pytest.mark.parametrize(("error", "code"), [(UserError("wrong", remedy="mend it"), 2), (ValueError("a bug"), 1)])
 def test_what_another_rank_reports_ends_this_one_without_a_word(error, code, monkeypatch, capsys):
-    monkeypatch.setattr("proxima.cli.main._reported_by_rank_zero", lambda error: True)
+    monkeypatch.setattr("proxima.cli.exit_codes._reported_by_rank_zero", lambda error: True)
     with ExitCode() as end:
         raise error
     assert end.code == code and capsys.readouterr() == ("", "")
-
-
-def test_interrupt_ends_with_130(proxima, monkeypatch, here):
-    import proxima.cli.doctor as doctor
-
-    def interrupted():
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(doctor, "describe_machine", interrupted)
-    assert proxima("doctor") == (130, "", "interrupted\n")
 
 
 def test_a_closed_pipe_is_no_error(here):
@@ -247,21 +227,6 @@ def test_a_terminal_without_unicode(monkeypatch, recipe):
     assert main(["explain", recipe(), "data.system=Grüezi"]) == 0
     terminal.flush()
     assert b"Gr?ezi" in terminal.buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "line"),
-    [
-        (errno.EROFS, 2, "error: /mnt/runs: Read-only file system; give another path"),
-        (errno.EDQUOT, 1, "error: /mnt/runs: no space left on the disk; free some space, then run again with --resume"),
-    ],
-)
-def test_a_place_that_takes_nothing_is_one_line(number, code, line, proxima, monkeypatch):
-    def refuse():
-        raise OSError(number, os.strerror(number), "/mnt/runs")
-
-    monkeypatch.setattr("proxima.cli.list.COMMAND", refuse)
-    assert proxima("list") == (code, "", line + "\n")
 
 
 def test_a_run_name_that_is_too_long_is_one_line(proxima, recipe):

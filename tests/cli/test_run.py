@@ -34,18 +34,16 @@ def test_a_resume_that_finds_no_run_starts_one_and_says_so(proxima, recipe, here
     assert (code, err) == (0, "")
 
 
-def test_resume_of_a_finished_run_continues_only_with_more_steps(run, proxima, here):
-    code, _, err = proxima("train", "run", "--resume", "train.steps=3")
-    assert code == 0, err
+def test_resume_of_a_finished_run_continues_only_with_more_steps(run, done, here):
+    done("train", "run", "--resume", "train.steps=3")
     assert steps(here / "run") == [1, 2, 3]
 
 
-def test_resume_of_a_run_whose_folder_was_not_named(proxima, recipe, here):
+def test_resume_of_a_run_whose_folder_was_not_named(done, proxima, recipe, here):
     assert proxima("train", recipe(), "train.steps=1")[0] == 0
     (run,) = (here / "runs").iterdir()
     moved = run.rename(here / "moved: run")
-    code, _, err = proxima("train", str(moved), "--resume", "train.steps=2")
-    assert code == 0, err
+    done("train", str(moved), "--resume", "train.steps=2")
     assert steps(moved) == [1, 2]
     assert list((here / "runs").iterdir()) == []
 
@@ -81,13 +79,12 @@ def test_a_resume_by_a_recipe_of_another_kind_is_one_line(run, proxima, here):
     assert (code, err.count("\n")) == (2, 1) and "the run in run is RL, the recipe sft; resume it with its own" in err
 
 
-def test_a_resume_with_another_engine_on_its_command_line_takes_that_engine(proxima, recipe, here):
+def test_a_resume_with_another_engine_on_its_command_line_takes_that_engine(done, proxima, recipe, here):
     path, server = recipe(), "engine={kind: tests.runtime.server_like:ServerLike, events: [one]}"
     assert proxima("train", path, "folder=run", server, "train.schedule=constant")[0] == 0
     code, _, err = proxima("train", "run", "--resume", "engine=local", "train.steps=3")
     assert code == 2 and "engine.kind=" in err and "--accept-changes" in err, err
-    code, _, err = proxima("train", "run", "--resume", "--accept-changes", "engine=local", "train.steps=3")
-    assert code == 0, err
+    done("train", "run", "--resume", "--accept-changes", "engine=local", "train.steps=3")
     assert json.loads((here / "run" / "summary.json").read_text())["steps"] == 3
     # the same kind again is no other engine: what it was set to is missed
     kept = ("checkpoint.every=0", "train.schedule=constant", "train.steps=4")
@@ -105,27 +102,24 @@ def test_resume_with_another_model_is_refused(run, proxima, tiny_model):
     assert line.endswith("resume with that value, or start another run with folder=PATH")
 
 
-def test_quiet_prints_the_outcome(proxima, recipe):
-    code, out, _ = proxima("train", recipe(), "folder=run", "--quiet", "train.warmup_steps=9")
-    assert code == 0
+def test_quiet_prints_the_outcome(done, recipe):
+    out = done("train", recipe(), "folder=run", "--quiet", "train.warmup_steps=9")
     (line,) = out.splitlines()
     assert line.startswith("done  2 steps in ")
     assert line.endswith("  run")
 
 
-def test_what_is_odd_stands_in_the_log(proxima, recipe, here):
-    code, out, _ = proxima("train", recipe(), "folder=run", "train.warmup_steps=9")
-    assert code == 0
+def test_what_is_odd_stands_in_the_log(done, recipe, here):
+    out = done("train", recipe(), "folder=run", "train.warmup_steps=9")
     remark = "WARNING train.warmup_steps=9 (command line): the run has 2 updates"
     assert remark in out
     assert remark in (here / "run" / "log.txt").read_text()
 
 
-def test_generate_from_a_run(run, proxima):
-    code, out, err = proxima(
+def test_generate_from_a_run(run, done):
+    out = done(
         "generate", "run", "--max-tokens", "5", "What is 1 + 1?", "--json", "--samples", "2", "--temperature", "1"
     )
-    assert code == 0, err
     output = json.loads(out)
     assert [c["sample"] for c in output["completions"]] == [0, 1]
     for completion in output["completions"]:

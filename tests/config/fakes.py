@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from proxima.core.advantage import GroupAdvantage, TokenAdvantage
+from proxima.core.advantage import TokenAdvantage
 from proxima.core.loss import Surrogate
 from proxima.data import require
 from proxima.engine import EngineSpec
@@ -89,13 +89,6 @@ class NeedsReference(Surrogate):
 @dataclass(frozen=True)
 class PerToken(TokenAdvantage):
     """An advantage for each token."""
-
-
-@dataclass(frozen=True)
-class NeedsValue(GroupAdvantage):
-    """Wants a critic."""
-
-    needs: ClassVar[frozenset[str]] = frozenset({"value"})
 
 
 @dataclass(frozen=True)

@@ -104,18 +104,6 @@ def test_longest_prompt_counts_template_and_system(recipe, tiny_model):
     assert longest_prompt(longer) - longest_prompt(config) == len("<system\nBe brief.>\n")
 
 
-def test_the_text_has_values_and_batch(recipe, tiny_model):
-    resolved = resolve(recipe(), [f"model.path={tiny_model('llama')}", "algorithm.surrogate.delta=0.2"])
-    text = text_of(resolved, everything=True)
-    rows = [line.split("  ") for line in text.splitlines()]
-    cells = {row[0].strip(): [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
-    assert cells["algorithm.surrogate.kind"][:2] == ["cppo", "preset cppo, chosen in run.yaml:4"]
-    assert cells["algorithm.surrogate.delta"][:2] == ["0.2", "command line, over 0.15 of the preset"]
-    assert cells["algorithm.surrogate.delta"][2].startswith("threshold of one token, a probability, > 0")
-    assert "8 prompts × 8 completions = 64 sequences" in text
-    assert "\nplan     proxima plan run.yaml: memory, time, and what binds" in text and "GiB" not in text
-
-
 def test_what_cannot_be_read_is_said(recipe):
     facts = as_json(resolve(recipe(BASE.replace("org/model", "nowhere"))))
     assert [note for note in facts["notes"] if note.startswith("prompt length unknown: ")]

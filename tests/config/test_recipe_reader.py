@@ -147,14 +147,6 @@ def test_extends_that_is_not_there(recipe):
     assert lines_of(error) == ["extends=[a, b] (run.yaml:1): must be the path of one recipe"]
 
 
-def test_extends_in_a_circle(recipe):
-    recipe("extends: b.yaml\n", "a.yaml")
-    recipe("extends: a.yaml\n", "b.yaml")
-    with pytest.raises(ConfigError) as error:
-        read_recipe("a.yaml")
-    assert lines_of(error) == ["extends: goes in a circle: a.yaml extends b.yaml extends a.yaml; drop one of them"]
-
-
 def test_a_run_folder_is_its_config(recipe):
     recipe("a: 1\n", "runs/x/config.yaml")
     assert [layer.to_python() for layer in read_recipe("runs/x")] == [{"a": 1}]

@@ -155,12 +155,6 @@ def test_all_problems_come_at_once_with_file_and_line(recipe):
     ]
 
 
-def test_a_bound_broken_by_a_default_says_so(recipe):
-    assert lines(recipe, text=BASE + "train: {prompts_per_step: 4, updates_per_step: 8}\n") == [
-        "train.updates_per_step=8 (run.yaml:5): must divide prompts_per_step=4; a group is never split over two updates"
-    ]
-
-
 @pytest.mark.parametrize(
     ("section", "error", "line"),
     [
@@ -217,13 +211,6 @@ def test_every_preset_resolves(recipe, preset):
     assert resolved.config.algorithm.preset == preset
     written = {f"algorithm.{slot}" for slot in ALGORITHMS[preset]}
     assert all(any(e.path.startswith(w) and e.origin == "preset" for e in resolved.entries) for w in written)
-
-
-def test_cppo_is_the_published_setting(recipe):
-    algorithm = resolve(recipe()).config.algorithm
-    assert (algorithm.proximal, algorithm.aggregate) == ("behavior", TokenMean())
-    assert algorithm.advantage == Grpo(scale="none")
-    assert (algorithm.surrogate.delta, algorithm.surrogate.w_min, algorithm.surrogate.delta_b) == (0.15, 0.8, 0.02)
 
 
 def every_field(cls=RunConfig, path=""):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from proxima.config.problems import ConfigError
 from proxima.config.tree import DEFAULT, Layout, Node, Source, merge, node_of
 
 LOW, HIGH = Source("low"), Source("high")
@@ -50,20 +49,6 @@ def merged(low, high, layout=SLOTS):
 )
 def test_merge(low, high, result):
     assert merged(low, high) == result
-
-
-def test_an_index_beyond_the_list_says_what_there_is():
-    with pytest.raises(ConfigError) as error:
-        merged({"many": ["one", "two"]}, {"many": {"3": {"w": 2}}})
-    assert str(error.value) == "many.3.w=2 (high): 'many' has 2 entries: 0 to 1, and 2 adds one"
-
-
-def test_provenance_says_what_was_overridden():
-    node = merge(
-        node_of({"x": 0.15}, Source("preset cppo", "preset")),
-        node_of({"x": 0.2}, Source("command line", "command line")),
-    )
-    assert node.mapping["x"].provenance() == "command line, over 0.15 of the preset"
 
 
 def test_shown_is_short_and_on_one_line():

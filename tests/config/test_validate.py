@@ -1,6 +1,6 @@
 """What no single field can see, as a user types it: one line with the remedy, before anything is loaded."""
 
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 from pathlib import Path
@@ -21,8 +21,6 @@ from proxima.task.protocol import open_tasks
 from proxima.train.optimizer import AdamW
 from tests.config.conftest import BASE
 
-ELSEWHERE = "tests.config.fakes"
-
 
 def problems(recipe, *overrides):
     return [str(problem) for problem in check(resolve(recipe(), list(overrides)))]
@@ -33,20 +31,28 @@ def test_the_smallest_recipe_passes(recipe):
     assert load_recipe(recipe()).config.model.path == "org/model"
 
 
-def test_an_advantage_that_the_loop_cannot_feed(recipe):
-    kind = f"{ELSEWHERE}:NeedsValue"
-    (line,) = problems(recipe, f"algorithm.advantage={kind}")
-    assert line.startswith(
-        f"algorithm.advantage.kind={kind} (command line): {kind!r} needs `value`; set critic=model or critic=head, or "
-        "use one of "
-    )
-    assert "grpo" in line
-    assert "rloo" in line
-
-
-def test_load_raises_what_check_finds(recipe):
-    with pytest.raises(ConfigError, match="sampling.temperature=0"):
-        load_recipe(recipe(), ["sampling.temperature=0"])
+@pytest.mark.parametrize(
+    ("words", "path", "package", "extra"),
+    [
+        (["train.optimizer=adamw_8bit"], "train.optimizer.kind=adamw_8bit", "torchao", "low-bit"),
+        (
+            ["algorithm=ppo", "critic=model", "critic.optimizer=adamw_8bit"],
+            *("critic.optimizer.kind=adamw_8bit", "torchao", "low-bit"),
+        ),
+        (["placement=ray"], "placement.kind=ray", "ray", "ray"),
+        (["model.lora={rank: 4}"], "model.lora.rank=4", "peft", "lora"),
+    ],
+)
+def test_a_package_that_is_missing_is_named(recipe, monkeypatch, words, path, package, extra):
+    find_spec = importlib.util.find_spec
+    for there, lines in (
+        (object(), []),
+        (None, [f"{path} (command line): needs the package {package}: pip install 'proxima-rl[{extra}]'"]),
+    ):
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name, *a, there=there: there if name == package else find_spec(name, *a)
+        )
+        assert [problem for problem in problems(recipe, *words) if "package" in problem] == lines
 
 
 def test_a_placeholder_is_refused(recipe):

@@ -73,9 +73,3 @@ def test_any_text_and_number_survives(tmp_path_factory, value, ratio):
     resolved = resolve(mapping, root=Texts)
     path = tmp_path_factory.getbasetemp() / "again.yaml"
     assert again(dump(resolved), path, root=Texts).config == resolved.config
-
-
-def test_dump_of_a_dump_is_the_same_values(recipe):
-    resolved = resolve(recipe(), ["algorithm=dapo"])
-    second = again(dump(resolved))
-    assert [(e.path, e.value) for e in second.entries] == [(e.path, e.value) for e in resolved.entries]

@@ -39,20 +39,6 @@ def kept(b: PolicyBatch, **fields: Any) -> list[int]:
 RARE, COMMON = (0.001, 0.003, 1.0), (0.9, 0.75, 1.0)  # tripled; and .15 less
 
 
-def test_each_statistic_by_hand() -> None:
-    b = of_probabilities([RARE, COMMON])
-    expected = {
-        "tv": [0.002, 0.15],
-        "ratio_tv": [2.0, 1 / 6],
-        "binary_kl": [max(kl(0.001, 0.003), kl(0.003, 0.001)), max(kl(0.9, 0.75), kl(0.75, 0.9))],
-    }
-    for statistic, values in expected.items():
-        spec = Rejection(statistic=statistic, upper=0.16)  # type: ignore[arg-type]
-        assert spec.values(b).tolist() == pytest.approx(values, rel=1e-9)
-    assert kept(b, statistic="tv", upper=0.1) == [1, 0]
-    assert kept(b, statistic="ratio_tv", upper=0.5) == [0, 1]
-
-
 def test_both_bounds_are_inclusive() -> None:
     b = of_probabilities([(0.5, 0.25, 1.0), (0.25, 0.5, 1.0)])  # |pi - mu| = 1/4
     assert kept(b, statistic="tv", upper=0.25) == kept(b, statistic="tv", upper=0.9, lower=0.25) == [1, 1]
@@ -73,18 +59,6 @@ def test_binary_kl_is_the_larger_of_both_directions(mu: float, pi: float) -> Non
     assert kept(b, statistic="binary_kl") == [0]
     assert kept(b, statistic="binary_kl", upper=larger * (1 + 1e-9)) == [1]
     assert kept(b, statistic="binary_kl", upper=larger * (1 - 1e-9)) == [0]
-
-
-def test_sequences_by_sum_mean_and_max() -> None:
-    b = of_probabilities([(0.5, 0.6, 1.0), (0.5, 0.5, 1.0)], [(0.2, 0.25, 1.0)])
-    values = {"sum": [0.1, 0.05], "mean": [0.05, 0.05], "max": [0.1, 0.05]}
-    ratios = {"sum": [0.2, 0.25], "mean": [0.1, 0.25], "max": [0.2, 0.25]}
-    for reduce in ("sum", "mean", "max"):
-        for statistic, expected in (("tv", values), ("ratio_tv", ratios)):
-            spec = Rejection("sequence", statistic, reduce, upper=0.9)  # type: ignore[arg-type]
-            assert spec.values(b).tolist() == pytest.approx(expected[reduce])
-    assert kept(b, level="sequence", statistic="tv", reduce="max", upper=0.07) == [0, 0, 1]
-    assert kept(b, level="sequence", statistic="tv", reduce="sum", upper=1.5) == [1, 1, 1]
 
 
 def test_only_the_ratio_estimates_the_variation_of_the_vocabulary() -> None:

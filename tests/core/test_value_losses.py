@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from proxima.core import PpoClip, ValueLoss, gradient_weight, interpolated_proximal
-from proxima.core.penalty import K1, K3, EntropyBonus
+from proxima.core.penalty import K1, K2, K3, Abs, EntropyBonus
 from proxima.data import PolicyBatch
 
 
@@ -32,6 +32,8 @@ def test_kl_with_a_limit_and_an_impossible_pair_of_options() -> None:
     assert K3(1.0, limit=0.05)(b).tolist() == pytest.approx([0.05])
     with pytest.raises(ValueError, match="unbiased=True must be false with straight_through"):
         K1(straight_through=True, unbiased=True)
+    for kind in (K1, K2, K3, Abs):
+        assert kind(unbiased=True).needs == {"proximal_log_prob", "reference_log_prob"}
 
 
 def test_an_entropy_bonus_needs_a_gradient() -> None:

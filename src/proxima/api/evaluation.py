@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.api.saved import SavedEvaluation
 from proxima.config import EvaluateConfig, Resolved, load_recipe
+from proxima.config.problems import one_problem
 from proxima.config.resolution import Recipe
 from proxima.config.scalars import for_any_reader
+from proxima.config.sections.model_section import model_problem
 from proxima.config.tree import COMMAND_LINE
 from proxima.data import UserError
 
@@ -155,7 +157,11 @@ def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, nam
 
         recipe = recipe or model
         model = str(find_checkpoint(model, checkpoint).model)
+    elif checkpoint != "last":
+        raise UserError(f"{model} is a model, which has no checkpoints", remedy="leave --checkpoint out")
     if recipe is None and not named:
+        if problem := model_problem(model):
+            raise one_problem("model", problem, model, "command line")
         say = f"proxima eval {model} --task gsm8k, or proxima eval {model} quickstart"
         raise UserError(f"{model} is not a run folder, so a recipe or --task must name the questions: {say}")
     return model, recipe

@@ -7,7 +7,7 @@ from typing import Any
 
 from proxima.config import Resolved
 from proxima.config.resolution import Recipe
-from proxima.config.validate import check_with_model, checked_recipe, warnings
+from proxima.config.validate import check_with_model, checked_recipe
 from proxima.data import UserError
 
 
@@ -43,8 +43,3 @@ def resolve_run(
         refuse_dropped_settings(resolved)
     check_with_model(resolved)  # last: it may be downloaded
     return resolved
-
-
-def config_notes(resolved: Resolved[Any]) -> list[str]:
-    """The warnings of the config's checks."""
-    return [str(problem) for problem in warnings(resolved)]

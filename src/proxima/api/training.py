@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
-from proxima.api.run_config import config_notes, resolve_run
+from proxima.api.run_config import resolve_run
 from proxima.config.resolution import Recipe
+from proxima.config.validate import warnings
 
 if TYPE_CHECKING:
     from proxima.api.saved import SavedRun
@@ -52,7 +53,8 @@ def train(
         if places_ranks(resolved.config):
             return _on_ray(resolved, recipe, texts, resume, overwrite, accept_changes, quiet)
         config = resolved.config
-        views = RunViews(None if quiet else sys.stdout, config_notes(resolved), config.monitor, config.view)
+        notes = [str(problem) for problem in warnings(resolved)]
+        views = RunViews(None if quiet else sys.stdout, notes, config.monitor, config.view)
         with resolved.locating():
             summary = train_run(
                 resolved.config,

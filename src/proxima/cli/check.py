@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from proxima.cli.completion import complete_checked
 from proxima.cli.output import print_json
 from proxima.cli.parameters import Argument
 from proxima.config.slots import Slot
@@ -45,7 +44,7 @@ MODEL = (
 
 
 def check_target(
-    kind: Annotated[str, Argument(KIND, complete=complete_checked)],
+    kind: Annotated[str, Argument(KIND, complete="complete_checked")],
     override: Annotated[Sequence[str], Argument("fields other than the defaults", "field=value", words="*")] = (),
     *,
     slot: Annotated[str | None, Argument("the slot, where its class does not say it")] = None,

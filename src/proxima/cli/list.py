@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from proxima.cli.completion import complete_slot
 from proxima.cli.output import AsJson, print_json, terminal_width, truncated
 from proxima.cli.parameters import Argument
 from proxima.system.recipe_files import FILE, shipped_layouts, shipped_recipes
@@ -21,7 +20,7 @@ OTHER_NAMES = {"preset": "algorithm", "presets": "algorithm"}
 
 
 def list_kinds(
-    slot: Annotated[str | None, Argument(SLOT, complete=complete_slot)] = None, *, as_json: AsJson = False
+    slot: Annotated[str | None, Argument(SLOT, complete="complete_slot")] = None, *, as_json: AsJson = False
 ) -> None:
     """Print the kinds of every slot, those of one slot with their fields, the recipes, or their schema; ConfigError for
     an unknown name."""

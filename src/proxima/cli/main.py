@@ -5,20 +5,16 @@ import difflib
 import gc
 import io
 import os
-import pathlib
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from proxima import __version__
 from proxima.cli.command_module import load_command
 from proxima.cli.parameters import Actions, add_command, bound, option_strings
 from proxima.config.families import FAMILIES
-from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
-from proxima.system.full_disk import is_disk_full
+from proxima.data.errors import UserError, suggestion
 from proxima.system.recipe_files import FILE
 
 PEERS, PLAN = "proxima-peers", "proxima-plan"  # other distributions: other frameworks' files, forecasts
@@ -56,7 +52,6 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # by what one wants
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 WITH_ACTIONS = ("data", "engine", "peers", "plot", "reward")  # their actions are easily mistaken for commands
 WITHIN = {"chat": "generate --chat", "schema": "list schema", **dict.fromkeys(FAMILIES, "train")}  # so are these
-INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,6 +63,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}; {suggestion(value, action.choices)}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,53 +109,10 @@ class ExitCode:
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> bool:
         if not isinstance(error, Exception | KeyboardInterrupt):
             return False
-        self.code = _reported(error)
+        from proxima.cli.exit_codes import report_error
+
+        self.code = report_error(error)
         return True
-
-
-def _reported(error: Exception | KeyboardInterrupt) -> int:
-    """Report an exception, unless another process does; returns the exit code."""
-    if isinstance(error, KeyboardInterrupt):
-        if os.environ.get("RANK", "0") == "0":
-            print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    if isinstance(error, BrokenPipeError):  # `proxima list | head`: the reader has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    if _reported_by_rank_zero(error):
-        return 2 if isinstance(error, UserError) else 1
-    if isinstance(error, UserError):
-        return _refuse(str(error))
-    if is_disk_full(error):
-        place = f"{error.filename}: " if error.filename else ""
-        return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
-    if reason := _path_error(error):
-        return _refuse(f"{reason}; give another path")
-    if _is_out_of_memory(error):
-        remedy = "lower train.tokens_per_micro_batch, sampling.max_tokens or engine.slots, or raise the limit"
-        return _refuse(f"out of memory: {' '.join(str(error).split())[:200] or 'an allocation failed'}; {remedy}", 1)
-    from proxima.cli.bug_report import report_bug
-
-    return report_bug(error)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """True for Python's error and for those of torch, of which the one on a CPU has no type of its own."""
-    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "can't allocate memory" in str(error)
-
-
-def _reported_by_rank_zero(error: Exception) -> bool:
-    """True if this is one of several processes of a run, and the first one reports the error."""
-    if os.environ.get("RANK", "0") == "0":
-        return False
-    from proxima.runtime.placement.process_group import is_first
-
-    if is_first():
-        return False
-    from proxima.runtime.placement.meeting import report_early
-
-    return report_early(error)
 
 
 def _near_command(word: str) -> str:
@@ -246,28 +202,6 @@ def _is_recipe_field(path: str) -> bool:
     from proxima.config.describe import fields_of
 
     return any(path.partition(".")[0] == info.name for family in FAMILIES.values() for info in fields_of(family.root))
-
-
-def _path_error(error: Exception) -> str | None:
-    """Describe an error about a path that the user gave, whichever operation failed; None for other errors."""
-    if isinstance(error, OSError) and error.filename is not None:
-        path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
-        in_package = Path(path).is_relative_to(
-            Path(__file__).parents[1]
-        )  # a file of proxima's is missing: not the user's fault
-        return None if in_package else f"{abbreviated(path, LONGEST_VALUE)}: {error.strerror}"
-    raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
-    if isinstance(error, RuntimeError) and raised_in == [pathlib.__file__]:  # a loop of symbolic links, `~nobody`
-        return abbreviated(str(error).rstrip("."), LONGEST_VALUE)
-    return None
-
-
-def _refuse(text: str, code: int = 2) -> int:
-    from proxima.view.formatting import visible  # names in it may be untrusted, and a terminal obeys escape sequences
-
-    for line in text.splitlines():
-        print(f"error: {visible(line)}", file=sys.stderr)
-    return code
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

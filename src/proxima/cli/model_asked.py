@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.cli.parameters import Argument
-from proxima.data import FieldError, require
+from proxima.data import FieldError, UserError, require
 from proxima.data.errors import require_threads, within
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
     else:
         if remedy := model_problem(model):
             raise one_problem("model", remedy, model, "command line")
+        if inference.checkpoint != Inference.checkpoint:
+            raise UserError(f"{model} is a model, which has no checkpoints", remedy="leave --checkpoint out")
         if is_downloadable(model):
             download_demo_model()
         path = model

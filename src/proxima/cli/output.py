@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,21 +14,6 @@ from proxima.system.recipe_files import find_recipe, shipped_recipes
 RECIPE = "YAML file, run folder (its config.yaml), or a name of `proxima list recipes`"
 OVERRIDE = "a value over the recipe's: train.steps=20, reward.0.weight=2, folder=runs/mine; @FILE: a recipe over it"
 IMPORT_CODE = "import the classes and functions outside proxima that it names, which runs their code"
-
-
-def completer(name: str) -> Callable[..., list[str]]:
-    """The named function of `cli.completion`; the module is imported only when a shell asks for completions."""
-
-    def complete(*words: str, **options: Any) -> list[str]:
-        from proxima.cli import completion
-
-        options_of: Callable[..., list[str]] = getattr(completion, name)
-        return options_of(*words, **options)
-
-    return complete
-
-
-complete_recipe, complete_override = completer("complete_recipe"), completer("complete_override")
 
 
 def named_recipe(word: str) -> str:
@@ -46,8 +31,8 @@ def check_page(option: str, page: Path) -> None:
 
 
 # Parameters of commands, for `cli.parameters`.
-Recipe = Annotated[str, Argument(RECIPE, read=named_recipe, complete=complete_recipe)]
-Overrides = Annotated[Sequence[str], Argument(OVERRIDE, "key=value", words="*", complete=complete_override)]
+Recipe = Annotated[str, Argument(RECIPE, read=named_recipe, complete="complete_recipe")]
+Overrides = Annotated[Sequence[str], Argument(OVERRIDE, "key=value", words="*", complete="complete_override")]
 ImportCode = Annotated[bool, Argument(IMPORT_CODE)]
 AsJson = Annotated[bool, Argument("print everything for programs", flag="--json")]
 

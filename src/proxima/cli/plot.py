@@ -15,7 +15,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from proxima.cli.completion import complete_surrogate
 from proxima.cli.output import Overrides, Recipe, print_json
 from proxima.cli.parameters import Actions, Argument
 from proxima.data import UserError
@@ -40,7 +39,7 @@ Out = Annotated[str, Argument("an .svg or a .png; default: %(default)s in the cu
 
 
 def surrogates_figure(
-    kind: Annotated[Sequence[str], Argument(KIND, "KIND", words="+", complete=complete_surrogate)],
+    kind: Annotated[Sequence[str], Argument(KIND, "KIND", words="+", complete="complete_surrogate")],
     *,
     out: Out = "surrogate.svg",
     advantage: Annotated[float, Argument("magnitude of the advantage; default: 1", "A")] = 1.0,

@@ -34,7 +34,8 @@ def train_recipe(
     Raises:
         UserError: the recipe is wrong.
     """
-    from proxima.api.run_config import config_notes, resolve_run
+    from proxima.api.run_config import resolve_run
+    from proxima.config.validate import warnings
     from proxima.runtime.placement.process_group import check_before_imports, is_first, places_ranks
 
     if rollouts is not None:
@@ -54,7 +55,8 @@ def train_recipe(
     with resolved.locating():
         check_before_imports(resolved, resume=resume, overwrite=overwrite)
     config = resolved.config
-    views = RunViews(None if quiet else sys.stdout, config_notes(resolved), config.monitor, config.view)
+    notes = [str(problem) for problem in warnings(resolved)]
+    views = RunViews(None if quiet else sys.stdout, notes, config.monitor, config.view)
     views.progress("check", 0, 1, "recipes")  # before the libraries are imported, which takes seconds
     from proxima.runtime.launch.run import train
     from proxima.runtime.loop.training_loop import RunEnded

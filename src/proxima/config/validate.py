@@ -138,6 +138,7 @@ CHECKS: Sequence[Check | IfSet] = (
     values_are_filled_in,
     model_section.dtypes_are_consistent,
     model_section.device_exists,
+    train_section.warmup_is_given_once,
     *(IfSet("rollouts", name) for name in ("replay_is_of_another_run", "stored_groups_are_as_configured")),
     trackers_are_ready,
     eval_section.evaluations_are_configured,

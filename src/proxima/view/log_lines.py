@@ -204,7 +204,7 @@ def resumed(info: RunInfo) -> str:
     """Report the step after which the run resumes, or that it had already finished, and how to train further."""
     if info.resumed_at < info.steps:
         return f"resumed after step {info.resumed_at}/{info.steps}"
-    return f"already finished: {info.resumed_at} steps; set train.steps=M to continue"
+    return f"already finished: {info.resumed_at} step{'s' * (info.resumed_at != 1)}; set train.steps=M to continue"
 
 
 def arithmetic(info: RunInfo) -> str:

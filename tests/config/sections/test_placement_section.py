@@ -1,11 +1,8 @@
 """The processes of a run, as a user types them."""
 
-import importlib.util
-
 import pytest
 
-from proxima.config import check, dump, load_recipe, resolve
-from proxima.config.comparable import Purpose, differences, flat_values
+from proxima.config import check, dump, resolve
 from proxima.config.families import OFFLINE
 from proxima.config.sections import PLACEMENTS, SHARDINGS
 from proxima.config.sections.placement_section import LocalPlacement
@@ -48,22 +45,6 @@ def test_runs_on_fixed_data_have_it_too(family):
         root=family.root,
     ).config
     assert config.placement == RayPlacement(ranks=3)
-
-
-def test_ray_is_not_installed(recipe, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    problems = check(resolve(recipe(), ["placement=ray"]))
-    line = "placement.kind=ray (command line): needs the package ray: pip install 'proxima-rl[ray]'"
-    assert [str(problem) for problem in problems] == [line]
-    assert load_recipe(recipe()).config.placement == LocalPlacement()
-
-
-def test_a_run_may_be_resumed_in_other_processes(recipe):
-    texts = ["placement=local", "placement=torchrun", "placement={kind: ray, ranks: 2, sharding: hybrid}"]
-    first, *others = (flat_values(resolve(recipe(), [text]).config) for text in texts)
-    assert [list(differences(first, other, Purpose.RESUME)) for other in others] == [[], []]
-    stored = {name: value for name, value in first.items() if not name.startswith("placement")}  # before there was one
-    assert list(differences(stored, first, Purpose.RESUME)) == list(differences(stored, first, Purpose.RERUN)) == []
 
 
 def test_every_way_to_share_a_model_says_the_same_things():

@@ -89,6 +89,12 @@ def muon_has_whole_matrices(r: Resolved[Any], train: OptimizationConfig) -> Find
         yield "train.optimizer.kind", f"{reason}; use adamw with model.lora"
 
 
+def warmup_is_given_once(r: Resolved[Any], train: OptimizationConfig) -> Findings:
+    """A command line that turns off the steps of the warm-up must not leave the recipe's share."""
+    if train.warmup_ratio and r.entry("train.warmup_steps").origin == "command line":
+        yield "train.warmup_steps", "leaves train.warmup_ratio, which the recipe sets; set that to 0"
+
+
 def warmup_ends(train: OptimizationConfig) -> Findings:
     """Warn if the learning rate does not reach its value within the run."""
     if (updates := train.updates) is not None and train.warmup_of(updates) >= updates:

@@ -1,0 +1,115 @@
+"""Turns an exception of a command into its exit code and a line on standard error; a bug's traceback goes to a file."""
+
+import os
+import pathlib
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from proxima import __version__
+from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
+from proxima.system.full_disk import is_disk_full
+
+INTERRUPTED = 130
+
+
+def report_error(error: Exception | KeyboardInterrupt) -> int:
+    """Report an exception, unless another process does; returns the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        if os.environ.get("RANK", "0") == "0":
+            print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):  # `proxima list | head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if _reported_by_rank_zero(error):
+        return 2 if isinstance(error, UserError) else 1
+    if isinstance(error, UserError):
+        return _refuse(str(error))
+    if is_disk_full(error):
+        place = f"{error.filename}: " if error.filename else ""
+        return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
+    if reason := _path_error(error):
+        return _refuse(f"{reason}; give another path")
+    if _is_out_of_memory(error):
+        remedy = "lower train.tokens_per_micro_batch, sampling.max_tokens or engine.slots, or raise the limit"
+        return _refuse(f"out of memory: {' '.join(str(error).split())[:200] or 'an allocation failed'}; {remedy}", 1)
+    return report_bug(error)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """True for Python's error and for those of torch, of which the one on a CPU has no type of its own."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "can't allocate memory" in str(error)
+
+
+def _reported_by_rank_zero(error: Exception) -> bool:
+    """True if this is one of several processes of a run, and the first one reports the error."""
+    if os.environ.get("RANK", "0") == "0":
+        return False
+    from proxima.runtime.placement.process_group import is_first
+
+    if is_first():
+        return False
+    from proxima.runtime.placement.meeting import report_early
+
+    return report_early(error)
+
+
+def _path_error(error: Exception) -> str | None:
+    """Describe an error about a path that the user gave, whichever operation failed; None for other errors."""
+    if isinstance(error, OSError) and error.filename is not None:
+        path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+        in_package = Path(path).is_relative_to(
+            Path(__file__).parents[1]
+        )  # a file of proxima's is missing: not the user's fault
+        return None if in_package else f"{abbreviated(path, LONGEST_VALUE)}: {error.strerror}"
+    raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
+    if isinstance(error, RuntimeError) and raised_in == [pathlib.__file__]:  # a loop of symbolic links, `~nobody`
+        return abbreviated(str(error).rstrip("."), LONGEST_VALUE)
+    return None
+
+
+def _refuse(text: str, code: int = 2) -> int:
+    from proxima.view.formatting import visible  # names in it may be untrusted, and a terminal obeys escape sequences
+
+    for line in text.splitlines():
+        print(f"error: {visible(line)}", file=sys.stderr)
+    return code
+
+
+def report_bug(error: BaseException) -> int:
+    """Append the traceback to log.txt of the error's `run_folder`, else to a new file, and name that file on standard
+    error.
+
+    `PROXIMA_DEBUG=1` prints the traceback too.
+
+    Returns: exit code 70 (`os.EX_SOFTWARE`).
+    """
+    trace = "".join(traceback.format_exception(error))
+    if os.environ.get("PROXIMA_DEBUG") not in (None, "", "0"):
+        sys.stderr.write(trace)
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    versions = f"proxima {__version__}, Python {sys.version.split()[0]}"
+    written = _write(f"{versions}: {' '.join(sys.argv)}\n{trace}", getattr(error, "run_folder", None))
+    remedy = f"report it with the traceback in {written}" if written else "PROXIMA_DEBUG=1 prints the traceback"
+    print(f"internal error: {what[:300]}; this is a bug in proxima or in a spec of yours: {remedy}", file=sys.stderr)
+    return os.EX_SOFTWARE
+
+
+def _write(text: str, run_folder: Path | None) -> Path | None:
+    """Append the text to the first file that can be written and return its path; None if there is none."""
+    name = f"proxima-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    places = [Path("runs") / name, Path(tempfile.gettempdir()) / name]
+    if run_folder is not None:
+        places.insert(0, run_folder / "log.txt")
+    for place in places:
+        try:
+            with place.open("a", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+            return place
+        except OSError:  # no such folder, no permission, a full disk: try the next place
+            continue
+    return None
