@@ -20,20 +20,18 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "no-datasets")
 
 
-def test_prepare_show_check(proxima, here):
+def test_prepare_show_check(done, proxima, here):
     gsm8k_folder(here / "raw")
     code, out, err = proxima("data", "prepare", "gsm8k", "--from", "raw")
     assert (code, err) == (0, "")
     assert "  wrote data/gsm8k/train.parquet  3 rows" in out.splitlines()
     assert "  in a recipe: task: {kind: prepared, path: data/gsm8k}" in out.splitlines()
     assert json.loads((here / "data/gsm8k/card.json").read_text())["command"] == "proxima data prepare gsm8k --from raw"
-    code, out, _ = proxima("data", "show", "data/gsm8k", "--rows", "1")
-    assert (
-        code == 0 and "| rows read | 2 | 3 |" in out and "  user: Bo has 9 nuts" in out and "How many legs" not in out
-    )
+    out = done("data", "show", "data/gsm8k", "--rows", "1")
+    assert "| rows read | 2 | 3 |" in out and "  user: Bo has 9 nuts" in out and "How many legs" not in out
     assert json.loads(proxima("data", "show", "data/gsm8k", "--json")[1])["name"] == "gsm8k"
-    code, out, _ = proxima("data", "check", "data/gsm8k")
-    assert code == 0 and out.splitlines()[0] == "same     data/gsm8k/test.parquet"
+    out = done("data", "check", "data/gsm8k")
+    assert out.splitlines()[0] == "same     data/gsm8k/test.parquet"
     (here / "data/gsm8k/test.parquet").write_bytes(b"x")
     code, out, _ = proxima("data", "check", "data/gsm8k")
     assert code == 1 and "altered  data/gsm8k/test.parquet" in out and "1 of 3 files do not match the card" in out
@@ -48,15 +46,15 @@ def test_prepare_show_check(proxima, here):
     assert "prepared" in proxima("data", "list")[1]
 
 
-def test_a_dry_run(proxima, here):
+def test_a_dry_run(done, proxima, here):
     gsm8k_folder(here / "raw")
-    code, out, _ = proxima("data", "prepare", "gsm8k", "--from", "raw", "--dry-run")
-    assert code == 0 and "would write data/gsm8k/train.parquet  3 rows" in out and os.listdir(here) == ["raw"]
+    out = done("data", "prepare", "gsm8k", "--from", "raw", "--dry-run")
+    assert "would write data/gsm8k/train.parquet  3 rows" in out and os.listdir(here) == ["raw"]
     (card,) = json.loads(proxima("data", "prepare", "gsm8k", "--from", "raw", "--dry-run", "--json")[1])
     assert card["counts"]["train"]["rows"] == 3
 
 
-def test_aime_by_name_and_what_is_trained_on_is_compared_with_it(proxima, here):
+def test_aime_by_name_and_what_is_trained_on_is_compared_with_it(done, proxima, here):
     write_dapo(here / "aime_2024.parquet", [(f"Find the answer {i}?", str(i)) for i in range(30)] * 32)
     write_jsonl(
         here / "b.jsonl", [{"problem": f"Find {i} of 2025?", "answer": str(i), "id": str(i)} for i in range(30)]
@@ -69,37 +67,32 @@ def test_aime_by_name_and_what_is_trained_on_is_compared_with_it(proxima, here):
     rows = [("Find the answer 3?", "3"), ("Something else?", "4"), ("Something more?", "5")] * 100
     write_dapo(here / "dapo.parquet", rows)
     again = ("data", "prepare", "dapo-math", "--from", "dapo.parquet", "--held-out", "0")
-    code, out, _ = proxima(*again)
-    assert (
-        code == 0
-        and "1 contaminated aime24 1; contaminated.jsonl" in out
-        and "  compared with aime24, aime25" in out.splitlines()
-    )
+    out = done(*again)
+    assert "1 contaminated aime24 1; contaminated.jsonl" in out and "  compared with aime24, aime25" in out.splitlines()
     assert [row["question"] for row in table(here / "data/dapo-math/train.parquet")] == [
         "Something else?",
         "Something more?",
     ]
     assert lines(here / "data/dapo-math/contaminated.jsonl")[0]["meets"][0]["set"] == "aime24"
-    code, out, _ = proxima(*again, "--out", "x/all", "--against")
+    out = done(*again, "--out", "x/all", "--against")
     assert (
-        code == 0
-        and "compared with no evaluation set; prepare some first, or name them with --against" in out
+        "compared with no evaluation set; prepare some first, or name them with --against" in out
         and len(table(here / "x/all/train.parquet")) == 3
     )
-    code, out, _ = proxima(*again, "--out", "x/two", "--against", "data/aime25", "b.jsonl")
-    assert code == 0 and "  compared with aime25, b.jsonl" in out.splitlines()
+    out = done(*again, "--out", "x/two", "--against", "data/aime25", "b.jsonl")
+    assert "  compared with aime25, b.jsonl" in out.splitlines()
 
 
-def test_one_year_alone(proxima, here):
+def test_one_year_alone(done, proxima, here):
     write_jsonl(here / "b.jsonl", [{"problem": "Find 1?", "answer": "1"}])
     assert proxima("data", "prepare", "aime", "--from", "aime25=b.jsonl", "--out", "sets")[0] == 0
     assert os.listdir(here / "sets") == ["aime25"]
-    code, out, _ = proxima("data", "prepare", "aime25", "--from", "b.jsonl", "--out", "alone")
-    assert code == 0 and "note: aime25: 1 distinct test questions, 30 are published" in out
+    out = done("data", "prepare", "aime25", "--from", "b.jsonl", "--out", "alone")
+    assert "note: aime25: 1 distinct test questions, 30 are published" in out
     assert sorted(os.listdir(here / "alone")) == ["README.md", "card.json", "test.parquet"]
 
 
-def test_math_brings_math500(proxima, here):
+def test_math_brings_math500(done, proxima, here):
     for subset in ("algebra", "geometry"):
         write_jsonl(here / "raw" / subset / "train.jsonl", [math_row(f"{subset} {i}?", i) for i in range(4)])
         write_jsonl(here / "raw" / subset / "test.jsonl", [math_row(f"{subset} test?", 9)])
@@ -117,8 +110,8 @@ def test_math_brings_math500(proxima, here):
         and "  compared with math500, its own test split" in out.splitlines()
     )
     before = json.loads((here / "data/math/card.json").read_text())["overlap"]
-    code, out, err = proxima("data", "prepare", "math", "--from", "raw", "--overwrite")
-    assert code == 0 and "compared with math500, its own test split" in out  # what lies beside, as it was
+    out = done("data", "prepare", "math", "--from", "raw", "--overwrite")
+    assert "compared with math500, its own test split" in out  # what lies beside, as it was
     assert json.loads((here / "data/math/card.json").read_text())["overlap"] == before
 
 
@@ -180,11 +173,11 @@ runtime: {{threads: 1}}
     assert proxima("train", recipe, "--quiet", "folder=run2", with_template)[0] == 0
 
 
-def test_long_questions_of_one_wording(proxima, here):
+def test_long_questions_of_one_wording(done, here):
     """GSM8K's way of asking the same with other numbers, on both sides: listed with the words they share."""
     train = [{"question": LONG.format(n=i), "answer": f"#### {i}"} for i in range(3)] + [
         {"question": "Other?", "answer": "#### 1"}
     ]
     gsm8k_folder(here / "raw", train=train, test=[{"question": LONG.format(n=50), "answer": "#### 50"}])
-    code, out, _ = proxima("data", "prepare", "gsm8k", "--from", "raw")
-    assert code == 0 and "3 contaminated its own test split 3; contaminated.jsonl" in out
+    out = done("data", "prepare", "gsm8k", "--from", "raw")
+    assert "3 contaminated its own test split 3; contaminated.jsonl" in out

@@ -14,7 +14,7 @@ from proxima.engine.protocol import Sampling
 from proxima.system.recipe_files import shipped_layouts, shipped_recipes
 
 
-def test_explain(proxima, recipe):
+def test_explain(done, proxima, recipe):
     code, out, err = proxima("explain", recipe(), "algorithm.surrogate.delta=0.2")
     assert (code, err) == (0, "")
     value = "algorithm.surrogate.delta 0.2 command line, over 0.15 of the preset"
@@ -22,21 +22,21 @@ def test_explain(proxima, recipe):
         " ".join(out.split())
     )
     assert "\nseed " not in out and re.search(r"\n\d+ more values at their defaults, .*--all\n$", out)
-    code, everything, _ = proxima("explain", recipe(), "algorithm.surrogate.delta=0.2", "--all")
-    assert code == 0 and "\nseed " in everything
+    everything = done("explain", recipe(), "algorithm.surrogate.delta=0.2", "--all")
+    assert "\nseed " in everything
     assert f"{value} threshold of one token, a probability, > 0" in " ".join(everything.split())
     assert "2 prompts × 2 completions = 4 sequences → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update" in out
     assert "\nplan     proxima plan tiny.yaml: memory, time, and what binds\n" in out and "GiB" not in out
 
 
-def test_explain_needs_no_data(proxima, recipe):
+def test_explain_needs_no_data(done, proxima, recipe):
     """What is still to be made is a warning of explain, and a refusal of train."""
     said = "task.path=data/gsm8k (command line): no such folder; make it: proxima data prepare gsm8k"
     words = (recipe(), "task={kind: prepared, path: data/gsm8k}")
     code, out, err = proxima("explain", *words)
     assert (code, err) == (0, "") and f"\nwarning  {said}" in out
-    code, out, _ = proxima("explain", *words, "--json")
-    assert code == 0 and json.loads(out)["warnings"] == [said]
+    out = done("explain", *words, "--json")
+    assert json.loads(out)["warnings"] == [said]
     assert proxima("explain", *words, "--yaml")[::2] == (0, f"WARNING {said}\n")
     code, _, err = proxima("train", *words)
     assert code == 2 and said in err
@@ -69,9 +69,9 @@ def test_list_shows_every_kind_of_every_slot(done):
 @pytest.mark.parametrize(
     ("other", "slot"), [("engines", "engine"), ("surrogates", "surrogate"), ("presets", "algorithm")]
 )
-def test_list_takes_the_plural_of_a_slot(proxima, other, slot):
-    code, out, _ = proxima("list", other)
-    assert code == 0 and out == proxima("list", slot)[1]
+def test_list_takes_the_plural_of_a_slot(done, proxima, other, slot):
+    out = done("list", other)
+    assert out == proxima("list", slot)[1]
 
 
 def test_list_fits_a_hundred_columns(proxima):
@@ -177,9 +177,9 @@ def test_doctor_advises_against_slow_bfloat16(gemm, advice):
     assert any("bfloat16 is slower" in line for line in report_lines(facts)) is advice
 
 
-def test_schema(proxima):
-    code, text, _ = proxima("list", "schema")
-    assert code == 0 and json.loads(text)["title"] == "proxima recipe"
+def test_schema(done, proxima):
+    text = done("list", "schema")
+    assert json.loads(text)["title"] == "proxima recipe"
 
 
 def test_generate_offers_every_field_of_sampling():

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proxima.cli.plot import threshold_lines
+from proxima.cli.plot import threshold_lines, with_values
 from proxima.core.surrogate import Cppo, Dppo
 from proxima.lab.divergences import Calibration, TrainedCompletion, as_batch, masked_share, measurable, read_trained
 from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure, most_masked
@@ -164,3 +164,15 @@ def test_bad_input_of_a_run(proxima, calibrated):
     ):
         code, _, err = proxima(*words)
         assert code == 2 and line in err, err
+
+
+def test_values_take_the_place_of_overrides_of_the_same_fields():
+    given = ["train.steps=5", "algorithm.surrogate.delta=0.1", " folder =runs/a", "train.steps_more=1", "seed=2"]
+    values = {"train.steps": 2, "algorithm.surrogate": "{kind: cppo}", "folder": "runs/b"}
+    assert with_values(given, values) == [
+        "train.steps_more=1",
+        "seed=2",
+        "train.steps=2",
+        "algorithm.surrogate={kind: cppo}",
+        "folder=runs/b",
+    ]

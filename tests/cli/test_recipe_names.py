@@ -69,9 +69,9 @@ def test_a_field_with_dashes_is_the_field(here, proxima, words):
     assert "preset: grpo " in out and "steps: 7 " in out
 
 
-def test_init_writes_what_runs_and_overwrites_nothing(here, proxima, monkeypatch, tiny_model):
-    code, out, _ = proxima("init", "mine")
-    assert code == 0 and out.endswith("\ncd mine && proxima train recipe.yaml\n")
+def test_init_writes_what_runs_and_overwrites_nothing(here, done, proxima, monkeypatch, tiny_model):
+    out = done("init", "mine")
+    assert out.endswith("\ncd mine && proxima train recipe.yaml\n")
     files = {path.name for path in (here / "mine").iterdir()}
     assert files == {"recipe.yaml", "reward.py", "train.jsonl", "test.jsonl"}
     assert out.splitlines()[:4] == [f"wrote mine/{name}" for name in sorted(files)]

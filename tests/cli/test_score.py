@@ -74,7 +74,7 @@ def test_three_styles_in_a_table_and_a_failure_with_its_reason(proxima, file, he
     ]
 
 
-def test_kinds_recipes_and_parquet(proxima, file, here, recipe):
+def test_kinds_recipes_and_parquet(done, proxima, file, here, recipe):
     rows = [{"prompt": [{"role": "user", "content": "?"}], "response": f"it is {i}", "answer": "2"} for i in range(4)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), here / "b.parquet")
     for reward in ("number", recipe()):
@@ -84,8 +84,8 @@ def test_kinds_recipes_and_parquet(proxima, file, here, recipe):
             "",
             "4 completions: reward 0.25 (sd 0.433, 0 … 1), 1 of 4 correct",
         ]
-    code, out, _ = proxima("reward", "score", file, "--reward", "{kind: number, weight: 2}", "--answer", "gold")
-    assert code == 0 and out.splitlines()[-1] == "4 completions: reward 1 (sd 1, 0 … 2), 2 of 4 correct"
+    out = done("reward", "score", file, "--reward", "{kind: number, weight: 2}", "--answer", "gold")
+    assert out.splitlines()[-1] == "4 completions: reward 1 (sd 1, 0 … 2), 2 of 4 correct"
 
 
 def test_a_recipe_that_comes_with_proxima_goes_by_its_name(proxima, file, here):
@@ -100,16 +100,14 @@ def test_a_recipe_that_comes_with_proxima_goes_by_its_name(proxima, file, here):
     )
 
 
-def test_tokens_are_counted_by_a_model(proxima, file, tiny_model):
-    code, out, _ = proxima(
-        "reward", "score", file, "--reward", "{kind: length, tokens: 2}", "--model", tiny_model("llama")
-    )
-    assert code == 0 and [line.split()[1] for line in out.splitlines()[1:5]] == ["0.000", "-1.000", "-0.500", "-1.000"]
+def test_tokens_are_counted_by_a_model(done, file, tiny_model):
+    out = done("reward", "score", file, "--reward", "{kind: length, tokens: 2}", "--model", tiny_model("llama"))
+    assert [line.split()[1] for line in out.splitlines()[1:5]] == ["0.000", "-1.000", "-0.500", "-1.000"]
 
 
-def test_equal_scores_are_said(proxima, file):
-    code, out, _ = proxima("reward", "score", file, "--reward", "./mine.py:same")
-    assert code == 0 and "NOTE every score is the same: completions of equal reward teach nothing" in out
+def test_equal_scores_are_said(done, file):
+    out = done("reward", "score", file, "--reward", "./mine.py:same")
+    assert "NOTE every score is the same: completions of equal reward teach nothing" in out
 
 
 def test_an_object_that_is_taken_for_a_text_is_said(proxima, file):

@@ -48,28 +48,28 @@ def test_the_log_the_report_and_the_tracker_of_a_run(finished):
     assert any(name.endswith("loss/low") for name in names), names
 
 
-def test_a_resume_by_the_folder_alone(run, proxima):
-    code, out, _ = proxima("train", run, "--resume", "train.steps=5", "--quiet")
-    assert code == 0 and "done  5 steps" in out
+def test_a_resume_by_the_folder_alone(run, done, proxima):
+    out = done("train", run, "--resume", "train.steps=5", "--quiet")
+    assert "done  5 steps" in out
     code, _, err = proxima("eval", run, "--out", "eval")
     assert code == 2 and "--task gsm8k" in err
 
 
-def test_explain_shows_the_batch_and_a_plan_memory_and_time(run, proxima):
-    code, out, _ = proxima("explain", "mine.yaml")
-    assert code == 0 and "4 examples → about 2 micro-batches of ≤ 100 tokens → 1 update" in out
+def test_explain_shows_the_batch_and_a_plan_memory_and_time(run, done):
+    out = done("explain", "mine.yaml")
+    assert "4 examples → about 2 micro-batches of ≤ 100 tokens → 1 update" in out
     assert "examples have about 42 tokens" in out
-    code, out, _ = proxima("explain", "mine.yaml", "--json")
-    assert code == 0 and json.loads(out)["batch"]["examples"] == 4
-    code, out, _ = proxima("plan", "mine.yaml", "--devices", "2xH100-80G")
-    assert code == 0 and "layout   2 ranks (full), on 2xH100-80G\n" in out and "memory   fits: " in out
+    out = done("explain", "mine.yaml", "--json")
+    assert json.loads(out)["batch"]["examples"] == 4
+    out = done("plan", "mine.yaml", "--devices", "2xH100-80G")
+    assert "layout   2 ranks (full), on 2xH100-80G\n" in out and "memory   fits: " in out
     assert "for examples of 42 tokens on average" in out and "generate" not in out and " steps, without" in out
 
 
-def test_a_sweep_and_its_comparison(run, here, proxima):
+def test_a_sweep_and_its_comparison(run, here, done, proxima):
     (here / "sweep.yaml").write_text("recipe: mine.yaml\nseeds: [1, 2]\ngrid: {train.optimizer.lr: [1e-9, 3e-3]}\n")
-    code, out, _ = proxima("sweep", "sweep.yaml", "--dry-run")
-    assert code == 0 and "proxima train " in out
+    out = done("sweep", "sweep.yaml", "--dry-run")
+    assert "proxima train " in out
     assert proxima("train", "mine.yaml", "folder=runs/a", "train.optimizer.lr=1e-9", "--quiet")[0] == 0
     code, out, _ = proxima("compare", "runs/a", run)
     out = " ".join(out.split())

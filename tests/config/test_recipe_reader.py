@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxima.config.problems import ConfigError
-from proxima.config.recipe_reader import read_overrides, read_recipe, read_yaml, shown_path, with_values
+from proxima.config.recipe_reader import read_overrides, read_recipe, read_yaml, shown_path
 from proxima.config.tree import NO_LAYOUT, Layout, merge
 
 NO_FIELD = "a `:` where no field can begin: indent the fields of a section alike, and quote a text that contains `: `"
@@ -198,15 +198,3 @@ def test_a_shown_path_has_no_detours(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert shown_path(tmp_path / "cpu" / ".." / "a.yaml") == "a.yaml"
     assert shown_path(Path("/elsewhere/cpu/../a.yaml")) == "/elsewhere/a.yaml"
-
-
-def test_values_take_the_place_of_overrides_of_the_same_fields():
-    given = ["train.steps=5", "algorithm.surrogate.delta=0.1", " folder =runs/a", "train.steps_more=1", "seed=2"]
-    values = {"train.steps": 2, "algorithm.surrogate": "{kind: cppo}", "folder": "runs/b"}
-    assert with_values(given, values) == [
-        "train.steps_more=1",
-        "seed=2",
-        "train.steps=2",
-        "algorithm.surrogate={kind: cppo}",
-        "folder=runs/b",
-    ]

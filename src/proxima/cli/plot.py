@@ -10,7 +10,7 @@ proxima plot run runs/mine --out curve.svg             # reward and held-out acc
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -152,7 +152,6 @@ def divergence_figure(
 def warm_up(recipe: str, overrides: Sequence[str]) -> Path:
     """Train the recipe's first steps with an unbounded surrogate on every completion; return the run's folder."""
     from proxima.cli.train import train_recipe
-    from proxima.config.recipe_reader import with_values
 
     given = {name: value for name, _, value in (word.partition("=") for word in overrides)}
     folder = Path(given.get("folder", f"runs/{Path(recipe).stem}-divergence"))
@@ -170,6 +169,17 @@ def warm_up(recipe: str, overrides: Sequence[str]) -> Path:
     if code := train_recipe(str(find_recipe(recipe)), words, overwrite="folder" not in given, quiet=True):
         raise SystemExit(code)
     return folder
+
+
+def with_values(overrides: Sequence[str], values: Mapping[str, object]) -> list[str]:
+    """The overrides with these values in place of any for the same fields, or for fields below them."""
+    fields = [text.partition("=")[0].strip() for text in overrides]
+    kept = [
+        text
+        for field, text in zip(fields, overrides, strict=True)
+        if not any(field == name or field.startswith(f"{name}.") for name in values)
+    ]
+    return [*kept, *(f"{name}={value}" for name, value in values.items())]
 
 
 def threshold_lines(calibration: "Calibration", share: float, folder: Path) -> list[str]:

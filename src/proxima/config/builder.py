@@ -7,18 +7,8 @@ from functools import partial
 from typing import Any
 
 from proxima.config.coerce import NONE, Mismatch, coerce
-from proxima.config.describe import (
-    FieldInfo,
-    all_fields,
-    canonical_kind,
-    fields_of,
-    lookup,
-    options_of,
-    summary_of,
-    table_of,
-)
-from proxima.config.families import FAMILIES
-from proxima.config.problems import ConfigError, Problem, nearest, suggestion
+from proxima.config.describe import FieldInfo, canonical_kind, fields_of, lookup, options_of, summary_of, table_of
+from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolved import ResolvedValue
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.slots import Slot
@@ -67,26 +57,9 @@ class Builder:
         return value
 
     def unknown_field(self, path: str, label: str, node: Node, cls: type, slot: Slot | None) -> Problem:
-        parent, _, name = path.rpartition(".")
-        names = [info.name for info in fields_of(cls)]
-        trained = [family for family in FAMILIES.values() if path in dict(all_fields(family.root))]
-        while node.source.origin == "command line" and node.mapping and len(node.mapping) == 1:
-            (key, node), *_ = node.mapping.items()
-            path = f"{path}.{key}"
-        paths = [entry.path for entry in self.entries]
-        from proxima.config.other_names import our_name, place_of_name, whole_path  # only a mistyped recipe needs them
+        from proxima.config.other_names import misnamed_field  # only a mistyped recipe needs it
 
-        elsewhere = paths if nearest(name, names) is None else ()
-        remedy = place_of_name(name, parent, slot, elsewhere) or suggestion(name, names)
-        if trained:
-            kinds = ", ".join(family.name if family.own else "RL" for family in trained)
-            remedy = f"only {kinds} recipes have it"
-        *_, section, last = ("", *path.split("."))
-        if whole := whole_path(path, paths):
-            remedy = f"did you mean {whole}?"
-        elif ours := our_name(section, last, paths):
-            remedy = f"proxima calls it {ours}"
-        return Problem(path, f"{label!r} has no field {name!r}; {remedy}", node.shown(), node.source.text)
+        return misnamed_field(path, label, node, cls, slot, [entry.path for entry in self.entries])
 
     def dataclass(self, cls: type, node: Node, path: str, label: str, slot: Slot | None = None) -> Any:
         """Build `cls` from a mapping. `label` is its name in errors: the kind of `slot`, or the section's name."""

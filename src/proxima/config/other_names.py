@@ -1,13 +1,15 @@
-"""Names that peers and earlier versions of proxima use for our fields, for the error about an unknown field.
+"""The error about an unknown field: names that peers and earlier versions of proxima use for our fields.
 
 `proxima peers convert` translates whole files of options. To add a name: append it to those of its field.
 """
 
 from collections.abc import Collection
 
-from proxima.config.describe import fields_of, kinds_of
-from proxima.config.problems import nearest
+from proxima.config.describe import all_fields, fields_of, kinds_of
+from proxima.config.families import FAMILIES
+from proxima.config.problems import Problem, nearest, suggestion
 from proxima.config.slots import Slot
+from proxima.config.tree import Node
 
 # our field: names in TRL, verl, AReaL; with a section if the name alone is ambiguous
 _NAMES = {
@@ -57,6 +59,32 @@ _FIELDS: dict[str, list[str]] = {}
 for field, names in _NAMES.items():
     for name in names.split():
         _FIELDS.setdefault(name, []).append(field)
+
+
+def misnamed_field(path: str, label: str, node: Node, cls: type, slot: Slot | None, paths: Collection[str]) -> Problem:
+    """The problem of an unknown field, with what was probably meant.
+
+    Args:
+        label: the name of `cls` in errors: the kind of `slot`, or the section's name.
+        paths: the dotted paths of the recipe's resolved values.
+    """
+    parent, _, name = path.rpartition(".")
+    names = [info.name for info in fields_of(cls)]
+    trained = [family for family in FAMILIES.values() if path in dict(all_fields(family.root))]
+    while node.source.origin == "command line" and node.mapping and len(node.mapping) == 1:
+        (key, node), *_ = node.mapping.items()
+        path = f"{path}.{key}"
+    elsewhere = paths if nearest(name, names) is None else ()
+    remedy = place_of_name(name, parent, slot, elsewhere) or suggestion(name, names)
+    if trained:
+        kinds = ", ".join(family.name if family.own else "RL" for family in trained)
+        remedy = f"only {kinds} recipes have it"
+    *_, section, last = ("", *path.split("."))
+    if whole := whole_path(path, paths):
+        remedy = f"did you mean {whole}?"
+    elif ours := our_name(section, last, paths):
+        remedy = f"proxima calls it {ours}"
+    return Problem(path, f"{label!r} has no field {name!r}; {remedy}", node.shown(), node.source.text)
 
 
 def our_name(section: str, name: str, paths: Collection[str]) -> str | None:

@@ -6,7 +6,7 @@ Duplicate keys, tags and anchors that contain themselves are refused; scalars ar
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,17 +148,6 @@ def read_overrides(overrides: Sequence[str], layout: Layout) -> Node:
             node = Node({part: node}, COMMAND_LINE)
         layer = merge(layer, node, layout)
     return layer
-
-
-def with_values(overrides: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """The overrides with these values in place of any for the same fields, or for fields below them."""
-    fields = [text.partition("=")[0].strip() for text in overrides]
-    kept = [
-        text
-        for field, text in zip(fields, overrides, strict=True)
-        if not any(field == name or field.startswith(f"{name}.") for name in values)
-    ]
-    return [*kept, *(f"{name}={value}" for name, value in values.items())]
 
 
 def _check_quotes(first: str, overrides: Sequence[str]) -> None:

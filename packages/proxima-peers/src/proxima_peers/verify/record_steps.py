@@ -1,4 +1,8 @@
-"""The numbers of records for the slots that no law checks: preference, KL in the reward, proximal policy, mismatch."""
+"""The numbers of records for the slots that no law checks: preference, KL in the reward, proximal policy, mismatch.
+
+Inputs: for a preference fields of `PreferencePairs`, for `reward_kl` and `proximal` the arguments of the call, packed;
+`proximal` takes a name, `next`, `linear` or `loglinear`.
+"""
 
 from collections.abc import Callable
 from inspect import signature
@@ -73,6 +77,8 @@ def _check_arguments(function: Callable[..., Any], inputs: Numbers, beside: tupl
 
 
 def _mismatch(guard: Any, tensors: Numbers) -> Numbers:
+    """`metrics.…`, merged from those of the even and of the odd sequences; `exceeded`, `rejects` [S], and
+    `health.<metric>`, 0 ok, 1 watch, 2 act."""
     b = example_batch(taken_input(tensors, "log_prob"), tensors)
     merged = merge_metrics([mismatch_metrics(b.take(range(first, b.sequences, 2))) for first in (0, 1)])
     values = {name: metric.value for name, metric in merged.items()}
