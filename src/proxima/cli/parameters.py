@@ -48,14 +48,9 @@ class Argument:
 
 @dataclass(frozen=True)
 class Actions:
-    """The actions of a command, each a function; the first paragraph of its docstring is its line in `--help`.
-
-    Args:
-        metavar: the placeholder for the action in usage and errors.
-    """
+    """The actions of a command, each a function; the first paragraph of its docstring is its line in `--help`."""
 
     functions: Mapping[str, Callable[..., int | None]]
-    metavar: str = "ACTION"
 
 
 Command = Actions | Callable[..., int | None]
@@ -65,7 +60,7 @@ def add_command(parser: argparse.ArgumentParser, command: Command) -> None:
     """Add the arguments of a command, or of each of its actions."""
     if not isinstance(command, Actions):
         return add_parameters(parser, command)
-    actions = parser.add_subparsers(dest="action", metavar=command.metavar, title="actions", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
     for name, function in command.functions.items():
         line = " ".join(str(inspect.getdoc(function)).partition("\n\n")[0].split()).rstrip(".")
         help = line[0].lower() + line[1:]
@@ -114,7 +109,7 @@ def _values(function: Callable[..., Any], arguments: argparse.Namespace) -> dict
     values = {}
     for name, parameter in inspect.signature(function).parameters.items():
         options = parameter.annotation
-        held = _holds_arguments(options)
+        held = is_dataclass(options)
         values[name] = options(**_values(options, arguments)) if held else getattr(arguments, name)
     return values
 
@@ -127,14 +122,10 @@ def _parameters(function: Callable[..., Any], defaults: Any = None) -> Iterator[
     """
     for name, parameter in inspect.signature(function).parameters.items():
         default = parameter.default if defaults is None else getattr(defaults, name)
-        if _holds_arguments(parameter.annotation):
+        if is_dataclass(parameter.annotation):
             yield from _parameters(parameter.annotation, None if default is parameter.empty else default)
         else:
             yield parameter.replace(default=default)
-
-
-def _holds_arguments(hint: Any) -> bool:
-    return is_dataclass(hint)
 
 
 def _group(parser: argparse.ArgumentParser, argument: Argument, groups: dict[str, Any]) -> Any:

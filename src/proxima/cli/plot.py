@@ -231,4 +231,4 @@ PLOTS: dict[str, Callable[..., None]] = {
     "divergence": divergence_figure,
     "run": run_figure,
 }
-COMMAND = Actions(PLOTS, metavar=" | ".join(PLOTS))
+COMMAND = Actions(PLOTS)
