@@ -19,6 +19,7 @@ import builtins
 import contextlib
 import dataclasses
 import gc
+import importlib
 import importlib.machinery
 import importlib.util
 import io
@@ -394,6 +395,8 @@ def main() -> None:
     settings.register_profile("mutants", database=None)
     settings.load_profile("mutants")
     builtins.percent_off = percent_off
+    for file in CORE.rglob("[!_]*.py"):  # kinds are imported at first use: too late to get a mutant's code
+        importlib.import_module(f"proxima.{'.'.join(file.relative_to(CORE.parent).with_suffix('').parts)}")
     for function in gc.get_objects():
         if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(str(CORE)):
             FUNCTIONS[place(function.__code__)].append(function)
