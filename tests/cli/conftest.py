@@ -3,6 +3,7 @@ from collections.abc import Callable
 from contextlib import chdir, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import yaml
@@ -63,6 +64,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def stranger(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], object]:
+    """`stranger("lab1", source)` puts one module into the current folder, which is not the repository."""
+    monkeypatch.syspath_prepend(str(here))
+    return lambda name, source: (here / f"{name}.py").write_text(dedent(source))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import textwrap
 
 import pytest
 
@@ -37,18 +36,6 @@ SOUND = """
             bent = self.slope * torch.tanh((masked_ratio(b) - 1) / self.slope)
             return TokenLoss(-b.masked("advantage") * bent, b.loss_mask, {})
 """
-
-
-@pytest.fixture
-def stranger(tmp_path, monkeypatch):
-    """`stranger("lab1", source)` puts one module into the current folder, which is not the repository."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def write(name, source):
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
-
-    return write
 
 
 def test_a_strangers_surrogate_is_one_file(stranger, capsys):

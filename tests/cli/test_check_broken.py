@@ -33,8 +33,7 @@ from proxima.reward import WeightedReward
 
 def returns(value):
     """A surrogate of that loss."""
-    return f"""
-class Mine(Surrogate):
+    return f"""{HEAD}class Mine(Surrogate):
     def __call__(self, b):
         r = masked_ratio(b)
         return TokenLoss({value}, b.loss_mask, {{}})
@@ -44,22 +43,11 @@ class Mine(Surrogate):
 BROKEN = yaml.safe_load(Path(__file__).with_name("broken.yaml").read_text())
 
 
-@pytest.fixture
-def lab(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def write(name, source):
-        (tmp_path / f"{name}.py").write_text(HEAD + source.lstrip())
-
-    return write
-
-
 @pytest.mark.filterwarnings("ignore:std")
 @pytest.mark.parametrize("name", BROKEN)
-def test_the_cause_comes_first_and_alone(lab, capsys, name):
+def test_the_cause_comes_first_and_alone(stranger, capsys, name):
     source, law, message, cure = BROKEN[name].values()
-    lab(f"broken_{name}", source)
+    stranger(f"broken_{name}", HEAD + source.lstrip())
     assert main(["check", f"broken_{name}:Mine"]) == 1
     lines = capsys.readouterr().out.splitlines()
     (failed,) = (
@@ -73,15 +61,15 @@ def test_the_cause_comes_first_and_alone(lab, capsys, name):
     ]
 
 
-def test_independent_defects_are_told_together(lab, capsys):
-    lab("two_defects", returns("b.masked('advantage') * r + 1.0 * b.loss_mask * (b.entropy is None)"))
+def test_independent_defects_are_told_together(stranger, capsys):
+    stranger("two_defects", returns("b.masked('advantage') * r + 1.0 * b.loss_mask * (b.entropy is None)"))
     main(["check", "two_defects:Mine"])
     failed = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("FAILED")]
     assert {"on_policy:", "needs:"} <= set(failed)
 
 
-def test_what_raises_again_is_not_told_twice(lab, capsys):
-    lab("never_empty", returns("-b.masked('advantage') * r * (1 if len(r) else 1 / 0)"))
+def test_what_raises_again_is_not_told_twice(stranger, capsys):
+    stranger("never_empty", returns("-b.masked('advantage') * r * (1 if len(r) else 1 / 0)"))
     assert main(["check", "never_empty:Mine"]) == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILED")]
     assert [line.split()[1] for line in lines] == ["micro_batches:", "empty:"]

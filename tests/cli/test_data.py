@@ -144,33 +144,24 @@ def test_a_full_disk_leaves_nothing(proxima, here, monkeypatch):
     assert os.listdir(here) == ["raw"]
 
 
-def test_a_run_trains_on_it(done, proxima, here, tiny_model):
+def test_a_run_trains_on_it(done, proxima, here, recipe):
     rows = [{"question": f"{i} + {i}?", "answer": f"#### {2 * i}"} for i in range(12)]
     gsm8k_folder(here / "raw", train=rows)
-    recipe = here / "r.yaml"
-    recipe.write_text(
-        f"""\
-model: {{path: {tiny_model("llama")}, compute_dtype: float32}}
-task: {{kind: prepared, path: data/gsm8k}}
-reward: gsm8k
-algorithm: cppo
-engine: {{slots: 8, dtype: float32}}
-sampling: {{max_tokens: 4}}
-train: {{steps: 1, prompts_per_step: 2, completions_per_prompt: 2, optimizer: {{lr: 1e-4}}}}
-eval: {{task: {{kind: prepared, path: data/gsm8k, split: test}}}}
-runtime: {{threads: 1}}
-"""
+    prepared = "{kind: prepared, path: data/gsm8k, split: %s}"
+    (here / "r.yaml").write_text(
+        f"extends: {recipe()}\ntask: {prepared % 'train'}\nreward: gsm8k\n"
+        f"train: {{steps: 1}}\neval: {{task: {prepared % 'test'}}}\n"
     )
-    code, _, err = proxima("train", recipe, "--quiet")
+    code, _, err = proxima("train", "r.yaml", "--quiet")
     assert code == 2 and "task.path=data/gsm8k (r.yaml:2): no such folder; make it: proxima data prepare gsm8k" in err
-    code, _, err = proxima("train", recipe, "--quiet", "task={kind: parquet, path: data/gsm8k/train.parquet}")
+    code, _, err = proxima("train", "r.yaml", "--quiet", "task={kind: parquet, path: data/gsm8k/train.parquet}")
     assert code == 2 and "no such file; make it: proxima data prepare gsm8k" in err
     assert proxima("data", "prepare", "gsm8k", "--from", "raw", "--words", "0")[0] == 0
-    done("train", recipe, "--quiet", "folder=run")
+    done("train", "r.yaml", "--quiet", "folder=run")
     summary = json.loads((here / "run" / "summary.json").read_text())
     assert summary["steps"] == 1 and summary["eval"]["after"]["questions"] == 2
     with_template = "task={kind: parquet, path: data/gsm8k/train.parquet, messages: messages}"
-    assert proxima("train", recipe, "--quiet", "folder=run2", with_template)[0] == 0
+    assert proxima("train", "r.yaml", "--quiet", "folder=run2", with_template)[0] == 0
 
 
 def test_long_questions_of_one_wording(done, here):

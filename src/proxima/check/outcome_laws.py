@@ -107,23 +107,19 @@ OUTCOMES = (outcomes_cases, smaller_outcomes, show_outcomes)  # arguments of a `
 
 def advantage_runs(spec: Any, case: Any) -> None:
     """For outcomes that are all valid, the advantage is a tensor [S] or [N] of finite numbers."""
-    value = spec(case)
-    right = case.reward.shape
+    given = case.outcomes if isinstance(case, OutcomesCase) else case
+    value, right = spec(given), given.reward.shape
     require_kind(value, Tensor, f"a tensor {list(right)}")
     require_that(value.shape == right, f"shape {list(value.shape)}, expected {list(right)}")
     require_that(bool(value.isfinite().all()), f"an advantage is not finite: {value.tolist()}")
 
 
-def ordinary_outcomes() -> Iterator[Outcomes]:
+def ordinary_outcomes() -> Iterator[OutcomesCase]:
     """Two groups of valid completions."""
-    yield make_outcomes([0.0, 1.0, 0.5, -1.0], [0, 0, 1, 1], [1, 1, 1, 1])
+    yield OutcomesCase(make_outcomes([0.0, 1.0, 0.5, -1.0], [0, 0, 1, 1], [1, 1, 1, 1]), 0)
 
 
-def _rewards_and_groups(o: Outcomes) -> str:
-    return f"reward {o.reward.tolist()}, group {o.group.tolist()}"
-
-
-ORDINARY_OUTCOMES = (ordinary_outcomes, Law.shrink, _rewards_and_groups)
+ORDINARY_OUTCOMES = (ordinary_outcomes, Law.shrink, show_outcomes)
 # fmt: off
 GROUP_ADVANTAGE_LAWS = (
     runs_law(advantage_runs, *ORDINARY_OUTCOMES),
@@ -232,9 +228,9 @@ def factor_of_prompts(spec: Any, case: tuple[int, int]) -> None:
     require_that(kept <= most, f"{factor} times {groups} groups of {size} leave {kept} completions, more than {most}")
 
 
-def selection_runs(spec: Any, o: Outcomes) -> None:
+def selection_runs(spec: Any, case: OutcomesCase) -> None:
     """The selection runs on valid outcomes."""
-    select([spec], o, o.reward - 0.3)
+    select([spec], case.outcomes, case.outcomes.reward - 0.3)
 
 
 # fmt: off
