@@ -122,7 +122,8 @@ def _parameters(function: Callable[..., Any], defaults: Any = None) -> Iterator[
     """
     for name, parameter in inspect.signature(function).parameters.items():
         default = parameter.default if defaults is None else getattr(defaults, name)
-        if is_dataclass(parameter.annotation):
+        held = is_dataclass(parameter.annotation)
+        if held:
             yield from _parameters(parameter.annotation, None if default is parameter.empty else default)
         else:
             yield parameter.replace(default=default)
