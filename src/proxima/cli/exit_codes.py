@@ -62,10 +62,9 @@ def _path_error(error: Exception) -> str | None:
     """Describe an error about a path that the user gave, whichever operation failed; None for other errors."""
     if isinstance(error, OSError) and error.filename is not None:
         path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
-        in_package = Path(path).is_relative_to(
-            Path(__file__).parents[1]
-        )  # a file of proxima's is missing: not the user's fault
-        return None if in_package else f"{abbreviated(path, LONGEST_VALUE)}: {error.strerror}"
+        if Path(path).is_relative_to(Path(__file__).parents[1]):  # a file of proxima's is missing: not the user's fault
+            return None
+        return f"{abbreviated(path, LONGEST_VALUE)}: {error.strerror}"
     raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
     if isinstance(error, RuntimeError) and raised_in == [pathlib.__file__]:  # a loop of symbolic links, `~nobody`
         return abbreviated(str(error).rstrip("."), LONGEST_VALUE)
