@@ -1,12 +1,11 @@
 """Engines over tiny models, requests, and the trainer's word on what they gave."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -94,16 +93,6 @@ def checked_leaders(engine: LocalEngine) -> list[tuple[int, ...]]:
 
     decoder.step = step
     return counts
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that runs in an event loop."""
-
-    @wraps(test)
-    def run(*arguments: Any, **more: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*arguments, **more), 600))
-
-    return run
 
 
 async def steps(engine: LocalEngine, count: int) -> None:

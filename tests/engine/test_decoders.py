@@ -19,29 +19,6 @@ CLASSES = {"fast": FastDecoder, "general": GeneralDecoder, "recompute": Recomput
 
 
 @pytest.mark.parametrize(("kind", "decoder"), PAIRS)
-def test_hidden_states_equal_hugging_face(kind, decoder):
-    """Prefill of prompts of unlike lengths, then single steps: logits against a plain forward over the whole
-    sequence."""
-    model = loaded(kind)
-    d = CLASSES[decoder](loaded(kind).model, torch.float32)
-    prompts = [ids(n, n) for n in (4, 1, 17, 9, 2)]
-    hidden, kv = d.prefill(prompts)
-    cache = d.new_cache(8)
-    cache.reserve(40)
-    for slot, held in enumerate(kv):
-        cache.put(torch.tensor([slot]), held)
-    sequences = [list(p) for p in prompts]
-    for step in range(6):
-        with torch.no_grad():
-            expected = torch.stack([model.model(torch.tensor([s])).logits[0, -1] for s in sequences])
-        torch.testing.assert_close(d.logits(hidden), expected, rtol=0, atol=3e-5)
-        new = [3 + (7 * step + 31 * i) % 250 for i in range(5)]
-        sequences = [[*s, t] for s, t in zip(sequences, new, strict=True)]
-        position = torch.tensor([len(s) - 1 for s in sequences] + [0] * 3)
-        hidden = d.step(torch.tensor(new + [0] * 3), position, cache, max(map(len, sequences)))[:5]
-
-
-@pytest.mark.parametrize(("kind", "decoder"), PAIRS)
 def test_log_probs_equal_the_trainers_forward_in_float32(kind, decoder):
     asked = requests(temperature=0.8)
     local = engine(kind, decoder)
@@ -118,19 +95,6 @@ def test_the_cache_grows_and_keeps_what_it_holds():
             assert torch.equal(key, kv[layer, 0]) and torch.equal(value, kv[layer, 1])
     cache.reserve(3)
     assert cache.capacity == 2 * ROUND
-
-
-def test_cache_moves_and_writes():
-    cache = KVCache(1, 4, 2, 3, torch.float32, torch.device("cpu"))
-    cache.reserve(8)
-    rows = torch.randn(4, 2, 2, 3)
-    cache.write(0, torch.arange(4), torch.tensor([5, 0, 2, 7]), rows)
-    for row, position in enumerate((5, 0, 2, 7)):
-        key, value = cache.read(0, 4, 8)
-        assert torch.equal(key[row, :, position], rows[row, 0]) and torch.equal(value[row, :, position], rows[row, 1])
-    assert int((cache.read(0, 4, 8)[0] != 0).any(dim=(1, 3)).sum()) == 4
-    cache.move(3, 1, 8)
-    assert torch.equal(cache.read(0, 4, 8)[0][1], cache.read(0, 4, 8)[0][3])
 
 
 def test_attention_of_one_token_is_the_last_row_of_attention_over_all():

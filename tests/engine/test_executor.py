@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from proxima.engine.executor import Executor, HookError, Stage
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
-from tests.engine.helpers import engine, in_loop, requests
+from tests.engine.helpers import engine, requests
 
 STAGES = get_args(Stage)
 
@@ -41,7 +41,6 @@ def register(engine, stage, hook):
     return getattr(engine, f"register_{stage}_hook")(hook)
 
 
-@in_loop
 async def test_the_order_of_hooks_and_transitions():
     hooked, events = executor()
     for stage in STAGES:
@@ -73,7 +72,6 @@ async def test_the_order_of_hooks_and_transitions():
         ("post_resume", ["pause keep", "resume", "between"]),
     ],
 )
-@in_loop
 async def test_a_failing_hook_is_named_hides_no_other_and_the_executor_continues(stage, expected):
     hooked, events = executor()
 
@@ -100,7 +98,6 @@ async def test_a_failing_hook_is_named_hides_no_other_and_the_executor_continues
     assert events[:2] != ["between", "between"] and events.count("resume") == 1
 
 
-@in_loop
 async def test_a_hook_removed_by_one_before_it_does_not_run():
     hooked, events = executor()
     hooked.register_pre_pause_hook(lambda: remove())
@@ -115,7 +112,6 @@ async def test_a_hook_removed_by_one_before_it_does_not_run():
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("method", ["pause", "resume"])
-@in_loop
 async def test_a_hook_that_pauses_or_resumes_is_refused_at_once(stage, method):
     hooked, _ = executor()
 
@@ -128,7 +124,6 @@ async def test_a_hook_that_pauses_or_resumes_is_refused_at_once(stage, method):
         await hooked.resume()
 
 
-@in_loop
 async def test_two_tasks_that_pause_take_turns():
     hooked, events = executor()
     hooked.register_pre_pause_hook(lambda: events.append("hook"))
@@ -136,7 +131,6 @@ async def test_two_tasks_that_pause_take_turns():
     assert events == ["hook", "pause keep", "pause keep", "resume"]
 
 
-@in_loop
 async def test_an_engine_that_can_not_pause_leaves_the_executor_running():
     hooked, events = executor()
     hooked.engine.failing = True
@@ -148,7 +142,6 @@ async def test_an_engine_that_can_not_pause_leaves_the_executor_running():
     assert events == ["pause keep", "paused"]
 
 
-@in_loop
 async def test_hooks_of_a_real_engine_may_score_but_not_wait_for_completions():
     asked, executor = requests(2, 3, max_tokens=30), Executor(engine())
     scores, task = [], asyncio.ensure_future(collect(executor, asked))
@@ -176,7 +169,6 @@ async def test_hooks_of_a_real_engine_may_score_but_not_wait_for_completions():
     assert await task == await collect(engine(), asked)
 
 
-@in_loop
 async def test_what_a_hook_started_may_pause_later():
     hooked, events = executor()
     started = []
@@ -194,9 +186,12 @@ async def test_what_a_hook_started_may_pause_later():
 
 
 @given(st.lists(st.tuples(st.sampled_from(STAGES), st.booleans()), max_size=6), st.lists(st.booleans(), max_size=12))
-@in_loop
-async def test_any_calls_and_failures_leave_an_executor_that_pauses_and_resumes(hooks, calls):
+def test_any_calls_and_failures_leave_an_executor_that_pauses_and_resumes(hooks, calls):
     """Each transition that is not stopped reaches the engine, and the engine's state is the executor's."""
+    asyncio.run(follow(hooks, calls))
+
+
+async def follow(hooks, calls):
     hooked, events = executor()
     for stage, fails in hooks:
         register(hooked, stage, (lambda: 1 / 0) if fails else (lambda: None))

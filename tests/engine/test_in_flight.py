@@ -10,7 +10,7 @@ from proxima.engine.executor import Executor
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import WeightUpdate
 from proxima.model.compute_thread import ComputeThread
-from tests.engine.helpers import engine, in_loop, prompt, requests
+from tests.engine.helpers import engine, prompt, requests
 from tests.model.rows import loaded
 
 
@@ -39,7 +39,6 @@ async def watched(engine, asked, update=None):
 
 
 @pytest.mark.parametrize("interrupt", ["recompute", "keep", "finish"])
-@in_loop
 async def test_the_tokens_in_flight_and_yielded_are_all_that_were_sampled_with_their_versions(interrupt):
     local, waited = engine(interrupt=interrupt), 0
     asked = [requests(3, 4, max_tokens=24), requests(2, 4, first=9, max_tokens=3, temperature=0.7)]
@@ -63,7 +62,6 @@ async def test_the_tokens_in_flight_and_yielded_are_all_that_were_sampled_with_t
     assert spans == ({1} if interrupt == "finish" else {1, 2})
 
 
-@in_loop
 async def test_asking_changes_nothing_and_an_abandoned_caller_leaves_nothing():
     local, asked = engine(interrupt="keep"), requests(3, 3, max_tokens=30)
     passed_on, stream = Executor(local), local.generate(asked)

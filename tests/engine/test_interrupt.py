@@ -15,7 +15,6 @@ from tests.engine.helpers import (
     checked_leaders,
     copied,
     engine,
-    in_loop,
     prompt,
     requests,
     run,
@@ -112,7 +111,6 @@ def test_finish_ends_what_runs_before_the_update():
         assert completion == replace(alone[version][i], policy_version=version)
 
 
-@in_loop
 async def test_a_paused_engine_hands_over_what_has_ended():
     local, asked = engine(slots=8, interrupt="finish"), requests(2, 4, max_tokens=25)
     task = asyncio.ensure_future(collect(local, asked))
@@ -128,8 +126,11 @@ CALLS = st.tuples(st.integers(0, 9), st.sampled_from(["publish", "keep", "wait",
 
 @settings(max_examples=20)
 @given(st.sampled_from(["recompute", "keep", "finish"]), st.lists(CALLS, max_size=8))
-@in_loop
-async def test_any_schedule_gives_each_request_one_completion_with_true_log_probs(interrupt, schedule):
+def test_any_schedule_gives_each_request_one_completion_with_true_log_probs(interrupt, schedule):
+    asyncio.run(follow(interrupt, schedule))
+
+
+async def follow(interrupt, schedule):
     asked = [replace(r, prompt=prompt(r.prompt.uid, 4)) for r in requests(3, 4, max_tokens=10)]
     local, arrived, version = engine(slots=8, interrupt=interrupt), [], 0
     checked_leaders(local)

@@ -24,7 +24,7 @@ def imported(module: str) -> Iterator[str]:
             pending += node.body
 
 
-@pytest.mark.parametrize("module", ["protocol", "local", "local_process", "served_engine", "executor", "needs"])
+@pytest.mark.parametrize("module", ["protocol", "local", "local_process", "served_engine", "executor"])
 def test_no_client_of_servers_is_imported(module: str) -> None:
     reached = {f"proxima.engine.{module}"}
     pending = list(reached)
@@ -32,6 +32,6 @@ def test_no_client_of_servers_is_imported(module: str) -> None:
         new = {name for name in imported(pending.pop()) if name not in reached}
         reached |= new
         pending += [name for name in new if name.startswith("proxima.engine.")]
-    assert "proxima.data" in reached or module == "needs"
+    assert "proxima.data" in reached
     assert not {name for name in reached if name.split(".")[0] == "httpx"}
     assert not {name for name in reached if name.startswith(("proxima.engine.http", "proxima.engine.serve."))}

@@ -20,18 +20,7 @@ from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.local_process import LocalProcess
 from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model import LoadedModel
-from tests.engine.helpers import (
-    agree,
-    behavior,
-    engine,
-    in_loop,
-    prompt,
-    requests,
-    run,
-    steps,
-    threads,
-    trainer_log_prob,
-)
+from tests.engine.helpers import agree, behavior, engine, prompt, requests, run, steps, threads, trainer_log_prob
 from tests.model.rows import loaded
 from tests.tiny import CONTEXT, tiny_tokenizer
 
@@ -178,7 +167,6 @@ def test_a_group_larger_than_the_slots_runs_its_prompt_once():
     torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given), rtol=0, atol=1e-5)
 
 
-@in_loop
 async def test_completions_stream_as_soon_as_they_end():
     short, *long = requests(1, 3, top_k=1, max_tokens=30)
     local, short = engine(), replace(short, sampling=replace(short.sampling, max_tokens=1))
@@ -197,7 +185,6 @@ def one_step_at_a_time(monkeypatch):
     monkeypatch.setattr("proxima.engine.local.STEPS_PER_TURN", 1)
 
 
-@in_loop
 async def test_a_completion_does_not_wait_for_the_turns_of_other_callers(monkeypatch):
     monkeypatch.setattr("proxima.engine.local.STEPS_PER_TURN", 8)
     local = engine(slots=8)
@@ -210,7 +197,6 @@ async def test_a_completion_does_not_wait_for_the_turns_of_other_callers(monkeyp
     assert short <= 8 * (10 + 2 * 8)  # by turns, each of the others would decode 8 steps in between
 
 
-@in_loop
 async def test_health_counts():
     local = engine(slots=8)
     task = asyncio.ensure_future(collect(local, requests(3, 4, max_tokens=30)))
@@ -299,7 +285,6 @@ def test_an_empty_prompt_is_refused_and_other_requests_are_unharmed():
 # ---- abort, pause, publish -------------------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_abort_ends_the_running_and_the_waiting_of_one_prompt():
     local, asked = engine(slots=8), requests(3, 6, max_tokens=30, top_k=40)
     task = asyncio.ensure_future(collect(local, asked))
@@ -317,7 +302,6 @@ async def test_abort_ends_the_running_and_the_waiting_of_one_prompt():
             assert c == whole
 
 
-@in_loop
 async def test_a_paused_engine_samples_nothing_and_loses_nothing():
     local, asked = engine(slots=8), requests(2, 4, max_tokens=25)
     task = asyncio.ensure_future(collect(local, asked))
@@ -330,7 +314,6 @@ async def test_a_paused_engine_samples_nothing_and_loses_nothing():
     assert await task == await undisturbed(asked)
 
 
-@in_loop
 async def test_publishing_the_same_weights_changes_nothing():
     local, asked = engine(), requests(2, 4)
     task = asyncio.ensure_future(collect(local, asked))
@@ -370,7 +353,6 @@ def built():
 
 
 @pytest.mark.parametrize("change", [fused_step, in_place, of_data, one_more])
-@in_loop
 async def test_weights_that_changed_before_the_first_publish_are_copied(built, change):
     """torch itself counts no change that a fused optimizer makes."""
     engine, own, loads = built
@@ -381,7 +363,6 @@ async def test_weights_that_changed_before_the_first_publish_are_copied(built, c
     assert loads == [own]
 
 
-@in_loop
 async def test_other_and_newer_weights_are_copied(built):
     engine, own, loads = built
     other = loaded("llama", 4).model
@@ -393,15 +374,7 @@ async def test_other_and_newer_weights_are_copied(built):
 # ---- several callers -------------------------------------------------------------------------------------------------
 
 
-@in_loop
-async def test_two_callers_share_the_slots():
-    local, two = engine(slots=8), (requests(2, 6), requests(3, 3, first=10))
-    given = await asyncio.gather(*(collect(local, asked) for asked in two))
-    assert given == [await undisturbed(asked) for asked in two]
-
-
 @pytest.mark.parametrize("after", [0, 3])
-@in_loop
 async def test_a_caller_that_leaves_takes_its_requests_along(after):
     local, staying = engine(slots=8), requests(2, 3, first=10, max_tokens=30)
     other = asyncio.ensure_future(collect(local, staying))
@@ -417,7 +390,6 @@ async def test_a_caller_that_leaves_takes_its_requests_along(after):
     assert not local.scheduler.running and not local.scheduler.waiting
 
 
-@in_loop
 async def test_a_caller_that_leaves_takes_only_its_own_even_of_the_very_same_requests():
     local = engine(slots=16)
     asked = [replace(r, sampling=replace(r.sampling, max_tokens=30 if r.sample else 3)) for r in requests(1, 4)]
@@ -508,7 +480,6 @@ def test_scores_are_of_the_published_weights():
         ScoreRequest(prompt_tokens=(), tokens=(1,))
 
 
-@in_loop
 async def test_pausing_with_wait_finishes_what_runs_and_admits_no_other():
     local, asked = engine(slots=8), requests(3, 6, max_tokens=15)
     task = asyncio.ensure_future(collect(local, asked))
@@ -522,7 +493,6 @@ async def test_pausing_with_wait_finishes_what_runs_and_admits_no_other():
     assert await task == await undisturbed(asked)
 
 
-@in_loop
 async def test_pausing_with_abort_ends_everything_and_the_engine_continues():
     local, asked = engine(slots=8), requests(3, 6, max_tokens=30)
     task = asyncio.ensure_future(collect(local, asked))

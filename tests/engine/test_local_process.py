@@ -25,13 +25,13 @@ from proxima.engine.local_process import LocalProcess, ProcessEngine
 from proxima.engine.protocol import Engine, EngineSetup, ScoreRequest, WeightUpdate
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
-from tests.engine.helpers import engine, in_loop, prompt, repetitive, requests, run, untruncated
+from tests.engine.helpers import engine, prompt, repetitive, requests, run, untruncated
 from tests.engine.test_interrupt import SEEDS, teacher_forced, with_kept_kv
 from tests.engine.test_kept_prefixes import first_turns, next_turns
 from tests.engine.test_speculation import SAMPLINGS
 from tests.model.families import make
 from tests.model.rows import loaded
-from tests.processes import is_running
+from tests.processes import eventually, is_running
 from tests.runtime.tiny_run import Watcher, go, recipe
 from tests.warm import WarmPopen
 
@@ -55,7 +55,7 @@ def shared():
     with served() as engine_process:
         yield engine_process
         pid = pid_of(engine_process)
-    assert within(ALIVE, lambda: not is_running(pid))
+    eventually(lambda: not is_running(pid))
     engine_process.close()  # twice
 
 
@@ -81,14 +81,7 @@ def freeze(pid):
     """Stop the process and wait until it has stopped: the signal returns before its threads do."""
     kill(pid, signal.SIGSTOP)
     threads = list(Path(f"/proc/{pid}/task").iterdir())
-    assert within(ALIVE, lambda: all(state_of(thread / "stat") == "T" for thread in threads))
-
-
-def within(seconds, condition):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
+    eventually(lambda: all(state_of(thread / "stat") == "T" for thread in threads))
 
 
 # ---- the same as in this process -------------------------------------------------------------------------------------
@@ -129,7 +122,6 @@ def test_errors_travel(shared):
     assert len(run(shared, requests(1, 2))) == 2
 
 
-@in_loop
 async def test_pause_abort_and_a_caller_that_leaves(shared):
     asked = requests(3, 4, max_tokens=60, temperature=0.3)
     leaving = shared.generate(requests(2, 4, first=20, max_tokens=200))
@@ -150,13 +142,11 @@ async def test_pause_abort_and_a_caller_that_leaves(shared):
 
 
 @pytest.mark.parametrize("law", [engine_laws.in_flight, engine_laws.aborting, engine_laws.pausing])
-@in_loop
 async def test_the_laws_of_what_interrupts_completions(law, shared):
     """The other laws hold where completions are the same, and scores."""
     await law(EngineUnderTest(shared.spec, EngineSetup.of(loaded("llama"))), shared)
 
 
-@in_loop
 async def test_all_that_a_completion_may_carry_arrives(warm_processes):
     settings = {"routed_experts": True, "sampling_mask": True, "top_k_log_probs": 3}
     model, asked = make("Qwen3-MoE"), repetitive(3, 2, top_p=0.9, max_tokens=40)
@@ -207,7 +197,6 @@ def test_weights_published_midway(interrupt, warm_processes):
 # ---- a process that dies ---------------------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_killed_while_completions_arrive_the_others_come_once(warm_processes):
     asked, arrived = requests(4, 4, max_tokens=100, temperature=1.2), []
     with served() as local:
@@ -237,7 +226,7 @@ def test_killed_at_random_instants_nothing_is_lost_or_changed(warm_processes):
         asyncio.run(local.publish(WeightUpdate(version=7, module=loaded("llama", 4).model)))
         thread = threading.Thread(target=killer, args=(local,))
         thread.start()
-        assert within(ALIVE, lambda: local._supervisor.exits)
+        eventually(lambda: local._supervisor.exits)
         made = [run(local, asked) for _ in range(2)]
         stop.set()
         thread.join()
@@ -249,7 +238,6 @@ def test_killed_at_random_instants_nothing_is_lost_or_changed(warm_processes):
         assert {v for c in again for v in c.policy_version} == {7}
 
 
-@in_loop
 async def test_killed_in_a_pause_and_in_a_publish(warm_processes):
     asked = requests(3, 4, max_tokens=40)
     with served() as local:
@@ -311,7 +299,7 @@ def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatc
     monkeypatch.setattr("proxima.engine.supervisor.asyncio.open_connection", connected)
     with served() as engine_process:
         kill(pid_of(engine_process))
-        assert within(ALIVE, lambda: engine_process._supervisor.exits and engine_process._supervisor.ready)
+        eventually(lambda: engine_process._supervisor.exits and engine_process._supervisor.ready)
         assert run(engine_process, requests(1, 1)) == run(engine(slots=8), requests(1, 1))
         assert engine_process._supervisor.exits == 1 and not writers
 
@@ -344,7 +332,7 @@ def test_what_is_wrong_from_the_start_is_raised_not_repeated(warm_processes):
         for _ in range(2):
             with pytest.raises(RuntimeError, match="config does not describe its weights: model.layers.0"):
                 run(engine, requests(1, 1))
-            assert within(ALIVE, lambda: engine._supervisor.exits == 1)
+            eventually(lambda: engine._supervisor.exits == 1)
         assert len(warm_processes) == 1 and not is_running(warm_processes[0].pid)
 
 
@@ -367,7 +355,7 @@ time.sleep(600)
     assert is_running(pid)
     parent.kill()
     parent.wait()
-    assert within(ALIVE, lambda: not is_running(pid))
+    eventually(lambda: not is_running(pid))
 
 
 # ---- in a run --------------------------------------------------------------------------------------------------------
@@ -400,4 +388,4 @@ def test_a_run_is_the_same_to_the_bit_killed_engines_and_all(tiny_model, tmp_pat
     assert go(tmp_path / "own", own, observer=Watcher(interfere)).status == "done"
     assert not moments
     same_run(tmp_path / "local", tmp_path / "own")
-    assert within(ALIVE, lambda: not any(is_running(process.pid) for process in warm_processes))
+    eventually(lambda: not any(is_running(process.pid) for process in warm_processes))

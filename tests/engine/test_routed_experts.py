@@ -11,7 +11,7 @@ from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
 from proxima.engine.general_decoder import GeneralDecoder
 from proxima.engine.local import collect
 from proxima.model import Policy
-from tests.engine.helpers import in_loop, prompt, run
+from tests.engine.helpers import prompt, run
 from tests.model.families import make
 
 SHAPES = ((5, 12), (1, 1), (33, 7), (12, 24))  # tokens of the prompt, most of the completion
@@ -77,7 +77,6 @@ def test_replay_brings_bf16_nearer():
         assert torch.equal(replayed[0], own[0])
 
 
-@in_loop
 async def test_new_weights_midway_leave_the_experts_that_sampled():
     """A token keeps those of its version, though its KV is run again."""
     made, other = engine(), make("Qwen3-MoE")

@@ -14,7 +14,7 @@ from proxima.engine.local import collect
 from proxima.engine.mask_table import MaskTable
 from proxima.engine.sampler import sample_tokens
 from proxima.model import Policy
-from tests.engine.helpers import behavior, engine, in_loop, requests, run
+from tests.engine.helpers import behavior, engine, requests, run
 from tests.engine.test_interrupt import SEEDS, published_midway
 from tests.engine.test_sampler import CASES, brute, settings
 from tests.model.rows import loaded
@@ -107,7 +107,6 @@ def test_lines_that_are_used_again_and_other_requests_change_nothing():
         assert run(masked(), [asked[i]]) == [together[i]]
 
 
-@in_loop
 async def test_an_aborted_completion_has_the_sets_of_its_tokens():
     running = masked()
     task = asyncio.create_task(collect(running, requests(1, 2, max_tokens=200, top_p=0.9)))

@@ -15,7 +15,7 @@ from proxima.engine import Local, LocalEngine, LocalProcess, ProcessEngine, Requ
 from proxima.engine.local import collect
 from proxima.engine.protocol import EngineSetup
 from proxima.engine.speculation import NgramDrafter, SpeculativeScheduler
-from tests.engine.helpers import engine, in_loop, prompt, repetitive, requests, run, steps, threads, untruncated
+from tests.engine.helpers import engine, prompt, repetitive, requests, run, steps, threads, untruncated
 from tests.engine.test_interrupt import SEEDS, teacher_forced
 from tests.engine.test_kept_prefixes import next_turns
 from tests.engine.test_local import wide
@@ -135,7 +135,6 @@ def test_turns_continue_from_kept_keys_and_values():
 
 
 @pytest.mark.parametrize("interrupt", ["recompute", "keep"])
-@in_loop
 async def test_weights_published_midway(interrupt):
     """Tokens say which weights sampled them, with the log-probs of these; a prompt may be aborted."""
     result, asked = engine(num_speculative_tokens=6, interrupt=interrupt), repetitive(5, 4, max_tokens=80)

@@ -6,7 +6,7 @@ import torch
 from proxima.core import TokenMean, policy_loss
 from proxima.core.surrogate import Cppo, Dppo
 from proxima.data import Trajectory
-from proxima.model import Policy, token_log_prob
+from proxima.model import Policy
 from tests.engine.helpers import engine, requests, run
 from tests.model.rows import loaded
 
@@ -69,15 +69,3 @@ def test_without_asking_there_are_none():
     with pytest.raises(ValueError, match=r"needs `behavior_top_k_log_prob`"):
         outputs = policy(batch)
         policy_loss(batch.policy_batch(outputs.log_prob), surrogate=Dppo(divergence="topk_tv"), aggregate=TokenMean())
-
-
-def test_the_others_of_the_fused_head_are_exact_and_leave_the_gradient_alone():
-    torch.manual_seed(0)
-    hidden, weight = torch.randn(9, 4, dtype=torch.float64, requires_grad=True), torch.randn(11, 4, dtype=torch.float64)
-    target, others = torch.randint(11, (9,)), torch.randint(11, (9, 3))
-    log_probs = token_log_prob(hidden, weight, target, 0.5, others=others, chunk=4)
-    plain = (hidden @ weight.T / 0.5).log_softmax(-1)
-    torch.testing.assert_close(log_probs.others, plain.gather(1, others).detach())
-    (grad,) = torch.autograd.grad(log_probs.log_prob.sum(), hidden)
-    (expected,) = torch.autograd.grad(plain.gather(1, target[:, None]).sum(), hidden)
-    torch.testing.assert_close(grad, expected)

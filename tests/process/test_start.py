@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from proxima.process.start import START
-from tests.engine.serve.programs import LONG, until
-from tests.processes import is_running
+from tests.engine.serve.programs import LONG
+from tests.processes import eventually, is_running
 from tests.warm import WarmPopen
 
 pytestmark = pytest.mark.slow  # processes
@@ -37,7 +37,7 @@ def test_a_closed_channel_ends_an_import(wait, tmp_path):
     command = [sys.executable, "-P", str(START), "slow_engine", str(theirs.fileno()), "0"]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment) as process:
         theirs.close()
-        until((tmp_path / "pid").exists)
+        eventually((tmp_path / "pid").exists)
         ours.send(b"a message that nobody has read yet")
         assert process.poll() is None
         ours.close()
@@ -71,12 +71,12 @@ input()
     path = os.pathsep.join(filter(None, sys.path))
     environment = os.environ | {"PYTHONPATH": path, "STARTED": str(tmp_path / "pid")}
     with WarmPopen([sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, env=environment) as parent:
-        pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+        pid = int(eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
         try:
             assert is_running(pid)
             parent.send_signal(signal.SIGKILL)
             parent.wait(LONG)
-            until(lambda: not is_running(pid))
+            eventually(lambda: not is_running(pid))
         finally:
             if is_running(pid):
                 os.kill(pid, signal.SIGKILL)

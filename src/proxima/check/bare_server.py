@@ -58,8 +58,8 @@ class BareServerEngine:
         self.capabilities = Capabilities(
             weight_updates=frozenset(),
             pause_modes=frozenset(),
-            score=facts.scores,
-            deterministic=facts.seeds and facts.batch_invariant,
+            score=True,
+            deterministic=facts.batch_invariant,
             log_probs=facts.log_probs or "raw",
         )
 

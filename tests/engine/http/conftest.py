@@ -1,7 +1,5 @@
-"""Tests that are coroutines, and engines over fakes of servers."""
+"""Engines over fakes of servers."""
 
-import asyncio
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,15 +11,6 @@ import torch
 from proxima.check.engine_case import tiny_model
 from proxima.model import LoadedModel, load
 from tests.engine.http.plain_dialect import engine_over, fakes
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
-    return True
 
 
 @pytest.fixture(autouse=True)

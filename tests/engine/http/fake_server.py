@@ -26,12 +26,9 @@ FACTS: dict[str, Any] = {
     "model": "formula",
     "max_length": 256,
     "log_probs": "processed",
-    "scores": True,
-    "pause_modes": ["keep", "wait", "abort"],
-    "interrupts": ["recompute", "keep"],
+    "pauses": True,
+    "keeps_kv": True,
     "version_spans": True,
-    "weight_version": True,
-    "cache_salt": True,
     "batch_invariant": True,
 }
 
@@ -198,7 +195,7 @@ class FakeServer(HttpListener):
 
     def _kv(self, body: dict[str, Any]) -> list[float]:
         """Of the prompt, from the cache as far as it goes."""
-        tokens, salt = tuple(body["tokens"]), body["cache_salt"] if self.facts["cache_salt"] else None
+        tokens, salt = tuple(body["tokens"]), body["cache_salt"]
         prefix = next((kv for n in range(len(tokens), 0, -1) if (kv := self.cache.get((salt, tokens[:n])))), [])
         log_probs = self.cache[salt, tokens] = states(self.weights, tokens, prefix)
         return list(log_probs)
@@ -224,8 +221,7 @@ class FakeServer(HttpListener):
         return 200, self.facts
 
     def _load(self, _: Any) -> tuple[int, Any]:
-        load = {"running": len(self.running), "waiting": self.waiting}
-        return 200, load | {"label": self.label, "model": self.facts["model"]}
+        return 200, {"waiting": self.waiting, "weight_version": self.label, "model": self.facts["model"]}
 
     def _tokenize(self, body: Any) -> tuple[int, Any]:
         letters = self.facts.get("letters", "abcdefg")
@@ -253,8 +249,6 @@ class FakeServer(HttpListener):
         return 200, self._paused(body["mode"])
 
     async def _paused(self, mode: str) -> None:
-        while mode == "wait" and self.running:
-            await asyncio.sleep(0.001)
         self.paused = True
         for request in self.running.values() if mode == "abort" else ():
             request.ended = request.ended or "abort"

@@ -31,8 +31,6 @@ class FakeSglangOptions:
     allow_auto_truncate: bool = False
     enable_return_routed_experts: bool = False  # of a mixture in layers 0 and 2 of 3
     spans: bool = True  # meta_info.weight_versions, of newer servers
-    salts: bool = True  # cache_salt and extra_key are known
-    modes: tuple = ("abort", "retract", "in_place")
     api_key: str | None = None
     seed: int = 0
     pace: float = 0.0  # seconds that a token takes; 0: as fast as it can
@@ -108,7 +106,6 @@ class FakeSglang(SmallHttpServer):
             "server_info": lambda _: Answer(self.server_info()),
             "get_load": lambda _: Answer([self.load()]),
             "v1/models": lambda _: Answer({"data": [{"id": self.path, "max_model_len": self.options.context_length}]}),
-            "openapi.json": lambda _: Answer(self.openapi()),
         }
         table = {("POST", f"/{name}"): work for name, work in controls.items()}
         return table | {("GET", f"/{name}"): work for name, work in questions.items()}
@@ -128,10 +125,6 @@ class FakeSglang(SmallHttpServer):
         facts |= {"incremental_streaming_output": self.options.incremental != "no"}
         return facts | {name: getattr(self.options, name) for name in same}
 
-    def openapi(self):
-        schemas = {"PauseGenerationReqInput": {"properties": {"mode": {"enum": list(self.options.modes)}}}}
-        return {"paths": {path: {} for _, path in self.table()}, "components": {"schemas": schemas}}
-
     def load(self):
         waiting = sum(request.waiting for request in self.running.values())
         return {"dp_rank": 0, "num_reqs": len(self.running), "num_waiting_reqs": waiting, "num_tokens": 0}
@@ -144,8 +137,6 @@ class FakeSglang(SmallHttpServer):
 
     async def pause(self, body):
         mode = body.get("mode", "abort")
-        if mode not in self.options.modes:
-            return Answer({"message": f"Input should be {self.options.modes}"}, 400)
         self.paused = True
         if mode == "abort":
             self.abort_all()
@@ -247,8 +238,7 @@ class FakeSglang(SmallHttpServer):
         while self.paused:  # a new request waits outside
             await asyncio.sleep(0.001)
         running = Running(body, sampling, [], self.weights, self.draws_of(rid, body), self.controls)
-        salt = (body.get("cache_salt"), body.get("extra_key")) if self.options.salts else None
-        running.kv, cached = self.read_prefix(salt, tuple(body["input_ids"]))
+        running.kv = self.read_prefix(tuple(body["input_ids"]))
         self.running[rid] = running
         interval = max(sampling.get("stream_interval") or 1, 1)
         try:
@@ -258,10 +248,10 @@ class FakeSglang(SmallHttpServer):
                     continue
                 self.step(running)
                 if len(running.tokens) % interval == 0 and self.ending(running) is None:
-                    yield self.output(rid, running, None, cached)
+                    yield self.output(rid, running, None)
                 await asyncio.sleep(self.options.pace)
-            self.prefixes[(salt, tuple(body["input_ids"]))] = running.kv
-            yield self.output(rid, running, ending, cached)
+            self.prefixes[tuple(body["input_ids"])] = running.kv
+            yield self.output(rid, running, ending)
         finally:
             self.running.pop(rid, None)
 
@@ -273,15 +263,15 @@ class FakeSglang(SmallHttpServer):
     def is_held(self, rid, request):
         return rid.startswith(self.options.holds) and len(request.tokens) >= 8 and self.controls == request.controls
 
-    def read_prefix(self, salt, ids):
-        best = 0
-        for (other, cached_ids), version in self.prefixes.items():
+    def read_prefix(self, ids):
+        best, read = 0, self.weights
+        for cached_ids, version in self.prefixes.items():
             same = 0
             while same < min(len(cached_ids), len(ids) - 1) and cached_ids[same] == ids[same]:
                 same += 1
-            if other == salt and same > best:
+            if same > best:
                 best, read = same, version
-        return (read, best) if best else (self.weights, 0)
+        return read
 
     def step(self, request):
         if request.kv == -1:
@@ -358,14 +348,13 @@ class FakeSglang(SmallHttpServer):
             return {"type": "length", "length": sampling["max_new_tokens"]}
         return None
 
-    def output(self, rid, request, ending, cached):
+    def output(self, rid, request, ending):
         body = request.body
         meta = {
             "id": rid,
             "finish_reason": ending,
             "prompt_tokens": len(body["input_ids"]),
             "completion_tokens": len(request.tokens),
-            "cached_tokens": cached,
             "weight_version": self.version,
         }
         if self.options.spans:

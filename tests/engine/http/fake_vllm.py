@@ -131,14 +131,15 @@ class FakeVllm:
         tokens, values, top = self._draw(prompt, sampling)
         rows = None
         if sampling.get("prompt_logprobs") is not None:
-            raw = [log_softmax(logits_after(token, self.version)) for token in prompt]
+            raw = [log_softmax(row) for row in self._rows(prompt)]
             rows = [None, *({str(b): {"logprob": float(raw[i][b])}} for i, b in enumerate(prompt[1:]))]
         encoded = self._encoded(prompt, tokens, sampling)
         entries = [
             {"token_id": t, "logprob": v, "top_logprobs": [{"token_id": o, "logprob": p} for o, p in pairs]}
             for t, v, pairs in zip(tokens, values, top, strict=True)
         ]
-        choice = {"token_ids": tokens, "logprobs": {"content": entries}, "finish_reason": "length"}
+        choice = {"token_ids": tokens, "logprobs": {"content": entries}}
+        choice["finish_reason"] = "stop" if self._stops(tokens, sampling) else "length"
         choice["routed_experts"] = encoded
         choice["weight_versions"] = [{"version": self.version, "start": 0, "end": len(tokens)}]
         answer = {"choices": [choice | self.change], "prompt_logprobs": rows}
@@ -155,20 +156,29 @@ class FakeVllm:
             np.save(file, experts_of([*prompt, *tokens[:-1]])[sampling.get("routed_experts_prompt_start", 0) :])
             return base64.b64encode(file.getvalue()).decode()
 
+    def _rows(self, tokens: list[int]) -> np.ndarray:
+        """[T, V] logits, of what comes after each token."""
+        return np.stack([logits_after(token, self.version) for token in tokens])
+
+    def _stops(self, tokens: list[int], sampling: dict[str, Any]) -> bool:
+        """Whether a completion ends at its last token."""
+        return False
+
     def _draw(self, prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], list[Any]]:
-        draws, last = np.random.default_rng(sampling.get("seed", 0)), prompt[-1]
-        tokens, values, top = [], [], []
+        draws, tokens, values, top = np.random.default_rng(sampling.get("seed", 0)), [], [], []
         for _ in range(sampling["max_tokens"]):
-            logits = logits_after(last, self.version)
+            logits = self._rows([*prompt, *tokens])[-1]
             warm = logits / max(sampling["temperature"], 1e-6)
             if count := sampling.get("top_k", 0):
                 warm = np.where(warm >= np.sort(warm)[-count], warm, -np.inf)
             sampled = log_softmax(warm)
-            last = int(np.argmax(warm + draws.gumbel(size=VOCABULARY)))
+            last = int(np.argmax(warm + draws.gumbel(size=len(warm))))
             log_probs = sampled if self.processed else log_softmax(logits)
             tokens.append(last)
             values.append(float(log_probs[last]))
             top.append([(int(o), float(log_probs[o])) for o in np.argsort(-warm)[: sampling.get("logprobs", 0)]])
+            if self._stops(tokens, sampling):
+                break
         return tokens, values, top
 
 

@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 
 from proxima.model import load
-from tests.engine.http.fake_vllm import FakeVllm, log_softmax
+from tests.engine.http.fake_vllm import FakeVllm
 
 
 class ModelVllm(FakeVllm):
@@ -53,9 +53,9 @@ class ModelVllm(FakeVllm):
         return settings
 
     @torch.no_grad()
-    def _load(self, file: str, names: list[str], last: bool) -> None:
+    def _load(self, file: str, last: bool) -> None:
         with safe_open(file, framework="pt") as weights:
-            for name in names:
+            for name in weights.keys():  # noqa: SIM118  it is no mapping
                 self.model.get_parameter(name).copy_(weights.get_tensor(name))
 
     @torch.no_grad()
@@ -63,35 +63,10 @@ class ModelVllm(FakeVllm):
         """[T, V] float64 logits."""
         return np.asarray(self.model(torch.tensor([tokens]), use_cache=False).logits[0].double())
 
-    def _complete(self, prompt: list[int], sampling: dict[str, Any], body: Any) -> httpx.Response:
-        answer = super()._complete(prompt, sampling | {"prompt_logprobs": None}, body)
-        if sampling.get("prompt_logprobs") is not None and not body.get("stream"):
-            rows = [log_softmax(row) for row in self._rows(prompt)]
-            values = [None, *({str(b): {"logprob": float(rows[i][b])}} for i, b in enumerate(prompt[1:]))]
-            return httpx.Response(200, json=json.loads(answer.content) | {"prompt_logprobs": values})
-        return answer
-
-    def _draw(self, prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], list[Any]]:
-        draws, stopped = np.random.default_rng(sampling.get("seed", 0)), False
-        tokens, values, top = list[int](), list[float](), []
-        for _ in range(sampling["max_tokens"]):
-            logits = self._rows([*prompt, *tokens])[-1]
-            warm = logits / max(sampling["temperature"], 1e-6)
-            if count := sampling.get("top_k", 0):
-                warm = np.where(warm >= np.sort(warm)[-count], warm, -np.inf)
-            log_probs = log_softmax(warm)
-            token = int(np.argmax(warm + draws.gumbel(size=len(warm))))
-            tokens.append(token)
-            values.append(float(log_probs[token]))
-            top.append([(int(o), float(log_probs[o])) for o in np.argsort(-warm)[: sampling.get("logprobs", 0)]])
-            text = self.tokenizer.decode(tokens) if sampling.get("stop") else ""
-            stopped = token in sampling.get("stop_token_ids", ()) or any(
-                stop in text for stop in sampling.get("stop", ())
-            )
-            if stopped:
-                break
-        self.change = {"finish_reason": "stop"} if stopped else {}
-        return tokens, values, top
+    def _stops(self, tokens: list[int], sampling: dict[str, Any]) -> bool:
+        stops = sampling.get("stop", ())
+        text = self.tokenizer.decode(tokens) if stops else ""
+        return tokens[-1] in sampling.get("stop_token_ids", ()) or any(stop in text for stop in stops)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -22,12 +22,10 @@ from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from tests.engine.http.fake_model import STOP, VOCABULARY, LetterTokenizer, sequence_log_probs
 from tests.engine.http.fake_server import FakeServer
 
-SETS = ("pause_modes", "interrupts")
 PROBE = ([1, 2, 3], [4, 5, 6, 0, 1, 2])
 WEIGHTS = {0: 0.5, 1: 0.8, 2: 1.3}  # of each version; servers begin with the first
 IN_PLACE = {"batch_invariant": False}  # facts of servers that hold completions while weights change
-ELSEWHERE = IN_PLACE | {"version_spans": False, "weight_version": False}
-NO_PAUSE = ELSEWHERE | {"pause_modes": ["abort"], "interrupts": []}
+ELSEWHERE = IN_PLACE | {"version_spans": False}  # they end, and the rest is requested
 LONG = 600.0  # seconds after which something must have happened
 
 
@@ -41,10 +39,8 @@ class PlainDialect:
         facts = await client.get("/facts")
         if facts.get("sleeps"):
             await client.post("/wake")
-        more = {name: facts[name] for name in facts if name not in ("letters", *SETS)}
-        sets = {name: frozenset(facts[name]) for name in SETS}
         fixed = {"server": "fake 1", "seeds": True, "takes_weights": True}
-        return ServerFacts(**(fixed | more | sets))
+        return ServerFacts(**(fixed | {name: value for name, value in facts.items() if name != "letters"}))
 
     async def stream(self, client, facts, request):
         body = asdict(request.sampling) | {"id": request.id, "tokens": list(request.tokens), "seed": request.seed or 0}
@@ -88,9 +84,7 @@ class PlainDialect:
         await client.post("/forget", {"running": running})
 
     async def health(self, client, facts):
-        load = await client.get("/load")
-        label = load.pop("label")
-        return ServerHealth(weight_version=label if facts.weight_version else None, **load)
+        return ServerHealth(**await client.get("/load"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,11 +100,13 @@ async def test_one_that_is_away_is_waited_for_when_all_others_fail(returns, flee
 
 
 async def test_the_run_ends_at_its_first_sync_whoever_fails(fleet):
-    """That is how the server was started: the next sync would be no better."""
-    engine, servers = fleet(3)
+    """That is how the server was started: the next sync would be no better. It gets no work."""
+    engine, servers = fleet(3, health_seconds=LONG)
     servers[2].ignores_weights = True
     with pytest.raises(UserError, match=f"{servers[2].url} computes with other weights"):
         await engine.publish(update(1))
+    await engine.resume()
+    assert replicas(engine) == [True, True, False]
 
 
 async def test_what_it_continues_with_before_it_is_found_does_not_count(fleet):

@@ -11,7 +11,6 @@ from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.plain_dialect import (
     WEIGHTS,
-    begun,
     check,
     engine_over,
     fakes,
@@ -128,20 +127,6 @@ async def test_a_server_that_was_started_again_gets_the_newest_weights_first(fle
     assert servers[0].weights == WEIGHTS[1]
 
 
-async def test_half_the_servers_on_another_version_are_found_and_brought_back(fleet):
-    """They load the weights and still say that they have others: nothing that they sample counts."""
-    engine, servers = fleet(4)
-    for server in servers[:2]:
-        server.forgetful = True
-    await engine.publish(update(1))
-    check(requests(8, 2), await collect(engine, requests(8, 2)))
-    await until(lambda: not any(replicas(engine)[:2]))
-    for server in servers[:2]:
-        server.forgetful = False
-    await until(lambda: engine._pool.counts["returned"] >= 2)
-    assert any("it has weights 'start'" in line for line in (await engine.health()).detail["events"])
-
-
 async def test_a_server_that_takes_no_weights_is_ejected_and_catches_up(fleet):
     engine, servers = fleet(2)
     servers[0].failing = {"/weights"}
@@ -162,38 +147,6 @@ async def test_no_server_left_is_one_line(fleet):
         await collect(engine, requests(1, 1))
     with pytest.raises(UserError, match="out of service"):
         await engine.publish(update(1))
-
-
-async def test_the_only_server_dies_and_comes_back(fleet):
-    asked = requests(4, 4)
-    engine, (server,) = fleet()
-    await engine.publish(update(1))
-    task = await begun(engine, [server], asked)
-    server.die()
-    go_on([server])
-    await until(lambda: engine._pool.counts["ejected"] == 1)
-    server.come_back()
-    check(asked, await task, 1)
-
-
-@pytest.mark.parametrize(
-    ("facts", "reason"),
-    [
-        ({"model": "another"}, "its model is another"),
-        ({"letters": "gfedcba"}, "it has another tokenizer"),
-        ({"log_probs": "raw"}, "its log-prob mode is raw"),
-        ({"max_length": 64}, "its longest sequence has 64 tokens"),
-        ({"takes_weights": False}, "it takes no new weights"),
-    ],
-)
-def test_servers_that_differ_are_refused_at_the_start(facts, reason, tmp_path):
-    with (
-        fakes(1) as good,
-        fakes(1, facts=facts) as bad,
-        pytest.raises(UserError, match=f"{bad[0].url}: {reason}"),
-        engine_over([*good, *bad], tmp_path),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(

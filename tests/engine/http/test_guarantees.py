@@ -20,7 +20,6 @@ from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import LetterTokenizer, sequence_log_probs
 from tests.engine.http.plain_dialect import (
     IN_PLACE,
-    LONG,
     WEIGHTS,
     PlainDialect,
     begun,
@@ -29,7 +28,6 @@ from tests.engine.http.plain_dialect import (
     fakes,
     go_on,
     hold_scores,
-    replicas,
     requests,
     rules,
     until,
@@ -127,35 +125,6 @@ async def test_scores_of_a_caller_are_of_the_weights_that_are_there(fleet):
     server.loop.submit(release.set)
     (result,) = await task
     np.testing.assert_allclose(result, sequence_log_probs(WEIGHTS[2], prompt, tokens), atol=1e-5)
-
-
-async def test_a_server_that_failed_its_probe_gets_no_work(fleet):
-    engine, servers = fleet(2, health_seconds=LONG)
-    servers[1].ignores_weights = True
-    with pytest.raises(UserError, match="computes with other weights"):
-        await engine.publish(update(1))
-    await engine.resume()
-    assert replicas(engine) == [True, False]
-
-
-class Odd(PlainDialect):
-    """A server that gives an id that no integer of ours holds, once."""
-
-    def __init__(self):
-        self.left = 1
-
-    async def stream(self, client, facts, request):
-        if self.left:
-            self.left -= 1
-            yield Chunk(tokens=np.asarray([2**40], np.int32), log_prob=[-1.0], finish_reason="stop")
-        async for chunk in super().stream(client, facts, request):
-            yield chunk
-
-
-async def test_an_id_beyond_all_integers_costs_one_completion(fleet):
-    engine, _ = fleet(talk=Odd())
-    check(requests(2, 2), await collect(engine, requests(2, 2)))
-    assert (await engine.health()).detail["replicas"]["lost"] == 1
 
 
 class ByteTokenizer(LetterTokenizer):

@@ -26,7 +26,7 @@ from proxima.engine.http.server_checks import introduce
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.http.vllm_facts import find_vllm_facts
 from proxima.engine.local import collect
-from proxima.engine.protocol import Request, Sampling, ScoreRequest
+from proxima.engine.protocol import Request, Sampling
 from tests.engine.http.fake_vllm import VOCABULARY, FakeVllm, log_softmax, logits_after
 from tests.engine.http.raw_server import PAUSE, RawServer
 
@@ -251,6 +251,7 @@ STREAM: dict[str, Script] = {
     "no choices": event(lambda message: {"detail": "quota exceeded"}),
     **{f"choices {value!r}": with_choices(value) for value in (None, "none", 7)},
     "no token_ids": event(lambda message: message["choices"][0].pop("token_ids")),
+    "token_ids null": choice(token_ids=None),
     "token_ids a text": choice(token_ids="1234"),
     "token_ids a mapping": choice(token_ids={"0": 1}),
     "two choices": event(lambda message: message["choices"].append(message["choices"][0])),
@@ -537,6 +538,12 @@ def test_what_a_server_says_at_the_start(path: str, name: str, loop: EventLoopTh
         one_call(server, limit(name, "busy"), begin)
 
 
+def test_a_stream_that_hangs_at_the_start(loop: EventLoopThread) -> None:
+    with hostile(loop, raw(CHUNKED, PAUSE), is_completion) as server:
+        _, (error,) = one_call(server, 0.1, lambda replica: introduce([replica], Words()))
+    assert is_one_line(error)
+
+
 # ---- an engine -------------------------------------------------------------------------------------------------------
 
 
@@ -591,20 +598,6 @@ def test_completions_of_an_engine(name: str, loop: EventLoopThread) -> None:
             if not isinstance(result, UserError):
                 check(requests(10 * number), result)
             assert name in CUT_OFF or number == 0 or isinstance(result, UserError)
-
-
-@pytest.mark.parametrize("name", ["too few", "log-prob nan", "refused", "busy", "hangs"])
-def test_scores_of_an_engine(name: str, loop: EventLoopThread) -> None:
-    right = [log_softmax(logits_after(b, "default"))[t] for b, t in ((6, 7), (7, 8))]
-
-    async def ask(engine: HttpEngine, number: int) -> Any:
-        return await engine.score([ScoreRequest(prompt_tokens=[5, 6], tokens=[7, 8])])
-
-    with hostile(loop, SCORES[name], is_score) as server:
-        first, second = twice_then_always(server, name, ask)
-        assert isinstance(second, UserError)
-        if not isinstance(first, UserError):
-            np.testing.assert_allclose(first[0], right, atol=1e-5)
 
 
 AT_ANY_TIME = [("/v1/models", name) for name in ("another model", "empty", "refused", "hangs", "busy")]

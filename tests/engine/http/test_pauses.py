@@ -12,7 +12,6 @@ from tests.engine.http.fake_model import STOP, log_probs, states
 from tests.engine.http.plain_dialect import (
     ELSEWHERE,
     IN_PLACE,
-    NO_PAUSE,
     WEIGHTS,
     PlainDialect,
     begun,
@@ -24,7 +23,7 @@ from tests.engine.http.plain_dialect import (
     update,
 )
 
-PAUSED = [(IN_PLACE, True), (IN_PLACE, False), (ELSEWHERE, False), (NO_PAUSE, True)]
+PAUSED = [(IN_PLACE, True), (IN_PLACE, False), (ELSEWHERE, False), (ELSEWHERE, True)]
 
 
 @pytest.mark.parametrize(("facts", "paused"), PAUSED)
@@ -91,7 +90,7 @@ async def test_finish_ends_what_runs_under_the_weights_before(facts, paused, fle
     check(asked, await collect(engine, asked), 2)
 
 
-@pytest.mark.parametrize("facts", [IN_PLACE, NO_PAUSE])
+@pytest.mark.parametrize("facts", [IN_PLACE, ELSEWHERE])
 async def test_abort_ends_all_with_the_tokens_that_they_have(facts, fleet):
     asked = requests(6, 2)
     engine, servers = fleet(facts=facts, max_running=4)
@@ -139,24 +138,6 @@ async def test_abort_of_a_prompt_ends_its_completions_alone(fleet):
     check(asked[:2] + asked[4:], given[:2] + given[4:])
 
 
-async def test_in_flight_tells_what_runs(fleet):
-    asked = requests(4, 2)
-    engine, servers = fleet(2)
-    await engine.publish(update(1))
-    task = await begun(engine, servers, asked)
-    await engine.pause()
-    by_key = {entry.key: entry for entry in await engine.in_flight()}
-    go_on(servers)
-    await engine.resume()
-    given = {entry.key: entry for entry in await task}
-    assert by_key and not await engine.in_flight()
-    prompts = {(r.prompt.uid, r.sample, r.turn): r.prompt.tokens for r in asked}
-    for key, entry in by_key.items():
-        assert entry.tokens.tolist() == given[key].tokens[: len(entry.tokens)].tolist()
-        assert entry.policy_version.tolist() == [1] * len(entry.tokens)
-        assert np.array_equal(entry.prompt_tokens, prompts[key])
-
-
 async def test_old_kv_is_never_read(fleet):
     """The same prompts under one version after the other, at a server that keeps every prefix."""
     asked = requests(4, 2)
@@ -169,7 +150,7 @@ async def test_old_kv_is_never_read(fleet):
 
 async def test_a_stop_string_across_the_seam_ends_the_completion(fleet):
     """The server sees the second half alone."""
-    facts = NO_PAUSE | {"batch_invariant": True}
+    facts = ELSEWHERE | {"batch_invariant": True}
     plain = requests(8, 4, max_tokens=10)
     engine, servers = fleet(facts=facts)
     clean = await collect(engine, plain)
@@ -227,7 +208,8 @@ async def test_raw_log_probs_are_refused_at_another_temperature(fleet):
 async def test_truncated_log_probs_have_their_names(fleet):
     asked = requests(4, 3, top_k=3)
     given, unscored, raw = [
-        await collect(fleet(facts=facts)[0], asked) for facts in ({}, {"scores": False}, {"log_probs": "raw"})
+        await collect(fleet(**settings)[0], asked)
+        for settings in ({}, {"untruncated": "absent"}, {"facts": {"log_probs": "raw"}})
     ]
     for request, completion, other, third in zip(asked, given, unscored, raw, strict=True):
         np.testing.assert_allclose(completion.untruncated_log_prob, expected(request, completion), atol=1e-5)

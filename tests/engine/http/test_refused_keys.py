@@ -72,7 +72,7 @@ async def test_a_server_that_always_has_other_weights_again_is_given_up(fleet, m
         nonlocal answered
         answered += 1
         status, answer = load(body)
-        return status, answer | ({"label": "another"} if answered % 4 == 0 else {})
+        return status, answer | ({"weight_version": "another"} if answered % 4 == 0 else {})
 
     server._load = flaps
     with pytest.raises(UserError, match=r"it has weights 'another'.*4 times in a row"):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -28,20 +29,17 @@ def checked(error, tokens):
     replica = SimpleNamespace(
         received=5,
         health=health,
-        proof=SimpleNamespace(unverified=tuple),
+        proof=SimpleNamespace(label=None, unverified=tuple),
         overloaded=lambda now, reason: overloads.append(reason),
     )
     keeper = ReplicaKeeper.__new__(ReplicaKeeper)
-    spec = SimpleNamespace(call_seconds=60.0)
-    keeper.pool = SimpleNamespace(spec=spec, move=lambda replica, event, reason: moves.append(event))
-    keeper._epoch = 0
+    keeper.pool = pool = SimpleNamespace(loading=False, move=lambda replica, event, reason: moves.append(event))
+    pool.eject = partial(ReplicaPool.eject, pool)
     asyncio.run(keeper._check(replica))
     return moves, overloads
 
 
-@pytest.mark.parametrize(
-    ("error", "event"), [(REFUSED, Event.REFUSED), (FAILED, Event.EJECTED), (TimeoutError(), Event.EJECTED)]
-)
+@pytest.mark.parametrize(("error", "event"), [(REFUSED, Event.REFUSED), (FAILED, Event.EJECTED)])
 def test_one_that_produces_tokens_is_only_slow(error, event):
     assert checked(error, tokens=3) == ([], [])
     assert checked(error, tokens=0) == ([event], [])

@@ -10,13 +10,10 @@ from proxima.engine.http.replica_pool import STREAK, ReplicaPool
 from proxima.engine.http.replica_states import IN_SERVICE, MAY_RETURN, OUT_OF_SERVICE, TRANSITIONS, Action, Event, State
 from tests.engine.http.plain_dialect import Plain, PlainDialect
 
-AT_THE_START = (Event.JOINED, Event.ABSENT)
 OF_A_RETURN = (Event.RETURNED, Event.STILL_AWAY, Event.STILL_REFUSED)
 BUSY = (State.BUSY, State.BUSY_SUSPECT)
 
 IMPOSSIBLE = {  # state and event: why
-    **{(s, e): "a replica joins once" for s in State if s is not State.NEW for e in AT_THE_START},
-    **{(State.NEW, e): "the pool exists once all have joined" for e in Event if e not in AT_THE_START},
     **{(s, e): "only what is out of service is asked to return" for s in IN_SERVICE for e in OF_A_RETURN},
     **{(State.BARRED, e): "it is not asked to return" for e in OF_A_RETURN},
     **{(s, Event.HOPELESS): "follows an ejection at once" for s in State if s not in (State.AWAY, State.REFUSING)},
@@ -32,16 +29,16 @@ def test_every_event_is_in_the_table_or_impossible(state):
 
 
 def test_every_state_and_action_is_reached():
-    reached = {State.NEW}
+    reached = {State.AWAY}
     while more := {to for (at, _), (to, _) in TRANSITIONS.items() if at in reached} - reached:
         reached |= more
     assert reached == set(State)
     assert {action for _, action in TRANSITIONS.values()} == set(Action)
-    assert {State.NEW} | IN_SERVICE | OUT_OF_SERVICE == set(State) and not IN_SERVICE & OUT_OF_SERVICE
+    assert set(State) == IN_SERVICE | OUT_OF_SERVICE and not IN_SERVICE & OUT_OF_SERVICE
 
 
 def test_only_a_ready_replica_is_given_work():
-    replica = replica_at(State.NEW)
+    replica = replica_at(State.AWAY)
     for state, pause in itertools.product(State, ("none", "held", "stopped")):
         replica.state, replica.pause = state, pause
         assert replica.ready == (state is State.READY and pause == "none")

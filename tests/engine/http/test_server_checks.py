@@ -39,12 +39,9 @@ def test_servers_that_can_do_all_of_it_pass():
     [
         ({"max_length": 64}, {}, {}, "takes sequences of 64 tokens, and the run has 100"),
         ({"log_probs": None}, {}, {}, "gives no log-probs of completions"),
-        ({"letters": "gfedcba"}, {}, {}, "it has another tokenizer"),
         ({"takes_weights": False}, {}, {}, "takes no new weights"),
-        ({"scores": False}, {}, {}, "gives no log-probs of given tokens, so nothing can prove that it has the new"),
         ({"quantization": "fp8"}, {}, {}, "quantization=None is not what .* has: quantization=fp8"),
         ({"log_probs": "raw"}, {"training": Sampling(temperature=0.7)}, {}, "reports log-probs of temperature 1"),
-        ({"scores": False}, {"score_temperatures": (1.0,), "publishes": False}, {}, "does not score tokens"),
         ({"version_spans": False}, {"overlaps": True}, {"interrupt": "keep"}, "interrupt='keep' needs a server that"),
         ({}, {"sampling_mask": True}, {}, "does not report which tokens could be sampled"),
         (
@@ -61,12 +58,21 @@ def test_a_server_that_lacks_something_is_refused_in_one_line(facts, needs, sett
     assert "\n" not in str(caught.value)
 
 
-def test_half_the_servers_with_another_model_are_refused():
-    with fakes(2) as good, fakes(2, facts={"model": "another"}) as bad:
-        with pytest.raises(FieldError, match="its model is another, and that of the others is formula") as caught:
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"model": "another"}, "its model is another, and that of the others is formula"),
+        ({"letters": "gfedcba"}, "it has another tokenizer"),
+        ({"log_probs": "raw"}, "its log-prob mode is raw"),
+        ({"max_length": 64}, "its longest sequence has 64 tokens"),
+        ({"takes_weights": False}, "it takes no new weights"),
+    ],
+)
+def test_servers_that_differ_are_refused(facts, reason):
+    with fakes(2) as good, fakes(2, facts=facts) as bad:
+        with pytest.raises(FieldError, match=f"differs: {bad[0].url}: {reason}") as caught:
             notes([*good, *bad])
-        assert caught.value.field == "url"
-        assert caught.value.value == bad[0].url and f"differs: {bad[0].url}: its model" in str(caught.value)
+        assert (caught.value.field, caught.value.value) == ("url", bad[0].url)
 
 
 def test_a_folder_that_weights_cannot_be_written_to_is_refused_before_the_servers_are_asked(tmp_path):

@@ -114,7 +114,7 @@ async def test_a_token_keeps_those_of_the_weights_that_sampled_it(latest, routed
 async def test_what_was_cut_off_has_none_and_the_rest_has_its_own(routed):
     """The server can't go on by itself: its requests are ended and sent again, with what they have."""
     asked = requests(2, 2, max_tokens=20, seed=3)
-    engine, talk = routed(facts=FACTS | {"interrupts": []}, silent_aborts=True)
+    engine, talk = routed(facts=FACTS | {"version_spans": False}, silent_aborts=True)
     given = await across_new_weights(engine, talk.servers.values(), asked)
     check(asked, given, (0.5, 0.8), latest=True)
     assert len(talk.asked) > len(asked)

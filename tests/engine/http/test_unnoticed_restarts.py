@@ -13,7 +13,7 @@ from proxima.engine.http.version_proof import SharedQuestion
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import sequence_log_probs
-from tests.engine.http.plain_dialect import WEIGHTS, check, go_on, held, requests, until, update
+from tests.engine.http.plain_dialect import IN_PLACE, WEIGHTS, check, go_on, held, requests, until, update
 
 SILENT = {"version_spans": False}  # completions do not say which weights sampled them
 NEVER = 3600.0  # between two health checks: none comes but those that something asks for
@@ -46,13 +46,11 @@ async def test_completions_of_a_server_that_was_started_again_do_not_count(fleet
     assert any("it has weights 'start', not" in line for line in detail["events"])
 
 
-@pytest.mark.parametrize("spans", [False, True])
-@pytest.mark.parametrize("how", ["breaks", "is interrupted"])
+@pytest.mark.parametrize(("how", "spans"), [("breaks", False), ("breaks", True), ("is interrupted", False)])
 async def test_parts_of_completions_of_such_a_server_do_not_count(how, spans, fleet):
     """Their ends, where a server would say which weights sampled them, never come."""
     asked = requests(2, 2, first=3)
-    facts = {"version_spans": spans, "batch_invariant": False, "pause_modes": ["abort"]}
-    engine, servers = await restarted(fleet, facts, max_running=2)
+    engine, servers = await restarted(fleet, IN_PLACE | {"version_spans": spans}, max_running=2)
     if how == "breaks":
         servers[0].script += ["break"] * 4
         check(asked, await collect(engine, asked))
@@ -67,12 +65,12 @@ async def test_parts_of_completions_of_such_a_server_do_not_count(how, spans, fl
 async def test_what_a_server_holds_when_new_weights_come_was_sampled_by_those_before(fleet):
     """It was started again before, has the newest weights when it is asked what it has, and then the stream breaks."""
     asked = requests(2, 2, first=3)
-    engine, servers = await restarted(fleet, {"batch_invariant": False, "pause_modes": ["keep"]}, max_running=2)
+    engine, servers = await restarted(fleet, IN_PLACE, max_running=2)
     task = await running(engine, servers, asked)
     await engine.publish(update(2))
     for replica, server in zip(engine._pool.replicas, servers, strict=True):
         calls = server.calls["/load"]
-        engine._loop.submit(engine._pool.check_soon, replica)
+        engine._loop.submit(replica.check_soon.set)
         await until(lambda server=server, calls=calls: server.calls["/load"] > calls)
         server.loop.call(break_streams(server))
         server.stop_after = None

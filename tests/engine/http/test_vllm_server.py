@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +19,12 @@ from proxima.data import UserError
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.dialect import TokenRequest, WeightHandover
 from proxima.engine.http.folder_sync import FolderSync
-from proxima.engine.http.vllm import Vllm, VllmDialect
+from proxima.engine.http.vllm import VllmDialect
 from proxima.engine.http.weight_folder import WeightFolders
-from proxima.engine.protocol import EngineSetup, Sampling, WeightUpdate
+from proxima.engine.protocol import Sampling, WeightUpdate
 from proxima.model import LoadedModel, load
 from tests.engine.http.live_vllm import MODEL, live_server, needs_vllm
+from tests.engine.http.test_weight_probe import syncing
 from tests.tiny import tiny_tokenizer
 
 pytestmark = [pytest.mark.slow, needs_vllm]
@@ -69,15 +70,6 @@ async def hand_over(server: Any, loaded: LoadedModel, folders: WeightFolders, la
     await DIALECT.load_weights(server.client, server.facts, weights)
 
 
-@asynccontextmanager
-async def syncing(loaded: LoadedModel, **settings: Any) -> AsyncIterator[FolderSync]:
-    sync = FolderSync(Vllm(probe_tokens=128, **settings), EngineSetup.of(loaded, max_length=512))
-    try:
-        yield sync
-    finally:
-        await sync.close()
-
-
 async def push(sync: FolderSync, server: Any, module: torch.nn.Module, label: str, version: int = 0) -> dict[str, Any]:
     await sync.prepare(WeightUpdate(version=version, module=module), label)
     await DIALECT.pause(server.client, server.facts, "keep")
@@ -92,7 +84,7 @@ def teacher_forced(model: Any, prompt: list[int], tokens: np.ndarray) -> np.ndar
 
 
 async def test_a_tied_head_does_not_stay_behind(url: str, trained: LoadedModel) -> None:
-    async with replica(url) as server, syncing(trained) as sync:
+    async with replica(url) as server, syncing(trained, 128) as sync:
         metrics = await push(sync, server, trained.model, "tied-0")
         assert metrics["probe_mean"] < 1e-3 and metrics["perturbed_max"] < CLOSE
         assert (await DIALECT.health(server.client, server.facts)).weight_version == "tied-0"
@@ -111,9 +103,17 @@ async def test_the_experts_of_a_mixture_are_packed_again(dtype: str, tmp_path: P
         part.save_pretrained(loaded.path)
 
     with live_server(tmp_path, dtype=dtype, model=tmp_path / "model") as url:
-        async with replica(url) as server, syncing(loaded) as sync:
+        async with replica(url) as server, syncing(loaded, 128) as sync:
             metrics = await push(sync, server, loaded.model, "mixture-0")
             assert metrics["probe_mean"] < (1e-3 if dtype == "float32" else 0.1)
+
+
+def put_weights(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Put weights into a written folder, in place of those that it has."""
+    for file in folder.glob("*.safetensors"):
+        content = load_file(file)
+        content |= {name: weights[name].detach().to(content[name].dtype).clone() for name in content if name in weights}
+        save_file(content, file)
 
 
 STALE = ["norm.weight", "layers.7.input_layernorm.weight", "layers.28.self_attn.q_proj.weight"]
@@ -122,13 +122,11 @@ STALE += ["layers.14.self_attn.v_proj.weight", "layers.21.mlp.down_proj.weight",
 
 @pytest.mark.parametrize("name", STALE)
 async def test_a_tensor_that_stays_behind_is_found_at_the_first_sync(url: str, trained: LoadedModel, name: str) -> None:
-    async with replica(url) as server, syncing(trained) as sync:
+    async with replica(url) as server, syncing(trained, 128) as sync:
         await sync.prepare(WeightUpdate(version=0, module=trained.model), f"stale-{name}")
         assert sync._perturbed is not None
-        file = sync._perturbed.handover.folder / "model.safetensors"
-        weights = load_file(file)
-        weights[f"model.{name}"] = trained.model.get_parameter(f"model.{name}").detach().clone()
-        save_file(weights, file)
+        name = f"model.{name}"
+        put_weights(sync._perturbed.handover.folder, {name: trained.model.get_parameter(name)})
         with pytest.raises(UserError, match="perturbed copy"):
             await sync.push(server)
 
@@ -136,7 +134,7 @@ async def test_a_tensor_that_stays_behind_is_found_at_the_first_sync(url: str, t
 async def test_many_syncs_at_usual_learning_rates_are_no_alarm(url: str, trained: LoadedModel) -> None:
     loaded = replace(trained, model=copy.deepcopy(trained.model))
     slopes, draws = list[float](), torch.Generator().manual_seed(2)
-    async with replica(url) as server, syncing(loaded) as sync:
+    async with replica(url) as server, syncing(loaded, 128) as sync:
         for version in range(8):
             metrics = await push(sync, server, loaded.model, f"many-{version}", version)
             assert metrics["probe_mean"] < 1e-3
@@ -151,19 +149,16 @@ async def test_many_syncs_at_usual_learning_rates_are_no_alarm(url: str, trained
 async def test_a_server_that_does_not_follow_is_found_by_its_slope(url: str, trained: LoadedModel) -> None:
     """Half of the layers stay behind in a later sync: log-probs are still within every bound, their movement is not."""
     loaded = replace(trained, model=copy.deepcopy(trained.model))
-    async with replica(url) as server, syncing(loaded, probe_bound=0.2) as sync:
+    async with replica(url) as server, syncing(loaded, 128, probe_bound=0.2) as sync:
         await push(sync, server, loaded.model, "behind-0")
         with torch.no_grad():
             for weight in loaded.model.parameters():
                 weight.mul_(1 + 1e-3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3)))
         await sync.prepare(WeightUpdate(version=1, module=loaded.model), "behind-1")
         assert sync._staged is not None
-        file = sync._staged.handover.folder / "model.safetensors"
-        weights = load_file(file)
-        for name, weight in trained.model.named_parameters():
-            if ".layers." in name and int(name.split(".")[2]) % 2:
-                weights[name] = weight.detach().to(weights[name].dtype)
-        save_file(weights, file)
+        layers = {name: weight for name, weight in trained.model.named_parameters() if ".layers." in name}
+        half = {name: weight for name, weight in layers.items() if int(name.split(".")[2]) % 2}
+        put_weights(sync._staged.handover.folder, half)
         with pytest.raises(UserError, match="does not follow the updates"):
             await sync.push(server)
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import UserError
 from proxima.engine.http import locked_folder, weight_folder
-from proxima.engine.http.weight_folder import WeightFolders, folder_bytes, weight_buckets
+from proxima.engine.http.weight_folder import WeightFolders, folder_bytes
 from proxima.model import LoadedModel, load
 
 TEXT = torch.tensor([[5, 9, 40, 41, 7, 30]])
@@ -45,7 +45,7 @@ def test_a_folder_is_the_model(kind: str, tiny_model: Callable[[str], Path], tmp
 
 def test_the_dtype_is_the_servers(llama: LoadedModel, tmp_path: Path) -> None:
     folder = written(WeightFolders(tmp_path, dtype="bfloat16"), llama)
-    weights = load_file(folder / "model.safetensors")
+    weights = load_file(folder / "model-00001.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     name = "model.norm.weight"
     assert torch.equal(weights[name], llama.model.get_parameter(name).to(torch.bfloat16))
@@ -69,7 +69,7 @@ def test_what_is_half_written_has_not_the_name(
 ) -> None:
     folders = WeightFolders(tmp_path)
     before = written(folders, llama)
-    content = (before / "model.safetensors").read_bytes()
+    content = (before / "model-00001.safetensors").read_bytes()
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -77,23 +77,19 @@ def test_what_is_half_written_has_not_the_name(
     monkeypatch.setattr(weight_folder, "save_file", full)
     with pytest.raises(UserError, match=r"No space left on device.*engine\.weight_folder"):
         written(folders, llama)
-    assert (before / "model.safetensors").read_bytes() == content
+    assert (before / "model-00001.safetensors").read_bytes() == content
     assert sorted(path.name for path in before.parent.iterdir()) == [".held", "v1"]
 
 
-def test_shards_and_buckets_hold_every_weight_once(
-    llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_files_hold_every_weight_once(llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_folder, "SHARD", 20_000)
     folder = written(WeightFolders(tmp_path), llama)
-    assert len(list(folder.glob("model-*.safetensors"))) > 2
+    files = [load_file(file) for file in folder.glob("*.safetensors")]
+    assert len(files) > 2
+    assert all(len(file) == 1 or sum(weight.nbytes for weight in file.values()) <= 20_000 for file in files)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(llama.model))
     parameters = dict(llama.model.named_parameters())
-    buckets = list(weight_buckets(folder, 5_000))
-    assert sorted(name for _, names in buckets for name in names) == sorted(parameters)
-    for file, names in buckets:
-        assert set(names) <= set(load_file(file))
-        assert len(names) == 1 or sum(4 * parameters[name].numel() for name in names) <= 5_000
+    assert sorted(name for file in files for name in file) == sorted(parameters)
     assert folder_bytes(folder) == 4 * sum(weight.numel() for weight in parameters.values())
 
 

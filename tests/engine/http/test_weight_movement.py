@@ -104,7 +104,6 @@ async def slopes_of(loaded: LoadedModel, server: ModelServer, steps: int) -> lis
             weight.copy_(weight.bfloat16())
     ways = [torch.randn(weight.shape, generator=draws).sign() for weight in weights]
     async with syncing(loaded, TOKENS, probe_bound=5.0) as sync:
-        sync._wants_perturbed = False
         for version in range(steps):
             metrics = await push(sync, server, loaded.model, version)
             slopes += [metrics["slope"]] if "slope" in metrics else []

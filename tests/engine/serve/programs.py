@@ -2,9 +2,10 @@
 
 import json
 import sys
-import time
 import urllib.request
 from pathlib import Path
+
+from tests.processes import eventually
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 LONG = 600.0  # seconds after which something must have happened
@@ -19,15 +20,6 @@ def fake_program(folder):
     return str(path)
 
 
-def until(condition):
-    """What the condition gives, once that is true."""
-    deadline = time.monotonic() + LONG
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return value
-
-
 def ask(url, path, key=""):
     """What a server answers."""
     request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {key}"})
@@ -37,4 +29,4 @@ def ask(url, path, key=""):
 
 def pids(path):
     """Of the fake and its child."""
-    return [int(word) for word in until(lambda: path.exists() and path.read_text()).split()]
+    return [int(word) for word in eventually(lambda: path.exists() and path.read_text()).split()]

@@ -15,8 +15,8 @@ from proxima.data import FieldError, UserError
 from proxima.engine.serve import Serve, check_serve, is_free, start_servers
 from proxima.engine.serve.launch import Launch
 from proxima.engine.serve.server_process import ServerProcess
-from tests.engine.serve.programs import LONG, ask, fake_program, pids, until
-from tests.processes import is_running
+from tests.engine.serve.programs import LONG, ask, fake_program, pids
+from tests.processes import eventually, is_running
 from tests.warm import WarmPopen
 
 
@@ -110,7 +110,7 @@ def test_a_server_ends_with_proxima_and_with_its_guardian_killed_by_force(progra
             guardian = int(parent.stdout.readline())
             server, child = pids(tmp_path / "pids")
             os.kill(parent.pid if victim == "proxima" else guardian, signal.SIGKILL)
-            until(lambda: not is_running(server) and (victim == "guardian" or not is_running(child)))
+            eventually(lambda: not is_running(server) and (victim == "guardian" or not is_running(child)))
         finally:
             parent.kill()
             with suppress(ProcessLookupError):
@@ -126,10 +126,10 @@ def test_a_server_that_dies_is_started_again_at_its_address(begin, monkeypatch):
     first, port = process.process, int(url.rpartition(":")[2])
     with pytest.raises((OSError, urllib.error.URLError)):
         ask(url, "/die")
-    until(lambda: first.code is not None)
+    eventually(lambda: first.code is not None)
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))
-    until(lambda: process.process is not first and process.ready.is_set())
+    eventually(lambda: process.process is not first and process.ready.is_set())
     assert ask(url, "/v1/models", servers.token)["data"]
     assert any("exit code 9" in line and "restarting in" in line for line in servers.said)
     assert servers.failure is None
@@ -143,7 +143,7 @@ def test_a_server_that_lives_on_without_its_core_is_started_again(begin, monkeyp
     (process,) = servers.started
     first = process.process
     ask(servers.urls[0], "/fail")
-    until(lambda: process.process is not first and process.ready.is_set())
+    eventually(lambda: process.process is not first and process.ready.is_set())
     assert first.code is not None
     assert any("is not healthy any more: RuntimeError: the core is gone; restarting" in line for line in servers.said)
 
@@ -161,7 +161,7 @@ def test_a_server_that_dies_too_often_is_given_up_with_the_reason(begin):
 )
 def test_an_exit_code_above_128_is_a_signal_only_where_there_is_one(tmp_path, script, message):
     single = ServerProcess(Launch(command=("sh", "-c", script), url="http://127.0.0.1:1"), "", tmp_path / "engine.log")
-    until(lambda: single.code is not None)
+    eventually(lambda: single.code is not None)
     single.stop()
     assert single.describe_exit() == message
 
@@ -177,7 +177,7 @@ def test_a_server_that_never_answers_is_ended_after_a_time(begin, monkeypatch):
     answers = ServerProcess.answers
 
     def once_it_has_said_something(process):
-        until(lambda: "Loading the weights" in process.output())
+        eventually(lambda: "Loading the weights" in process.output())
         return answers(process)
 
     monkeypatch.setattr(ServerProcess, "answers", once_it_has_said_something)

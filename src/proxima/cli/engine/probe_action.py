@@ -36,9 +36,8 @@ def probe_server(
 
 
 def plain_facts(facts: "ServerFacts") -> dict[str, Any]:
-    """The facts as JSON values: sets become sorted lists."""
-    values = vars(facts) | {"more": dict(facts.more)}
-    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in values.items()}
+    """The facts as JSON values."""
+    return vars(facts) | {"more": dict(facts.more)}
 
 
 def fact_rows(facts: "ServerFacts") -> Iterator[tuple[str, str]]:
@@ -58,6 +57,4 @@ def _text(name: str, value: Any) -> str:
         return "none" if name == "quantization" else "not reported by the server"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value)) or "none"
     return str(value)

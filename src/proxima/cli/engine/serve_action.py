@@ -46,12 +46,10 @@ def serve_recipe(
                 serve,
                 model=config.model.path,
                 max_length=config.model.max_length,
-                quantization=config.engine.quantization,
-                sampling_mask=getattr(config.engine, "sampling_mask", False),
-                routed_experts=getattr(config.engine, "routed_experts", False),
                 key=key_of(config.engine),
                 log=log.expanduser(),
                 report=lambda line: print(line, flush=True),
+                **config.engine.launch_options,
             )
     with servers:
         try:

@@ -22,6 +22,14 @@ class WrongAnswerError(ValueError):
         return str(self)
 
 
+def check_finite(values: Floats) -> None:
+    """Raise WrongAnswerError unless all are finite log-probs."""
+    if not np.isfinite(values).all():
+        raise WrongAnswerError(f"a log-prob is {values[~np.isfinite(values)][0]}")
+    if len(values) and values.max() > SLACK:
+        raise WrongAnswerError(f"a log-prob is {values.max():g}, above 0")
+
+
 def mask_of(chunk: Chunk) -> SamplingMask:
     """Validate and return the sampling masks of a chunk's tokens."""
     mask, count = chunk.sampling_mask, len(chunk.tokens)

@@ -33,6 +33,7 @@ ANSWER = 4 << 20  # most bytes of a response whose size does not depend on the r
 ERROR = 64 << 10  # bytes of an error's body that are read
 TOKEN, SET = 2 << 10, 16  # most bytes per token, and per id of a sampling mask
 EVENT = 16 << 10  # most bytes of an event with one token and all its data
+OK = 200  # the status of a response that was to be JSON and is not
 SHORTEST_BREAK, LONGEST_BREAK = 0.5, 60.0  # seconds to wait before retrying a busy server
 
 
@@ -57,10 +58,6 @@ class ServerError(OSError):
     def busy(self) -> bool:
         """True if the server is temporarily overloaded."""
         return self.status in (429, 503)
-
-
-class NotJsonError(ServerError):
-    """A response has a success status but is not JSON."""
 
 
 class RefusedError(UserError):
@@ -217,7 +214,7 @@ class ServerClient:
         try:
             return parse_json(body)
         except (TooLargeError, UnreadableError) as error:
-            raise NotJsonError(self.url, path, f"not JSON but {self.excerpt(body)}") from error
+            raise ServerError(self.url, path, f"not JSON but {self.excerpt(body)}", OK) from error
 
     @asynccontextmanager
     async def lines(self, path: str, body: Any, size: StreamSize | None = None) -> AsyncIterator[AsyncIterator[bytes]]:

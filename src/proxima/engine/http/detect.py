@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from proxima.data import UserError
-from proxima.engine.http.client import NotJsonError, ServerClient, ServerError
+from proxima.engine.http.client import ServerClient, ServerError
 from proxima.engine.http.sglang import SglangDialect
 from proxima.engine.http.vllm import VllmDialect
 
@@ -38,7 +38,7 @@ async def _find_kind(client: ServerClient) -> str:
         try:
             answer = await client.get(path)
         except ServerError as error:
-            if error.status is None and not isinstance(error, NotJsonError):
+            if error.status is None:
                 raise
             continue
         if isinstance(answer, dict) and name in answer:

@@ -12,7 +12,7 @@ from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.answer_values import id_list
 from proxima.engine.http.client import ANSWER, EVENT, SET, TOKEN, ServerClient, StreamSize, as_expected
 from proxima.engine.http.route_rows import RouteShape
-from proxima.engine.protocol import Interrupt, PauseMode, Sampling
+from proxima.engine.protocol import PauseMode, Sampling
 
 ENDINGS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}  # by the servers' names
 LARGEST_SET = 1 << 18  # most tokens that could be sampled without a top-k: the size of the largest vocabularies
@@ -21,7 +21,8 @@ LogProbMode = Literal["processed", "untruncated", "raw"]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """A server's capabilities, found by asking it. Nothing is inferred from a version number.
+    """A server's capabilities, found by asking it. Nothing is inferred from a version number. What all supported
+    versions do is not asked: they score given tokens and, if they can be paused, have the modes `abort` and `keep`.
 
     Args:
         server: name and version, for messages: `vllm 0.32.0`.
@@ -32,22 +33,18 @@ class ServerFacts:
         log_probs: the distribution that the log-prob of a sampled token refers to: `processed`, the one actually
             sampled from; `untruncated`, softmax(logits / temperature), regardless of top-k, top-p and min-p; or `raw`,
             softmax(logits). None: there are no log-probs.
-        scores: it returns log-probs of given tokens under softmax(logits).
         takes_weights: it loads new weights from a folder.
-        weight_version: it stores and reports the version of its weights.
         version_spans: each completion says which weights sampled which of its tokens.
         prompt_echo: each completion repeats, with its first tokens, the prompt that it continues; one that does not is
             not a valid answer.
-        pause_modes: the modes that `Dialect.pause` accepts.
-        interrupts: how it can handle running completions when new weights arrive, without the requests being sent
-            again.
-        cache_salt: a request can say whose prefixes it may read.
+        pauses: it can be paused, which ends its completions or holds them, and reports the version of its weights.
+        keeps_kv: completions that it holds while new weights arrive can keep their KV; else it computes the KV again.
         seeds: a request can have a seed.
         sampling_mask: with each token it returns the tokens that could have been sampled.
         routed_experts: it returns the experts of each token.
         latest_routes: if it recomputes a completion's KV under new weights, it reports the new weights' experts for the
             earlier tokens too.
-        batch_invariant: a completion does not depend on the other running requests.
+        batch_invariant: a completion with a seed does not depend on the other running requests.
         sleeps: it can release its devices and take them again; see `Dialect.sleep`.
         more: further facts, shown by `proxima engine check`, one line each.
     """
@@ -58,14 +55,11 @@ class ServerFacts:
     dtype: str | None = None
     quantization: str | None = None
     log_probs: LogProbMode | None = None
-    scores: bool = False
     takes_weights: bool = False
-    weight_version: bool = False
     version_spans: bool = False
     prompt_echo: bool = False
-    pause_modes: frozenset[PauseMode] = frozenset()
-    interrupts: frozenset[Interrupt] = frozenset()
-    cache_salt: bool = False
+    pauses: bool = False
+    keeps_kv: bool = False
     seeds: bool = False
     sampling_mask: bool = False
     routed_experts: bool = False
@@ -85,7 +79,7 @@ class TokenRequest:
         sampling: its `max_tokens` counts the tokens still missing; every field is sent, because servers have their own
             defaults.
         seed: of the draws; None: the server's own.
-        cache_salt: whose prefixes may be read; None: all.
+        cache_salt: whose prefixes may be read, if the server separates them; None: all.
         stop_tokens: ids that end the completion; they are part of it, and no other ids end it.
         chunk_tokens: tokens per message; a larger number means fewer messages.
         sampling_mask: return, with each token, the tokens that could have been sampled.
@@ -164,12 +158,11 @@ class ServerHealth:
     """A server's response to a health check.
 
     Args:
-        running, waiting: requests; None: not reported.
+        waiting: requests that wait for a slot; None: not reported.
         weight_version: the server's label of its weights; None: not reported.
         model: the server's name for the model that it serves; None: not reported.
     """
 
-    running: int | None = None
     waiting: int | None = None
     weight_version: str | None = None
     model: str | None = None
@@ -203,8 +196,8 @@ class Dialect(Protocol):
         """[T] float32, nats: log-probs of `tokens` after `prompt` under softmax(logits)."""
         ...
 
-    async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
-        """The token ids of a text, no special tokens added; None: the server has no such call."""
+    async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int]:
+        """The token ids of a text, no special tokens added."""
         answer = await client.post("/tokenize", {"model": facts.model, "prompt": text, "add_special_tokens": False})
         with as_expected(client, "/tokenize", answer):
             return id_list(answer["tokens"], "tokens")

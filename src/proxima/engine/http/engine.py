@@ -70,10 +70,8 @@ class HttpEngine:
             addresses = [Address(url, token=servers.token) for url in servers.urls]
         self._replicas = replicas = [Replica(address, dialect, spec, self._tag) for address in addresses]
         expected, _ = await introduce(replicas, rules.tokenizer)
-        if expected is None:
-            raise no_replica_left(replicas)
         serving = [replica for replica in replicas if replica.in_service]
-        if not serving:
+        if expected is None or not serving:
             raise no_replica_left(replicas, "look at the server's log, start it again")
         limits = [replica.facts.max_length for replica in replicas if replica.facts.max_length]
         for replica in replicas:
@@ -145,10 +143,8 @@ class HttpEngine:
         """See `Engine`.
 
         Raises:
-            UserError: the servers return no scores, or not at this temperature; scoring failed repeatedly.
+            UserError: the servers do not score at this temperature; scoring failed repeatedly.
         """
-        if not self.facts.scores:
-            raise UserError(f"engine: {self.facts.server} gives no log-probs of given tokens", remedy="see its log")
         for request in requests:
             if request.temperature not in (0, 1):
                 message = f"engine: {self.facts.server} scores at temperature 1, not at {request.temperature:g}"
@@ -212,7 +208,7 @@ class HttpEngine:
         async def work() -> Health:
             pool, replicas = self._pool, self._pool.replicas
             counts = {name: pool.counts[name] for name in COUNTED}
-            counts |= {"lost": pool.counts["wrong"], "ready": len(pool.serving), "of": len(replicas)}
+            counts |= {"ready": len(pool.serving), "of": len(replicas)}
             return Health(
                 ok=bool(pool.serving),
                 version=self._keeper.version,
@@ -252,7 +248,7 @@ class HttpEngine:
 
 
 # counts of `health().detail["replicas"]`; `lost` are completions whose answer was invalid
-COUNTED = ("ejected", "returned", "retried", "completed", "tokens_lost")
+COUNTED = ("ejected", "returned", "retried", "completed", "lost", "tokens_lost")
 
 
 def _described(replica: Replica) -> dict[str, Any]:

@@ -55,14 +55,12 @@ class StagedWeights:
 
     Args:
         handover: their folder, with the servers' name for them.
-        bytes: their size.
         expected: [T] log-probs of the probe's tokens.
         rounding: how far bfloat16 moves these log-probs; None: not computed.
         exact: [T] by dtype of the server: log-probs of the weights rounded to that dtype, computed in float32.
     """
 
     handover: WeightHandover
-    bytes: int
     expected: Floats
     rounding: Bound | None = None
     exact: Mapping[str, Floats] = field(default_factory=dict)
@@ -88,7 +86,6 @@ class FolderSync:
         self._staged: StagedWeights | None = None
         self._perturbed: StagedWeights | None = None
         self._proven = set[str]()  # URLs of replicas that loaded the perturbed copy and still have one of our labels
-        self._wants_perturbed = True
         self._dtypes = set[str | None]()
         self._labels = set[str]()
 
@@ -98,10 +95,9 @@ class FolderSync:
         if module is None:
             module = await self._compute(self._load, update.checkpoint)
         self._staged = await self._compute(self._write, module, update.version, label)
-        if self._wants_perturbed:
+        if self._perturbed is None:
             name = f"{label}-perturbed"
             self._perturbed = await self._compute(self._write_perturbed, module, update.version, name)
-            self._wants_perturbed = False
 
     async def push(self, replica: "Replica") -> Report:
         """Load the weights, reset the prefix cache, resume and probe; for a new server, first with the perturbed copy.
@@ -132,7 +128,7 @@ class FolderSync:
         except UserError:
             self._proven.discard(replica.url)  # it must pass the perturbed copy again before it returns
             raise
-        return metrics | {"bytes": float(staged.bytes), "seconds": monotonic() - start}
+        return metrics | {"bytes": folder_bytes(staged.handover.folder), "seconds": monotonic() - start}
 
     def _compare(self, replica: "Replica", staged: StagedWeights, scores: Floats) -> Report:
         """Compare the server's log-probs with the trainer's, and how far both have moved.
@@ -187,10 +183,9 @@ class FolderSync:
         dialect, client, facts = replica.dialect, replica.client, replica.facts
         await dialect.load_weights(client, facts, weights.handover)
         self._labels.add(weights.handover.label)
-        recomputes = self.spec.interrupt == "recompute" and "recompute" in facts.interrupts
-        salted = facts.cache_salt
-        if not (self.spec.interrupt == "keep" and salted):  # kept completions keep their cache, which has another salt
-            await dialect.reset_prefix_cache(client, facts, running=recomputes)
+        interrupt = self.spec.interrupt
+        if interrupt != "keep" or not facts.keeps_kv:  # kept completions keep their cache, which has another salt
+            await dialect.reset_prefix_cache(client, facts, running=interrupt == "recompute")
         await dialect.resume(client, facts)
 
     async def _score(self, replica: "Replica") -> Floats:
@@ -218,7 +213,7 @@ class FolderSync:
             if name in DTYPES:
                 same = ours == {torch.float32} == {DTYPES[name]}
                 exact[name] = expected if same else trainer_log_prob(module, self._tokens, DTYPES[name])
-        return StagedWeights(handover, folder_bytes(handover.folder), expected, exact=exact)
+        return StagedWeights(handover, expected, exact=exact)
 
     def _write_folder(self, folders: WeightFolders, module: nn.Module, version: int, label: str) -> WeightHandover:
         folder = folders.write(module, self.setup.tokenizer, label)
@@ -231,4 +226,4 @@ class FolderSync:
             handover = self._write_folder(self._perturbed_folders, module, version, label)
             expected = trainer_log_prob(module, self._tokens)
             away = rounding(module, self._tokens, expected)
-        return StagedWeights(handover, folder_bytes(handover.folder), expected, rounding=away)
+        return StagedWeights(handover, expected, rounding=away)

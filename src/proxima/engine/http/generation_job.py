@@ -12,8 +12,8 @@ from proxima.data.random import server_seed
 from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.http.answer_checks import (
-    SLACK,
     WrongAnswerError,
+    check_finite,
     check_routes,
     check_sampling,
     log_prob_columns,
@@ -236,14 +236,10 @@ class GenerationJob:
         prompt = chunk.prompt_tokens
         if prompt is not None and not np.array_equal(prompt, self._asked()):
             raise WrongAnswerError("the answer to another prompt")
-        tokens, log_prob = chunk.tokens, chunk.log_prob
-        impossible = tokens[(tokens < 0) | (tokens >= self.rules.vocabulary)]
+        impossible = chunk.tokens[(chunk.tokens < 0) | (chunk.tokens >= self.rules.vocabulary)]
         if len(impossible):
             raise WrongAnswerError(f"token {impossible[0]} of a vocabulary of {self.rules.vocabulary}")
-        if not np.isfinite(log_prob).all():
-            raise WrongAnswerError(f"a log-prob is {log_prob[~np.isfinite(log_prob)][0]}")
-        if len(log_prob) and log_prob.max() > SLACK:
-            raise WrongAnswerError(f"a log-prob is {log_prob.max():g}, above 0")
+        check_finite(chunk.log_prob)
 
     def _asked(self) -> Ints:
         """The tokens that the current attempt asked the server to continue."""

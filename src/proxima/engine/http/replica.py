@@ -6,14 +6,11 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
-from zlib import crc32
-
-import numpy as np
 
 from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
-from proxima.engine.http.answer_checks import SLACK, WrongAnswerError
-from proxima.engine.http.client import Address, RefusedError, ServerClient, ServerError, busy_seconds
+from proxima.engine.http.answer_checks import WrongAnswerError, check_finite
+from proxima.engine.http.client import Address, RefusedError, ServerClient, ServerError
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.replica_states import IN_SERVICE, TRANSITIONS, Action, Event, State
@@ -69,8 +66,9 @@ class Replica:
         self.facts = ServerFacts(server="", model="")  # nobody has asked yet
         self.client = ServerClient(address, seconds=spec.call_seconds)
         self.proof = VersionProof(self)
-        self.state = State.NEW
+        self.state = State.AWAY
         self.reason = ""  # why it is not in service, or too busy
+        self.check_soon = asyncio.Event()  # whoever watches it does not wait for the next health check
         # running completions were held in place, or ended; asleep: ended, and its devices are released to the trainer
         self.pause: Literal["none", "held", "stopped", "asleep"] = "none"
         self.running: dict[GenerationJob, RunningCall] = {}
@@ -99,13 +97,8 @@ class Replica:
 
     def join(self, health: ServerHealth) -> None:
         """Enter service with its current weights."""
-        self.move(Event.JOINED)
+        self.move(Event.RETURNED)
         self.proof.set_version(0, health.weight_version)
-
-    def stay_away(self, reason: str) -> None:
-        """Note that it could not enter service, and why."""
-        self.move(Event.ABSENT)
-        self.reason = reason
 
     @property
     def in_service(self) -> bool:
@@ -156,11 +149,6 @@ class Replica:
         if self.in_service:  # else it says why it is not
             self.reason = reason
 
-    def break_seconds(self, retry_after: float | None) -> float:
-        """Count one more busy response in a row; return the seconds to wait before a retry."""
-        self.busy_times += 1
-        return busy_seconds(self.busy_times, retry_after, crc32(self.url.encode()))
-
     def leave(self, reason: str) -> None:
         """Note that it was ejected, and end its running completions; `HOPELESS` follows if it was ejected too often."""
         refused = self.state is State.REFUSING
@@ -201,11 +189,13 @@ class Replica:
             UserError: a retry would not help.
         """
         idle = self.spec.idle_seconds
-        salt = self.proof.label if self.facts.cache_salt else None
         uid, sample, turn = job.key
         name = f"{self.tag}-{uid}-{sample}-{turn}-{next(self._numbers)}"
         request = job.token_request(
-            name, salt=salt, seeded=self.spec.seeded and self.facts.seeds, chunk_tokens=self.spec.chunk_tokens
+            name,
+            salt=self.proof.label,
+            seeded=self.spec.seeded and self.facts.seeds,
+            chunk_tokens=self.spec.chunk_tokens,
         )
         job.begin(self.proof.version)
         call = self.running[job] = RunningCall(job, asyncio.timeout(idle))
@@ -224,7 +214,7 @@ class Replica:
             failure = f"no token for {idle:g} s"
         except (UserError, WrongAnswerError):
             raise
-        except (ValueError, OverflowError) as error:
+        except ValueError as error:
             raise WrongAnswerError(str(error)) from error
         finally:
             self._over(call)
@@ -272,8 +262,7 @@ class Replica:
             self.scoring -= 1
         if len(scores) != len(tokens):
             raise WrongAnswerError(f"{len(scores)} scores of {len(tokens)} tokens")
-        if not np.isfinite(scores).all() or (len(scores) and scores.max() > SLACK):
-            raise WrongAnswerError("a score is not a finite log-prob")
+        check_finite(scores)
         self.succeeded()
         return scores
 
@@ -284,8 +273,8 @@ class Replica:
         """True if it can hold running completions during a pause and, unless they finish before new weights arrive,
         reports which weights sampled which tokens."""
         facts, interrupt = self.facts, self.spec.interrupt
-        named = facts.version_spans and interrupt in facts.interrupts
-        return "keep" in facts.pause_modes and (interrupt == "finish" or named)
+        named = facts.version_spans and (interrupt == "recompute" or facts.keeps_kv)
+        return facts.pauses and (interrupt == "finish" or named)
 
     async def hold(self) -> None:
         """Stop sampling; running completions are held in place.
@@ -300,22 +289,21 @@ class Replica:
 
     async def stop(self, cancel_reason: CancelReason, which: Callable[[GenerationJob], bool] | None = None) -> None:
         """End running completions and keep their tokens: a stream that is closed ends its request. Without `which`, end
-        all and pause the server; if its pause ends them, it sends their last tokens.
+        all and pause the server, which sends their last tokens.
 
         Raises:
             ServerError: the call failed.
         """
         calls = [call for call in self.running.values() if which is None or which(call.job)]
-        modes = self.facts.pause_modes if which is None else frozenset()
-        sends = "abort" in modes
+        pauses = self.facts.pauses and which is None
         for call in calls:
             call.cancel_reason = call.cancel_reason or cancel_reason
-            if not sends or not call.answered:  # it may not even have arrived
+            if not pauses or not call.answered:  # it may not even have arrived
                 call.end(cancel_reason)
         if which is None and self.pause != "asleep":
             self.pause = "stopped"
-        if modes:
-            await self.dialect.pause(self.client, self.facts, "abort" if sends else min(modes))
+        if pauses:
+            await self.dialect.pause(self.client, self.facts, "abort")
         with suppress(TimeoutError):
             async with asyncio.timeout(ABORT_SECONDS):
                 await _all_over(calls)
@@ -348,7 +336,7 @@ class Replica:
         Raises:
             ServerError: the call failed.
         """
-        if self.facts.pause_modes:
+        if self.facts.pauses:
             await self.dialect.resume(self.client, self.facts)
         self.pause = "none"
         for call in self.running.values():

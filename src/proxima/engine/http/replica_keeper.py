@@ -45,14 +45,8 @@ class ReplicaKeeper:
         self._any_proven = False  # a replica was found to compute with our weights
         self._numbers = count(1)
         self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter also during a return
-        self._epoch = 0  # changes when weights do
-        self._returning: dict[Replica, asyncio.Task[None]] = {}
-        self._loading = set[Replica]()  # returning replicas that are loading weights
-        self._interrupted = set[Replica]()  # returning replicas that newer weights have interrupted
-        self._soon = {replica: asyncio.Event() for replica in pool.replicas}
         self._away_since: float | None = None
         self._closed = False
-        pool.check_soon = lambda replica: self._soon[replica].set()
         self._tasks = [asyncio.create_task(self._watch(replica)) for replica in pool.replicas]
 
     @property
@@ -80,15 +74,11 @@ class ReplicaKeeper:
 
     async def _publish(self, update: WeightUpdate) -> None:
         pool = self.pool
-        for replica in self._loading - self._interrupted:
-            self._returning[replica].cancel()  # it would return with outdated weights; next time it is not cancelled
-            self._interrupted.add(replica)
         async with self._syncing:
             label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
             started_at = monotonic()
             await self.sync.prepare(update, label)
             self._prepare_seconds = monotonic() - started_at
-            self._epoch += 1
             pool.loading = True
             try:
                 if pool.spec.interrupt == "finish":
@@ -100,8 +90,6 @@ class ReplicaKeeper:
             except BaseException:
                 pool.loading = False
                 raise
-            finally:
-                self._epoch += 1
         try:
             while not pool.serving:
                 await pool.change()
@@ -130,13 +118,11 @@ class ReplicaKeeper:
         async def push(replica: Replica) -> None:
             try:
                 self.reports.append(await self._push(replica))
-            except (ServerError, RefusedError) as error:
-                event = Event.REFUSED if isinstance(error, RefusedError) else Event.EJECTED
-                self.pool.move(replica, event, f"new weights: {error.reason}")
-                self._soon[replica].set()
-            except UserError as error:
-                self.pool.move(replica, Event.EJECTED, f"new weights: {error}")
-                raise
+            except (ServerError, UserError) as error:
+                self.pool.eject(replica, error, "new weights: ")
+                if not isinstance(error, ServerError | RefusedError):
+                    raise
+                replica.check_soon.set()
 
         errors = await asyncio.gather(*map(push, replicas), return_exceptions=True)
         away = [replica for replica in self.pool.replicas if replica not in replicas and replica.state is State.AWAY]
@@ -163,12 +149,11 @@ class ReplicaKeeper:
             raise
 
     async def _keep(self, replica: Replica) -> None:
-        soon = self._soon[replica]
         while not self._closed:  # a call that fails while it is cancelled may hide the cancellation
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.pause_of(replica)):
-                    await soon.wait()
-            soon.clear()
+                    await replica.check_soon.wait()
+            replica.check_soon.clear()
             if replica.in_service:
                 await self._check(replica)
             elif replica.state is not State.BARRED and not self.pool.asleep:  # the trainer has its devices
@@ -183,21 +168,18 @@ class ReplicaKeeper:
         return min(seconds * 2.0 ** min(max(0, replica.setbacks - 1), 10), LONGEST_WAIT)
 
     async def _check(self, replica: Replica) -> None:
-        pool, proof, epoch, received = self.pool, replica.proof, self._epoch, replica.received
-        segments = proof.unverified()
+        pool, proof, received = self.pool, replica.proof, replica.received
+        label, loading, segments = proof.label, pool.loading, proof.unverified()
         try:
-            async with asyncio.timeout(pool.spec.call_seconds):
-                health = await replica.health()
-        except (ServerError, TimeoutError, UserError) as error:
+            health = await replica.health()
+        except (ServerError, UserError) as error:
             if isinstance(error, ServerError) and error.busy:
                 replica.overloaded(asyncio.get_running_loop().time(), error.reason)
             elif replica.received == received:  # otherwise it produces tokens and is only slow
-                event = Event.REFUSED if isinstance(error, RefusedError) else Event.EJECTED
-                reason = "no answer to a health check" if isinstance(error, TimeoutError) else error.reason
-                pool.move(replica, event, reason)
+                pool.eject(replica, error)
             return
-        settled = epoch == self._epoch and not pool.loading
-        if problem := proof.problem(health, proof.label if settled else None):
+        settled = label == proof.label and not (loading or pool.loading)  # no new weights have come meanwhile
+        if problem := proof.problem(health, label if settled else None):
             pool.move(replica, Event.EJECTED, problem)
         elif replica.in_service:  # still
             if settled:
@@ -206,19 +188,10 @@ class ReplicaKeeper:
             pool.move(replica, Event.CHECKED)
 
     async def _try_return(self, replica: Replica) -> None:
-        task = self._returning[replica] = asyncio.create_task(self._return(replica))
         try:
-            await asyncio.wait({task})
-        finally:
-            del self._returning[replica]
-            self._loading.discard(replica)
-            task.cancel()
-        if task.cancelled():  # newer weights are on their way
-            self._soon[replica].set()
-        elif (error := task.exception()) is not None:
-            if not isinstance(error, ServerError | UserError | TimeoutError):
-                raise error
-            reason = "no answer" if isinstance(error, TimeoutError) else error.reason
+            await self._return(replica)
+        except (ServerError, UserError) as error:
+            reason = error.reason
             self.pool.move(replica, Event.STILL_REFUSED if isinstance(error, RefusedError) else Event.STILL_AWAY)
             if isinstance(error, UserError) and replica.setbacks <= 2 and reason not in replica.reason:  # told once
                 self.pool.add_event(f"engine: {replica.url} stays out of service: {reason}")
@@ -228,20 +201,17 @@ class ReplicaKeeper:
         """Put it back into service.
 
         Raises:
-            ServerError, UserError, TimeoutError: it is not healthy yet.
+            ServerError, UserError: it is not healthy yet.
         """
-        dialect, client, proof, seconds = replica.dialect, replica.client, replica.proof, self.pool.spec.call_seconds
-        async with asyncio.timeout(seconds):
-            await replica.health()
-        async with asyncio.timeout(seconds):
-            await replica.resume()  # a paused server answers no completion
-            facts = await dialect.probe(client)
-            problem = await self.expected.problem(dialect, client, facts)
+        dialect, client, proof = replica.dialect, replica.client, replica.proof
+        await replica.health()
+        await replica.resume()  # a paused server answers no completion
+        facts = await dialect.probe(client)
+        problem = await self.expected.problem(dialect, client, facts)
         if problem is not None:
             raise ServerError(replica.url, "", problem)
         replica.facts = facts
         async with self._syncing:
-            self._loading.add(replica)
             if self.published:
                 await replica.stop("interrupted")
                 try:
@@ -259,7 +229,6 @@ class ReplicaKeeper:
             else:
                 await replica.resume()
             self.pool.move(replica, Event.RETURNED)
-            self._interrupted.discard(replica)
 
     def _fail_if_none_left(self) -> None:
         pool, now = self.pool, asyncio.get_running_loop().time()
@@ -292,6 +261,6 @@ class ReplicaKeeper:
     async def close(self) -> None:
         """Stop watching."""
         self._closed = True
-        for task in [*self._tasks, *self._returning.values()]:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._returning.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)

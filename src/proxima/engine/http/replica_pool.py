@@ -5,10 +5,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import WrongAnswerError
-from proxima.engine.http.client import RefusedError, ServerError
+from proxima.engine.http.client import RefusedError, ServerError, busy_seconds
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.replica import CancelReason, Failure, Replica, gave_up, too_busy
 from proxima.engine.http.replica_states import Action, Event
@@ -30,8 +31,7 @@ class ReplicaPool:
     More than `retries` consecutive attempts without tokens end the run. A server that is too busy (status 429, 503)
     gets a break; this does not count as a failure of the completion.
 
-    `check_soon(replica)` is called when a replica has failed; `changed` is set when a completion or a replica comes or
-    goes.
+    `changed` is set when a completion or a replica comes or goes.
     """
 
     def __init__(self, replicas: Sequence[Replica], spec: ServerSettings) -> None:
@@ -44,10 +44,7 @@ class ReplicaPool:
         self.events: deque[str] = deque(maxlen=EVENTS)
         self.events_total = 0  # since the start; `events` keeps the latest
         self.changed = asyncio.Event()
-        self.check_soon: Callable[[Replica], None] = lambda _: None
-        self.repeatable = (
-            all(replica.facts.seeds and replica.facts.batch_invariant for replica in replicas) and spec.seeded
-        )
+        self.repeatable = spec.seeded and all(replica.facts.batch_invariant for replica in replicas)
         self._tasks: dict[asyncio.Task[None], GenerationJob] = {}
         self._breaks: dict[Replica, asyncio.TimerHandle] = {}  # of busy servers
         self.failure: Exception | None = None  # no completion will come any more
@@ -103,7 +100,8 @@ class ReplicaPool:
         started_at = asyncio.get_running_loop().time()
         try:
             cancel_reason = None if job.reason else await self._run(job, replica)
-            if job.reason and self._lacks_score(job, replica):
+            same = (job.policy_version == replica.proof.version).all()  # only those weights can score it
+            if job.reason and same and self._wants_score(job):
                 job.scored = await self._score(replica, job.request.prompt.tokens, job.tokens)
         except (ServerError, WrongAnswerError, RefusedError) as error:
             self._failed(job, replica, error, started_at)
@@ -185,7 +183,7 @@ class ReplicaPool:
             job.tried.add(replica)
         counted = not _busy(error) and not isinstance(error, RefusedError)
         if counted:
-            self.counts["wrong" if isinstance(error, WrongAnswerError) else "failed"] += 1
+            self.counts["lost" if isinstance(error, WrongAnswerError) else "failed"] += 1
             job.failures = 0 if kept else job.failures + 1
         self._note_failure(replica, error, started_at)
         if counted and replica.streak >= STREAK:
@@ -205,7 +203,7 @@ class ReplicaPool:
     def _note_failure(self, replica: Replica, error: Failure, started_at: float) -> None:
         """Update the state of a replica after a failed call."""
         if isinstance(error, RefusedError):
-            self.move(replica, Event.REFUSED, error.reason)
+            self.eject(replica, error)
         elif isinstance(error, ServerError) and error.busy:
             replica.overloaded(started_at, error.reason)
             replica.limit = max(1, min(replica.limit, len(replica.running)) // 2)
@@ -218,11 +216,6 @@ class ReplicaPool:
         sampling = job.request.sampling
         wants = self.spec.untruncated == "score" and sampling.truncates and sampling.temperature == 1
         return wants and job.rules.log_probs == "processed" and job.scored is None and bool(job.length)
-
-    def _lacks_score(self, job: GenerationJob, replica: Replica) -> bool:
-        """Return True if this replica should score the completion: only with the weights that sampled it."""
-        same = bool((job.policy_version == replica.proof.version).all())
-        return self._wants_score(job) and replica.facts.scores and same
 
     def withdraw(self, jobs: Sequence[GenerationJob]) -> None:
         """Drop completions whose caller has left."""
@@ -290,22 +283,33 @@ class ReplicaPool:
             case Action.DISPATCH:
                 self.dispatch()
             case Action.CHECK:
-                self.check_soon(replica)
+                replica.check_soon.set()
             case Action.REST:
-                self._rest(replica, replica.break_seconds(retry_after))
+                self._rest(replica, retry_after)
             case Action.LEAVE:
                 self._leave(replica, reason)
             case Action.LEAVE_AND_ASK:
                 self._leave(replica, reason)
-                self.check_soon(replica)  # it may have been the last
+                replica.check_soon.set()  # it may have been the last
             case Action.WELCOME:
                 replica.streak, replica.reason = 0, ""
                 self.counts["returned"] += 1
                 self.add_event(f"engine: {replica.url} is back, with weights of version {replica.proof.version}")
                 self.dispatch()
 
-    def _rest(self, replica: Replica, seconds: float) -> None:
+    def eject(self, replica: Replica, error: Exception, what: str = "") -> None:
+        """Eject a replica because a call failed.
+
+        Args:
+            what: the call, for the user.
+        """
+        reason = error.reason if isinstance(error, ServerError | RefusedError) else str(error)
+        self.move(replica, Event.REFUSED if isinstance(error, RefusedError) else Event.EJECTED, f"{what}{reason}")
+
+    def _rest(self, replica: Replica, retry_after: float | None) -> None:
         self.counts["busy"] += 1
+        replica.busy_times += 1
+        seconds = busy_seconds(replica.busy_times, retry_after, crc32(replica.url.encode()))
         if replica.busy_times == BUSY_NEWS:
             self.add_event(f"engine: {replica.url} is busy, completions wait: {replica.reason}")
         loop = asyncio.get_running_loop()
@@ -389,10 +393,8 @@ class ReplicaPool:
         async def work_at(replica: Replica) -> None:
             try:
                 await work(replica)
-            except RefusedError as error:
-                self.move(replica, Event.REFUSED, error.reason)
-            except ServerError as error:
-                self.move(replica, Event.EJECTED, error.reason)
+            except (RefusedError, ServerError) as error:
+                self.eject(replica, error)
 
         await asyncio.gather(*(work_at(replica) for replica in replicas))
 

@@ -10,12 +10,11 @@ from enum import Enum
 class State(Enum):
     """The state of a replica: whether it is given work and, if not, what it is waiting for."""
 
-    NEW = "not compared with the others yet"
     READY = "is given work"
     BUSY = "has too much to do and is left alone for a while"
     SUSPECT = "a call failed; gets no work until a health check passes"
     BUSY_SUSPECT = "both: after the break it still needs a health check"
-    AWAY = "out of service; asked now and then whether it is well"
+    AWAY = "out of service, as at first; asked now and then whether it is well"
     REFUSING = "out of service because it refused our key; asked once more"
     LOCKED = "out of service; it refused our key again when it was asked to return"
     BARRED = "out of service for good: ejected again and again, and completed nothing between"
@@ -24,8 +23,6 @@ class State(Enum):
 class Event(Enum):
     """An event that may change the state of a replica."""
 
-    JOINED = "it is like the others and answers"
-    ABSENT = "it did not answer when the engine started"
     FAILED = "a completion or a score failed"
     OVERLOADED = "it answered 429 or 503"
     RESTED = "the break of a busy server is over"
@@ -33,7 +30,7 @@ class Event(Enum):
     EJECTED = "it does not answer, or is not what it should be"
     REFUSED = "it answered 401 or 403"
     HOPELESS = "it was ejected too often without a completion between"
-    RETURNED = "it answers everything as at the start and has the newest weights"
+    RETURNED = "it answers everything as the others do and has the newest weights"
     STILL_AWAY = "it was asked to return and is not well"
     STILL_REFUSED = "it was asked to return and refused our key"
 
@@ -57,8 +54,6 @@ LATE = (Event.FAILED, Event.OVERLOADED, Event.EJECTED, Event.REFUSED)  # events 
 
 # Other pairs can't occur; `tests/engine/http/test_replica_states.py` lists them with the reasons.
 TRANSITIONS: dict[tuple[State, Event], tuple[State, Action]] = {
-    (State.NEW, Event.JOINED): (State.READY, Action.NOTHING),
-    (State.NEW, Event.ABSENT): (State.AWAY, Action.NOTHING),
     (State.READY, Event.FAILED): (State.SUSPECT, Action.CHECK),
     (State.READY, Event.OVERLOADED): (State.BUSY, Action.REST),
     (State.READY, Event.CHECKED): (State.READY, Action.DISPATCH),

@@ -13,7 +13,6 @@ from proxima.engine.http.answer_checks import check_sampling
 from proxima.engine.http.client import ServerClient, ServerError, busy_seconds
 from proxima.engine.http.dialect import Dialect, ServerFacts
 from proxima.engine.http.replica import Replica
-from proxima.engine.http.replica_states import State
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import Capabilities, EngineRequirements
 from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
@@ -31,7 +30,6 @@ ALIKE = {  # facts in which servers must not differ, and their names in messages
     "quantization": "quantization",
     "log_probs": "log-prob mode",
     "prompt_echo": "echo of the prompt",
-    "scores": "scoring of given tokens",
 }
 
 
@@ -63,7 +61,7 @@ class ServerExpectations:
             return "it takes no new weights"
         theirs = await dialect.tokenize(client, facts, SAMPLE_TEXT)
         ours = list(self.tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"])
-        if theirs is None or theirs == ours:
+        if theirs == ours:
             return None
         differ = (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b)
         at = next(differ, min(len(theirs), len(ours)))
@@ -79,8 +77,9 @@ async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[Server
         FieldError: a server differs.
         UserError: the first failure that a retry would not fix.
     """
-    errors = [error for error in await asyncio.gather(*map(_ask_facts, replicas)) if error is not None]
-    new = [replica for replica in replicas if replica.state is State.NEW]
+    results = await asyncio.gather(*map(_ask_facts, replicas))
+    errors = [error for error in results if error is not None]
+    new = [replica for replica, error in zip(replicas, results, strict=True) if error is None]
     if not new:
         return None, errors
     expected = ServerExpectations(facts=new[0].facts, tokenizer=tokenizer)
@@ -94,7 +93,7 @@ async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[Server
             replica.join(await replica.health())
         except ServerError as error:
             errors.append(error)
-            replica.stay_away(f"{error.call or 'a call'} failed: {error.reason}")
+            replica.reason = f"{error.call or 'a call'} failed: {error.reason}"
     return expected, errors
 
 
@@ -111,7 +110,7 @@ async def _ask_facts(replica: Replica) -> ServerError | None:
             times += 1
             seconds = busy_seconds(times, error.retry_after)
             if error.status != 429 or loop.time() + seconds > until:
-                replica.stay_away(error.reason)
+                replica.reason = error.reason
                 return error
             await asyncio.sleep(seconds)
 
@@ -215,10 +214,7 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
 def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, name: str) -> None:
     if not facts.takes_weights:
         raise UserError(f"{name} takes no new weights", remedy=CONTROL)
-    if not facts.scores:
-        reason = f"{name} gives no log-probs of given tokens, so nothing can prove that it has the new weights"
-        raise UserError(reason, remedy="use a server that scores")
-    if needs.overlaps and spec.interrupt == "keep" and not (facts.version_spans and "keep" in facts.interrupts):
+    if needs.overlaps and spec.interrupt == "keep" and not (facts.version_spans and facts.keeps_kv):
         reason = f"needs a server that keeps what it runs and reports which weights sampled a token; {name} does not"
         raise FieldError("interrupt", spec.interrupt, reason, remedy="use recompute or finish")
 
@@ -235,7 +231,7 @@ def capabilities_of(
     assert facts.log_probs is not None
     return Capabilities(
         weight_updates=frozenset({"module", "checkpoint"}),
-        score=facts.scores and (plain or spec.untruncated == "score"),
+        score=plain or spec.untruncated == "score",
         in_flight=True,
         deterministic=deterministic,
         log_probs=facts.log_probs,

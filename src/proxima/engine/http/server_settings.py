@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from proxima.data import require
 from proxima.data.field_checks import check_choices
@@ -95,6 +95,11 @@ class ServerSettings(EngineSpec):
     def provides(self) -> frozenset[str]:
         switched = {"sampling_mask": self.sampling_mask, "routed_experts": self.routed_experts}
         return super().provides | {name for name, on in switched.items() if on}
+
+    @property
+    def launch_options(self) -> dict[str, Any]:
+        """The options of `start_servers` that depend on these settings."""
+        return {name: getattr(self, name) for name in ("quantization", "sampling_mask", "routed_experts")}
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -44,9 +44,7 @@ class ServerSpec(ServerSettings):
                 self.serve,
                 model=setup.model_path,
                 max_length=setup.max_length,
-                quantization=self.quantization,
-                sampling_mask=self.sampling_mask,
-                routed_experts=self.routed_experts,
                 log=setup.log,
+                **self.launch_options,
             )
         return HttpEngine(self, rules, sync, servers)

@@ -45,8 +45,11 @@ from proxima.engine.http.dialect import (
     check_scorable,
 )
 from proxima.engine.http.server_spec import ServerSpec
-from proxima.engine.http.sglang_facts import GENERATE, LOAD, PAUSES, SPARE, find_facts, salted, sampling_params
+from proxima.engine.http.sglang_facts import GENERATE, SPARE, find_facts, sampling_params
 from proxima.engine.protocol import PauseMode
+
+LOAD = "/update_weights_from_disk"
+PAUSES: dict[PauseMode, str] = {"abort": "abort", "keep": "retract"}
 
 
 class SglangDialect(Dialect):
@@ -76,9 +79,8 @@ class SglangDialect(Dialect):
             "stream": True,
             **({"return_sampling_mask": True} if request.sampling_mask else {}),
             **({} if request.routes is None else {"return_routed_experts": True}),
-            **salted(request.cache_salt),
         }
-        reader = _StreamReader(client, request, counts_prompt=facts.prompt_echo)
+        reader = _StreamReader(client, request)
         async with aclosing(stream_events(client, GENERATE, body, request.stream_size(repeats=True))) as events:
             async for event in events:
                 if (chunk := reader.chunk(event)) is not None:
@@ -100,11 +102,9 @@ class SglangDialect(Dialect):
             rows = items(answer["meta_info"]["input_token_logprobs"], "input_token_logprobs")
             asked_rows = rows[len(rows) - len(tokens) :] if len(tokens) else []
             ids = id_list([row[1] for row in asked_rows], "input_token_logprobs")
-            values = [math.nan if row[0] is None else number(row[0], "a log-prob") for row in asked_rows]
+            values = [number(row[0], "a log-prob") for row in asked_rows]
         if ids != scored_tokens[len(prompt) :]:
             raise ServerError(client.url, GENERATE, "log-probs are of other tokens than those that were given")
-        if not all(map(math.isfinite, values)):
-            raise ServerError(client.url, GENERATE, "log-probs of given tokens are not finite")
         return np.asarray(values, np.float32)
 
     async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
@@ -117,7 +117,7 @@ class SglangDialect(Dialect):
         """Load the weights from a folder that the server can read, and set their label.
 
         Raises:
-            ServerError: the server reports a failure, or a different label afterwards.
+            ServerError: the server reports a failure, or another label afterwards.
         """
         body = {
             "model_path": str(weights.folder),
@@ -131,10 +131,7 @@ class SglangDialect(Dialect):
             "torch_empty_cache": False,
             "flush_cache": False,
         }
-        answer = await client.post(LOAD, body, seconds=weights.seconds)
-        if not isinstance(answer, dict) or answer.get("success") is not True:
-            message = answer.get("message") if isinstance(answer, dict) else answer
-            raise ServerError(client.url, LOAD, f"version {weights.version} was not loaded: {one_line(message)}")
+        await client.post(LOAD, body, seconds=weights.seconds)
         named = await self._version(client)
         if named != weights.label:
             raise ServerError(client.url, LOAD, f"its weights are called {named!r} after {weights.label!r} was loaded")
@@ -155,15 +152,14 @@ class SglangDialect(Dialect):
             raise
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
-        """The weight version and, if the server counts them, the requests. It does not report whether it is paused, and
-        names its model after the folder of the last weights: the result has neither."""
+        """The weight version and, if the server counts them, the requests that wait. The server names its model after
+        the folder of the last weights: the result has no name."""
         version = await self._version(client)
         try:
             load = await client.get("/get_load")
             loads = load if isinstance(load, list) else [load]
-            names = ("num_reqs", "num_waiting_reqs")
-            total, waiting = (sum(whole(rank[name], name) for rank in loads) for name in names)
-            return ServerHealth(running=total - waiting, waiting=waiting, weight_version=version)
+            waiting = sum(whole(rank["num_waiting_reqs"], "num_waiting_reqs") for rank in loads)
+            return ServerHealth(waiting=waiting, weight_version=version)
         except (KeyError, TypeError, ValueError, ServerError) as error:
             if isinstance(error, ServerError) and error.status not in (404, 405):
                 raise
@@ -196,8 +192,8 @@ def _sampling_of(request: TokenRequest) -> dict[str, Any]:
 class _StreamReader:
     """Extracts the new part of each message of a stream."""
 
-    def __init__(self, client: ServerClient, request: TokenRequest, *, counts_prompt: bool = False) -> None:
-        self.client, self.request, self.counts_prompt, self.seen = client, request, counts_prompt, 0
+    def __init__(self, client: ServerClient, request: TokenRequest) -> None:
+        self.client, self.request, self.seen = client, request, 0
 
     def chunk(self, event: Mapping[str, Any]) -> Chunk | None:
         """The chunk of a message; None if nothing is new.
@@ -245,9 +241,7 @@ class _StreamReader:
         if ids is not None and tokens and items(ids, "output_ids")[-len(tokens) :] != tokens:
             raise self._failed("log-probs are of other tokens than those that were sampled")
         count = len(self.request.tokens)
-        if tokens and self.counts_prompt and "prompt_tokens" not in meta:
-            raise self._failed("an answer without prompt_tokens, which the server gave at the start")
-        if (read := whole(meta.get("prompt_tokens", count), "prompt_tokens")) != count:
+        if (read := whole(meta["prompt_tokens"], "prompt_tokens")) != count:
             raise UserError(
                 f"{self.client.url} read {read} tokens of a prompt of {count}",
                 remedy="start it without --allow-auto-truncate, or with a longer --context-length",

@@ -138,7 +138,7 @@ class VersionProof:
         facts = self._server.facts
         if health.model is not None and health.model != facts.model:
             return f"it serves {health.model} now, not {facts.model}"
-        if label is not None and facts.weight_version and health.weight_version != label:
+        if label is not None and health.weight_version != label:
             return f"it has weights {health.weight_version!r}, not {label!r}"
         return None
 
@@ -150,7 +150,7 @@ class VersionProof:
 
         Returns: the reason why it is not confirmed; None: it is.
         """
-        if not self._server.facts.weight_version:  # in this case it accepts no weights either
+        if label is None:  # it does not report its weights, and so accepts no new ones
             return None
         segments = self.unverified()
         try:

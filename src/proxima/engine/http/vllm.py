@@ -31,10 +31,8 @@ from proxima.engine.http.dialect import (
 from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.vllm_facts import GENERATE, MOVE_SECONDS, find_vllm_facts, wake_up
-from proxima.engine.http.weight_folder import weight_buckets
 from proxima.engine.protocol import EngineRequirements, PauseMode
 
-BUCKET = 1 << 28  # bytes of weights in one call
 ABSENT = -9999.0  # vLLM writes it where a log-prob is NaN, minus infinity, or was not computed
 COLDEST = 0.01  # vLLM raises a lower temperature above 0 to this one
 
@@ -98,14 +96,14 @@ class VllmDialect(Dialect):
         await client.post("/resume")
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
-        """Load the weights by the server's weight-transfer API, bucket by bucket, and set their label."""
+        """Load the weights by the server's weight-transfer API, file by file, and set their label."""
         try:
             async with asyncio.timeout(weights.seconds):
                 await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds)
                 await client.post("/start_weight_update", seconds=weights.seconds)
-                buckets = list(weight_buckets(weights.folder, BUCKET))
-                for count, (file, names) in enumerate(buckets, 1):
-                    bucket = {"file": str(file), "names": names, "last": count == len(buckets)}
+                files = sorted(weights.folder.glob("*.safetensors"))
+                for file in files:
+                    bucket = {"file": str(file), "last": file == files[-1]}
                     await client.post("/update_weights", {"update_info": bucket}, seconds=weights.seconds)
                 label = {"weight_version": weights.label}
                 await client.post("/finish_weight_update", label, seconds=weights.seconds)
@@ -137,7 +135,7 @@ class VllmDialect(Dialect):
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
         """The server's model and, if it has control calls, the version of its weights."""
         models = client.get("/v1/models")
-        if not facts.weight_version:
+        if not facts.pauses:
             return ServerHealth(model=_model_of(client, await models))
         served, version = await asyncio.gather(models, client.get("/weight_info"))
         with as_expected(client, "/weight_info", version):

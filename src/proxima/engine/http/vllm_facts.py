@@ -7,16 +7,14 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.engine.http.answer_values import id_list, one_line, plain_name, short_text, whole
-from proxima.engine.http.client import NotJsonError, RefusedError, ServerClient, ServerError, as_expected, stream_events
+from proxima.engine.http.client import OK, RefusedError, ServerClient, ServerError, as_expected, stream_events
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.log_prob_mode import Pair, find_log_prob_mode, two_greatest
-from proxima.engine.protocol import Interrupt
 
 GENERATE = "/inference/v1/generate"
 BACKEND = "proxima_folder"  # of in_server/proxima_vllm_worker.py
 PROMPT = (17, 42, 99, 7)  # ids that every vocabulary has
 MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
-ALL: frozenset[Interrupt] = frozenset({"recompute", "keep", "finish"})
 
 
 async def find_vllm_facts(client: ServerClient) -> ServerFacts:
@@ -36,7 +34,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         longest = None if longest is None else whole(longest, "max_model_len", 1)
     settings = await _optional(client.get("/server_info", {"config_format": "json"})) or {}
     config, device = settings.get("vllm_config") or {}, _of(settings, "vllm_config", "device_config", "device")
-    first, again, other = await _three_choices(client)
+    first = await _first_choice(client)
     control = all([await _optional(client.get(path)) is not None for path in ("/weight_info", "/is_paused")])
     backend = _of(config, "weight_transfer_config", "backend")
     more = {"weight transfer": f"backend {backend} found, and not {BACKEND}"} if backend not in (None, BACKEND) else {}
@@ -46,8 +44,6 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         return two_greatest(lambda: [_["logprob"] for _ in choice["logprobs"]["content"][0]["top_logprobs"]])
 
     log_probs, why = await find_log_prob_mode(pair)
-    # without spans, the weights that sampled a token would be unknown for a completion that ran across a pause
-    interrupts = ALL if (spans := bool(first.get("weight_versions"))) else frozenset[Interrupt]({"finish"})
     return ServerFacts(
         server=f"vllm {one_line(_of(version, 'version') or '?', 40)}",
         model=model,
@@ -55,16 +51,13 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         dtype=plain_name(_of(config, "model_config", "dtype")),
         quantization=plain_name(_of(config, "model_config", "quantization")),
         log_probs=log_probs,
-        scores=await _scores(client),
         takes_weights=control and backend == BACKEND,
-        weight_version=control,
-        version_spans=spans,
+        version_spans=bool(first.get("weight_versions")),
         prompt_echo=await _echoes_prompt(client),
-        pause_modes=frozenset({"keep", "abort"}) if control else frozenset(),
-        interrupts=interrupts if control else frozenset(),
-        cache_salt=await _optional(_tokens(client, cache_salt="proxima", max_tokens=1)) is not None,
+        pauses=control,
+        keeps_kv=True,
         # on a CPU, a seeded request whose prompt is computed in several parts crashes the server
-        seeds=first["token_ids"] == again["token_ids"] != other["token_ids"] and device != "cpu",
+        seeds=device != "cpu",
         sampling_mask=bool(_of(config, "model_config", "return_sampling_mask")),
         routed_experts=isinstance(first.get("routed_experts"), str),
         batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT")) and device == "cuda",
@@ -90,20 +83,20 @@ async def _models(client: ServerClient) -> Any:
     try:
         return await client.get("/v1/models")
     except ServerError as error:
-        if error.status not in (404, 405) and not isinstance(error, NotJsonError):
+        if error.status not in (OK, 404, 405):
             raise
         reason = f"is not a vLLM server: GET /v1/models gives {error.reason}"
         raise ServerError(client.url, error.call, reason, error.status) from error
 
 
-async def _three_choices(client: ServerClient) -> list[dict[str, Any]]:
-    """Answers to one request: two with the same seed, and one with another.
+async def _first_choice(client: ServerClient) -> dict[str, Any]:
+    """The answer to a first request.
 
     Raises:
         UserError: the server does not have the call: it answers 403 or 404.
     """
     try:
-        choices = [await _tokens(client, seed=seed) for seed in (7, 7, 8)]
+        choice = await _tokens(client)
     except (ServerError, RefusedError) as error:
         if isinstance(error, ServerError) and error.status not in (404, 405, 501):
             raise
@@ -111,20 +104,16 @@ async def _three_choices(client: ServerClient) -> list[dict[str, Any]]:
         kind = RefusedError if isinstance(error, RefusedError) else UserError  # 403 is also that of a refused key
         raise kind(f"{client.url} gives no token ids: {error.reason}", remedy=remedy) from error
     with as_expected(client, GENERATE):
-        for choice in choices:
-            id_list(choice["token_ids"], "token_ids")
-    return choices
+        id_list(choice["token_ids"], "token_ids")
+    return choice
 
 
-async def _tokens(
-    client: ServerClient, prompt: tuple[int, ...] = PROMPT, *, cache_salt: str | None = None, **sampling: Any
-) -> dict[str, Any]:
+async def _tokens(client: ServerClient, prompt: tuple[int, ...] = PROMPT, **sampling: Any) -> dict[str, Any]:
     """Return the first choice of an answer, not streamed."""
-    body = _body(prompt, **sampling) | ({} if cache_salt is None else {"cache_salt": cache_salt})
-    answer = await client.post(GENERATE, body)
+    answer = await client.post(GENERATE, _body(prompt, **sampling))
     with as_expected(client, GENERATE, answer):
         choice: dict[str, Any] = answer["choices"][0]
-        return choice | {"prompt_logprobs": answer.get("prompt_logprobs")}
+        return choice
 
 
 def _body(prompt: tuple[int, ...], **sampling: Any) -> dict[str, Any]:
@@ -138,18 +127,15 @@ async def _echoes_prompt(client: ServerClient) -> bool:
     """Return True if the first tokens of a stream come with the prompt's ids. A later completion without them does not
     show that the server never sends them: it may be the answer to another request."""
     body = _body(PROMPT, max_tokens=1) | {"stream": True, "return_token_ids": True}
-    async with asyncio.timeout(client.seconds), aclosing(stream_events(client, GENERATE, body)) as events:
-        async for event in events:
-            for choice in event.get("choices") or ():
-                if choice.get("token_ids"):
-                    return bool((event.get("prompt_token_ids") or choice.get("prompt_token_ids")) == list(PROMPT))
+    try:
+        async with asyncio.timeout(client.seconds), aclosing(stream_events(client, GENERATE, body)) as events:
+            async for event in events:
+                for choice in event.get("choices") or ():
+                    if choice.get("token_ids"):
+                        return bool((event.get("prompt_token_ids") or choice.get("prompt_token_ids")) == list(PROMPT))
+    except TimeoutError as error:
+        raise ServerError(client.url, GENERATE, f"no token within {client.seconds:g} s") from error
     return False
-
-
-async def _scores(client: ServerClient) -> bool:
-    """Return True if the server returns log-probs of the prompt."""
-    rows = (await _optional(_tokens(client, prompt_logprobs=0, max_tokens=1)) or {}).get("prompt_logprobs") or []
-    return len(rows) == len(PROMPT) and all(isinstance(row, dict) for row in rows[1:])
 
 
 async def _optional(call: Awaitable[Any]) -> Any:
@@ -159,7 +145,7 @@ async def _optional(call: Awaitable[Any]) -> Any:
     except UserError:
         return None
     except ServerError as error:
-        if error.status is None:
+        if error.status in (None, OK):
             raise
         return None
 

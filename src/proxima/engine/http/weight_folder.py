@@ -17,8 +17,8 @@ from proxima.engine.event_loop_thread import CLOSED
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
 from proxima.engine.shared_weights import model_as_files, unique_weights
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-SHARD = 2 << 30  # bytes of weights per file, which are in this process's memory twice while it is written
+INDEX = "model.safetensors.index.json"
+SHARD = 1 << 28  # bytes of weights per file: a server is given one after the other, and a copy is made of one at a time
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHARED_MEMORY = Path("/dev/shm")
 KEPT = 2  # the folder that servers have loaded, and the one that they are loading
@@ -102,8 +102,6 @@ class WeightFolders:
         self._remove()
 
     def _remove(self) -> None:
-        for folder in self._written:
-            shutil.rmtree(folder, ignore_errors=True)
         self._written.clear()
         if self._locked is not None:
             self._locked.remove()
@@ -146,14 +144,11 @@ def _shards(model: nn.Module, dtype: torch.dtype | None) -> Iterator[dict[str, T
 def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) -> None:
     total, weight_map = 0, dict[str, str]()
     for number, shard in enumerate(_shards(model, dtype), 1):
-        file = f"model-{number:05}.safetensors"
+        file = f"model-{number:05}.safetensors"  # servers read them in this order
         save_file(shard, folder / file, metadata={"format": "pt"})
         total += sum(weight.nbytes for weight in shard.values())
         weight_map |= dict.fromkeys(shard, file)
-    if len(set(weight_map.values())) == 1:
-        os.rename(folder / file, folder / SINGLE)
-    else:
-        (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
 
 
 def _no_room(folder: Path | None, error: OSError) -> UserError:
@@ -163,32 +158,9 @@ def _no_room(folder: Path | None, error: OSError) -> UserError:
     return UserError(f"weights could not be written{where}: {error.strerror}", remedy=remedy)
 
 
-def weight_buckets(folder: Path, size: int) -> Iterator[tuple[Path, list[str]]]:
-    """Yield the weights of a folder in the order of its files: a file, and names of weights in it with at most `size`
-    bytes in total (a larger weight is yielded alone)."""
-    for file in sorted(folder.glob("*.safetensors")):
-        bucket, filled = list[str](), 0
-        for name, length in _lengths(file):
-            if bucket and filled + length > size:
-                yield file, bucket
-                bucket, filled = [], 0
-            bucket.append(name)
-            filled += length
-        if bucket:
-            yield file, bucket
-
-
 def folder_bytes(folder: Path) -> int:
     """Bytes of the weights in a folder."""
-    return sum(length for file in folder.glob("*.safetensors") for _, length in _lengths(file))
-
-
-def _lengths(file: Path) -> list[tuple[str, int]]:
-    """Names and bytes of the tensors in a safetensors file, in file order."""
-    with file.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
-    return [(name, end - start) for name, (start, end) in sorted(spans.items(), key=lambda item: item[1][0])]
+    return int(json.loads((folder / INDEX).read_text())["metadata"]["total_size"])
 
 
 def _set_dtype(file: Path, dtype: torch.dtype | None) -> None:

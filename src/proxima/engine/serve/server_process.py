@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 
 from proxima.engine.serve.launch import Launch
-from proxima.engine.serve.server_log import doing, last_error
+from proxima.engine.serve.server_log import last_error
 from proxima.process.kill import describe_exit
 from proxima.process.start import start_module
 
@@ -81,20 +81,12 @@ class ServerProcess:
             stream.seek(max(self._begin, end - TAIL))
             return self.launch.masked(stream.read().decode(errors="replace"))
 
-    def doing(self) -> str:
-        """Its current activity, according to the end of its log."""
-        return doing(self.output())
-
     def describe_exit(self) -> str:
         """Describe how it ended, with the line of its log that explains why."""
         code = self.code or 0
         how = describe_exit(128 - code if code - 128 in list(signal.Signals) else code)
-        reason = self.last_error()
+        reason = last_error(self.output())
         return f"{how}: {reason}" if reason else how
-
-    def last_error(self) -> str:
-        """The line of its log that explains the error."""
-        return last_error(self.output())
 
     def ask_to_stop(self) -> None:
         """Start stopping all its processes; `stop` waits until they have ended."""

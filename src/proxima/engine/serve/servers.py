@@ -16,6 +16,7 @@ from typing import Any
 from proxima.data import FieldError, UserError
 from proxima.engine.serve.launch import LAUNCHES, Launch, find_executable
 from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.server_log import doing, last_error
 from proxima.engine.serve.server_process import ServerProcess
 
 BEAT = 0.25  # seconds between two polls of a server
@@ -154,7 +155,7 @@ class Servers:
     def _tell(self, seconds: float) -> None:
         for server in self.started:
             if not server.ready.is_set() and server.process is not None:
-                self.report(f"{server.name}  {seconds:.0f} s  {server.process.doing() or 'starting'}")
+                self.report(f"{server.name}  {seconds:.0f} s  {doing(server.process.output()) or 'starting'}")
 
     # ---- in a thread a server ----------------------------------------------------------------------------------------
 
@@ -187,32 +188,26 @@ class Servers:
     def _watch(self, server: StartedServer, process: ServerProcess) -> str:
         """Wait until the process has ended or all are closed; return why it must be stopped, if it does not end by
         itself."""
-        begun = time.monotonic()
-        while process.code is None and not self._closing.is_set():
-            if process.answers():
-                server.answered = True
-                server.ready.set()
-                return self._watch_ready(server, process)
-            if time.monotonic() - begun > self.serve.start_seconds:
-                last = f"; its log ends with: {words}" if (words := process.doing()) else ""
-                return f"has not answered for {self.serve.start_seconds:g} s{last}"
-            self._closing.wait(BEAT)
-        return ""
-
-    def _watch_ready(self, server: StartedServer, process: ServerProcess) -> str:
-        """Like `_watch`, for a server that has answered."""
-        steady_from = time.monotonic() + STEADY
-        answered_at = checked = time.monotonic()
+        ready_at = answered_at = checked = time.monotonic()
         while process.code is None and not self._closing.wait(BEAT):
             now = time.monotonic()
-            if now >= steady_from:
+            if not server.ready.is_set():
+                if process.answers():
+                    ready_at = answered_at = checked = now
+                    server.answered = True
+                    server.ready.set()
+                elif now - answered_at > self.serve.start_seconds:
+                    last = f"; its log ends with: {words}" if (words := doing(process.output())) else ""
+                    return f"has not answered for {self.serve.start_seconds:g} s{last}"
+                continue
+            if now - ready_at >= STEADY:
                 server.deaths = 0
             if now - checked < HEALTH:
                 continue
             checked = now
             unhealthy = process.is_unhealthy()
             if unhealthy and process.code is None:
-                return f"is not healthy any more: {process.last_error()}"
+                return f"is not healthy any more: {last_error(process.output())}"
             answered_at = now if unhealthy is False else answered_at
             if now - answered_at > SILENCE:
                 return f"has not answered for {SILENCE:g} s"

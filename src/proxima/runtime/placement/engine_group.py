@@ -87,8 +87,12 @@ def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
         require(value == only, f"engine.serve.{name}", value, f"must be {only} with placement.engines: {why}")
     if config.placement.colocate and config.placement.gpus_per_rank:
         serve = replace(serve, arguments=(SLEEP_MODE, *serve.arguments))
-    settings = {name: getattr(engine, name) for name in ("quantization", "sampling_mask", "routed_experts")}
-    settings |= {"kind": kind, "serve": serve, "model": config.model.path, "max_length": config.model.max_length}
+    settings = engine.launch_options | {
+        "kind": kind,
+        "serve": serve,
+        "model": config.model.path,
+        "max_length": config.model.max_length,
+    }
     log = folder.absolute() / ENGINE_LOG
     return EnginePlan(arguments=settings | {"log": log}, shared=engine.weight_folder is not None)
 

@@ -8,7 +8,7 @@ nothing else, is on the server's PYTHONPATH, and the server is started with
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,10 +59,9 @@ class FolderInit:
 
 @dataclass
 class FolderBucket:
-    """A bucket of weights: `names` in `file`; with `last` the update is complete."""
+    """A bucket of weights: those in `file`; with `last` the update is complete."""
 
     file: str
-    names: list[str] = field(default_factory=list)
     last: bool = False
 
 
@@ -92,7 +91,7 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
         Raises:
             RuntimeError: after the last bucket, some parameters have received no weights.
         """
-        taken = self.model.load_weights(_read(update_info))
+        taken = self.model.load_weights(_read(update_info.file))
         self.loaded |= set(taken or ())
         if update_info.last and taken is not None and self.model_config.quantization is None:
             missing = sorted((self.wanted or set()) - self.loaded)
@@ -110,10 +109,10 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
         """Do nothing: there is nothing to shut down."""
 
 
-def _read(bucket: FolderBucket) -> Iterator[tuple[str, Any]]:
-    """Yield the bucket's weights one by one from the memory-mapped file."""
-    with safe_open(bucket.file, framework="pt") as weights:
-        for name in bucket.names:
+def _read(file: str) -> Iterator[tuple[str, Any]]:
+    """Yield the weights one by one from the memory-mapped file."""
+    with safe_open(file, framework="pt") as weights:
+        for name in weights.offset_keys():
             yield name, weights.get_tensor(name)
 
 
