@@ -10,7 +10,7 @@ import torch
 
 from proxima.check.engine_case import tiny_model
 from proxima.model import LoadedModel, load
-from tests.engine.http.plain_dialect import engine_over, fakes
+from tests.engine.http.plain_dialect import engine_over, fakes, update
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +33,9 @@ def llama(tiny_model: Callable[[str], Path]) -> LoadedModel:
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Any, list[Any]]]]:
-    """`fleet(count, facts=…, rates=…, slow=…, **settings)`: an engine and the servers that it speaks to; both end with
-    the test. A server that answers, however slowly, is never given up: the limits of `replica` are minutes."""
+    """`fleet(count, facts=…, rates=…, slow=…, published=…, **settings)`: an engine and the servers that it speaks to,
+    with weights of version 1 if they are `published`; both end with the test. A server that answers, however slowly, is
+    never given up: the limits of `replica` are minutes."""
     monkeypatch.setattr("proxima.engine.http.replica.ABORT_SECONDS", 300.0)
     monkeypatch.setattr("proxima.engine.http.replica_pool.CONFIRM_SECONDS", 300.0)
     monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.5)
@@ -48,9 +49,13 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             facts: dict[str, Any] | None = None,
             rates: dict[str, float] | None = None,
             slow: float = 0.0,
+            published: bool = False,
             **settings: Any,
         ) -> tuple[Any, list[Any]]:
             servers = opened.enter_context(fakes(count, facts=facts, rates=rates, slow=slow))
-            return opened.enter_context(engine_over(servers, tmp_path, **settings)), servers
+            engine = opened.enter_context(engine_over(servers, tmp_path, **settings))
+            if published:
+                engine._loop.call(engine._keeper.publish(update(1)))
+            return engine, servers
 
         yield start

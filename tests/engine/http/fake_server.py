@@ -185,7 +185,7 @@ class FakeServer(HttpListener):
             if prompt is not None:
                 message["prompt"], prompt = prompt, None
             if request.ended is not None and self.facts["version_spans"]:
-                message["spans"] = _spans(request.labels)
+                message["spans"] = spans_of(request.labels)
             writer.write(chunk(json.dumps(_spoiled(message, fault)).encode() + b"\n"))
             await writer.drain()
             if request.ended is not None:
@@ -246,12 +246,10 @@ class FakeServer(HttpListener):
         return 200, {}
 
     def _pause(self, body: Any) -> tuple[int, Any]:
-        return 200, self._paused(body["mode"])
-
-    async def _paused(self, mode: str) -> None:
         self.paused = True
-        for request in self.running.values() if mode == "abort" else ():
+        for request in self.running.values() if body["mode"] == "abort" else ():
             request.ended = request.ended or "abort"
+        return 200, None
 
     def _resume(self, _: Any) -> tuple[int, Any]:
         self.paused = False
@@ -272,9 +270,10 @@ class FakeServer(HttpListener):
         return 200, None
 
 
-def _spans(labels: list[str]) -> list[tuple[str, int, int]]:
+def spans_of(labels: list[str]) -> list[tuple[str, int, int]]:
+    """(label, start, end) of the labels of tokens."""
     starts = [i for i, label in enumerate(labels) if i == 0 or label != labels[i - 1]]
-    return [(labels[a], a, b) for a, b in zip(starts, [*starts[1:], len(labels)], strict=True)]
+    return [(labels[a], a, b) for a, b in zip(starts, [*starts[1:], len(labels)], strict=False)]
 
 
 def _spoiled(message: dict[str, Any], fault: str | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tests.engine.http.fake_server import spans_of
 from tests.engine.http.fake_vllm import experts_of
 from tests.engine.http.small_http import Answer, SmallHttpServer
 
@@ -358,7 +359,8 @@ class FakeSglang(SmallHttpServer):
             "weight_version": self.version,
         }
         if self.options.spans:
-            meta["weight_versions"] = spans_of(request.versions, self.version)
+            spans = spans_of(request.versions)
+            meta["weight_versions"] = [{"version": version, "start": a, "end": b} for version, a, b in spans]
         if body.get("return_logprob"):
             meta |= {"output_token_logprobs": list(request.pairs), "input_token_logprobs": self.input_pairs(body)}
             if body.get("top_logprobs_num"):
@@ -388,14 +390,3 @@ class FakeSglang(SmallHttpServer):
             best = logits.topk(count).indices.tolist()
             rows.append([[self.log_prob_of(logits, token, request.sampling), token, None] for token in best])
         return rows
-
-
-def spans_of(versions, current):
-    """[{version, start, end}] of the versions of tokens."""
-    spans = []
-    for at, version in enumerate(versions):
-        if spans and spans[-1]["version"] == version:
-            spans[-1]["end"] = at + 1
-        else:
-            spans.append({"version": version, "start": at, "end": at + 1})
-    return spans or [{"version": current, "start": 0, "end": 0}]

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -115,7 +115,7 @@ class PlainSync:
     def __init__(self, spec: ServerSpec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
 
-    async def prepare(self, update, label):
+    async def prepare(self, update, label, dtype):
         self.update, self.label = update, label
         (self.folder / "weights.json").write_text(json.dumps(update.module.weights))
 
@@ -135,17 +135,7 @@ class PlainSync:
         (self.folder / "weights.json").unlink(missing_ok=True)
 
 
-def rules(**changes) -> CompletionRules:
-    return CompletionRules(
-        **{
-            "tokenizer": LetterTokenizer(),
-            "stop_tokens": (STOP,),
-            "vocabulary": VOCABULARY,
-            "max_length": 200,
-            "log_probs": "processed",
-        }
-        | changes
-    )
+RULES = CompletionRules(tokenizer=LetterTokenizer(), stop_tokens=(STOP,), vocabulary=VOCABULARY, max_length=200)
 
 
 @contextlib.contextmanager
@@ -170,7 +160,7 @@ def engine_over(servers: Sequence[FakeServer], folder: Path, routes=None, **sett
     spec = Plain(url=tuple(server.url for server in servers), **settings)
     if spec.talk is not None:
         spec.talk.servers = {server.url: server for server in servers}
-    engine = HttpEngine(spec, rules(routes=routes), PlainSync(spec, folder))
+    engine = HttpEngine(spec, replace(RULES, routes=routes), PlainSync(spec, folder))
     try:
         yield engine
     finally:

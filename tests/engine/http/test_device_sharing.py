@@ -81,8 +81,7 @@ async def test_nothing_runs_between_sleep_and_resume(fleet):
 
 
 async def test_a_server_that_comes_back_during_an_update_waits_for_its_end(fleet):
-    engine, servers = fleet(2, facts=SLEEPS)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, facts=SLEEPS, published=True)
     servers[0].failing.add("/load")  # its health check
     await until(lambda: engine._pool.counts["ejected"])
     entered, leave, returning = asyncio.Event(), asyncio.Event(), engine._keeper._push
@@ -111,8 +110,7 @@ async def test_a_server_that_comes_back_during_an_update_waits_for_its_end(fleet
 
 
 async def test_a_long_update_is_no_absence_of_the_servers(fleet):
-    engine, (server,) = fleet(facts=SLEEPS, away_seconds=0.05)
-    await engine.publish(update(1))
+    engine, (server,) = fleet(facts=SLEEPS, away_seconds=0.05, published=True)
     server.failing.add("/sleep")
     await engine.pause()
     await engine.sleep()
@@ -128,8 +126,7 @@ async def test_a_long_update_is_no_absence_of_the_servers(fleet):
 
 @pytest.mark.parametrize("call", ["sleep", "wake"])
 async def test_a_server_that_fails_is_ejected_and_returns_when_the_trainer_is_done(call, fleet):
-    engine, servers = fleet(2, facts=SLEEPS)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, facts=SLEEPS, published=True)
     servers[0].failing.add(f"/{call}")
     await engine.pause()
     await engine.sleep()

@@ -26,8 +26,7 @@ from tests.engine.http.plain_dialect import (
 
 async def test_it_is_ejected_with_its_reason_and_returns_once_it_has_the_weights(fleet):
     asked = requests(6, 2)
-    engine, servers = fleet(2, max_running=2)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, max_running=2, published=True)
     servers[1].ignores_weights = True
     await engine.publish(update(2))
     health, calls = await engine.health(), servers[1].calls["/generate"]
@@ -58,8 +57,7 @@ async def test_it_is_given_weights_again_ever_more_rarely_and_serves_nothing(fle
 
 
 async def test_a_server_that_was_started_again_and_fails_its_proof_is_reported(fleet):
-    engine, servers = fleet(2)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, published=True)
     servers[1].ignores_weights = True
     servers[1].restart()
     await until(lambda: engine._pool.replicas[1].setbacks >= 3)
@@ -69,8 +67,7 @@ async def test_a_server_that_was_started_again_and_fails_its_proof_is_reported(f
 
 
 async def test_the_run_ends_when_all_servers_fail(fleet):
-    engine, servers = fleet(2)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, published=True)
     for server in servers:
         server.ignores_weights = True
     with pytest.raises(UserError, match="computes with other weights"):
@@ -81,8 +78,7 @@ async def test_the_run_ends_when_all_servers_fail(fleet):
 async def test_one_that_is_away_is_waited_for_when_all_others_fail(returns, fleet):
     """And the run ends when it does not return."""
     asked = requests(4, 2)
-    engine, servers = fleet(2, away_seconds=LONG if returns else 0.2)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, away_seconds=LONG if returns else 0.2, published=True)
     servers[0].die()
     await until(lambda: engine._pool.counts["ejected"] == 1)
     servers[1].ignores_weights = True
@@ -112,8 +108,7 @@ async def test_the_run_ends_at_its_first_sync_whoever_fails(fleet):
 async def test_what_it_continues_with_before_it_is_found_does_not_count(fleet):
     """Completions that it held end after it says that it has the new weights, and before the probe is answered."""
     asked = requests(6, 2)
-    engine, servers = fleet(2, facts=IN_PLACE, health_seconds=LONG)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, facts=IN_PLACE, health_seconds=LONG, published=True)
     task = await begun(engine, servers, asked)
     bad = servers[1]
     assert bad.running

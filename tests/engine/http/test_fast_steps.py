@@ -17,8 +17,7 @@ async def test_new_weights_do_not_keep_a_server_out_forever(owner, name, fleet, 
         return await whole(caller, of, *more)
 
     monkeypatch.setattr(owner, name, take_long)
-    engine, servers = fleet(2)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, published=True)
     servers[0].die()
     await until(lambda: engine._pool.counts["ejected"] == 1)
     returning = True

@@ -9,18 +9,7 @@ import pytest
 from proxima.data import UserError
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
-from tests.engine.http.plain_dialect import (
-    WEIGHTS,
-    check,
-    engine_over,
-    fakes,
-    go_on,
-    held,
-    replicas,
-    requests,
-    until,
-    update,
-)
+from tests.engine.http.plain_dialect import WEIGHTS, check, go_on, held, replicas, requests, until, update
 
 WRONG = ("short", "nan", "other", "impossible", "spill")  # answers, none of which counts
 
@@ -59,8 +48,7 @@ async def test_the_tokens_of_a_broken_completion_are_kept(fault, spans, fleet):
     """A server whose completions differ each time: beginning again would prefer short completions. One that does not
     say with them which weights sampled them is asked."""
     asked = requests(1, 1, first=3, max_tokens=6)
-    engine, (server,) = fleet(facts={"batch_invariant": False, "version_spans": spans})
-    await engine.publish(update(1))
+    engine, (server,) = fleet(facts={"batch_invariant": False, "version_spans": spans}, published=True)
     server.script += [fault]
     task = asyncio.create_task(collect(engine, asked))
     if fault == "hang":
@@ -119,8 +107,7 @@ async def test_failing_hanging_dying_and_coming_back(invariant, fleet):
 
 async def test_a_server_that_was_started_again_gets_the_newest_weights_first(fleet):
     """Without anything running, so that no connection breaks."""
-    engine, servers = fleet(2)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, published=True)
     servers[0].restart()
     await until(lambda: engine._pool.counts["returned"] == 1)
     check(requests(6, 2), await collect(engine, requests(6, 2)), 1)
@@ -154,24 +141,13 @@ async def test_no_server_left_is_one_line(fleet):
     [("model", "another", "its model is another"), ("takes_weights", False, "it takes no new weights")],
 )
 async def test_a_server_that_has_become_another_does_not_return(fact, value, reason, fleet):
-    engine, servers = fleet(2)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, published=True)
     servers[0].die()
     servers[0].facts[fact] = value
     servers[0].come_back()
     await until(lambda: reason in engine._pool.replicas[0].reason)
     check(requests(4, 2), await collect(engine, requests(4, 2)))
     assert servers[0].weights == 0.5
-
-
-def test_different_weights_at_the_start_are_refused_unless_new_ones_come(tmp_path):
-    with fakes(2) as servers:
-        servers[1].label = "other"
-        with engine_over(servers, tmp_path) as engine:
-            with pytest.raises(UserError, match="the servers have different weights"):
-                asyncio.run(collect(engine, requests(1, 1)))
-            asyncio.run(engine.publish(update(1)))
-            check(requests(2, 2), asyncio.run(collect(engine, requests(2, 2))))
 
 
 async def test_scoring_goes_elsewhere_too(fleet):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import LetterTokenizer, sequence_log_probs
 from tests.engine.http.plain_dialect import (
     IN_PLACE,
+    RULES,
     WEIGHTS,
     PlainDialect,
     begun,
@@ -29,7 +31,6 @@ from tests.engine.http.plain_dialect import (
     go_on,
     hold_scores,
     requests,
-    rules,
     until,
     update,
     versions,
@@ -49,8 +50,7 @@ def jobs_of(engine):
 async def test_a_server_that_keeps_its_versions_to_itself_makes_no_short_completions(fleet):
     """It said at the start that it tells them: what it sampled after new weights came is asked for again."""
     asked = requests(5, 3)
-    engine, servers = fleet(facts=IN_PLACE)
-    await engine.publish(update(1))
+    engine, servers = fleet(facts=IN_PLACE, published=True)
     task = await begun(engine, servers, asked)
     servers[0].facts["version_spans"] = False
     await engine.publish(update(2))
@@ -77,8 +77,7 @@ async def test_callers_that_leave_before_anything_was_sent_take_no_room_with_the
 
 async def test_the_only_server_dies_while_new_weights_wait_for_what_runs(fleet):
     asked = requests(4, 2)
-    engine, (server,) = fleet(facts=IN_PLACE, interrupt="finish")
-    await engine.publish(update(1))
+    engine, (server,) = fleet(facts=IN_PLACE, interrupt="finish", published=True)
     task = await begun(engine, [server], asked)
     publishing = asyncio.create_task(engine.publish(update(2)))
     await until(lambda: engine._pool.loading)
@@ -93,8 +92,7 @@ async def test_the_only_server_dies_while_new_weights_wait_for_what_runs(fleet):
 async def test_scores_are_of_one_version(fleet):
     """New weights come while a completion is scored by the server that sampled it."""
     asked = requests(1, 1, first=3, top_k=3, max_tokens=4)
-    engine, (server,) = fleet(facts=IN_PLACE)
-    await engine.publish(update(1))
+    engine, (server,) = fleet(facts=IN_PLACE, published=True)
     release, calls = hold_scores(server, 1), server.calls["/score"]
     task = asyncio.create_task(collect(engine, asked))
     await until(lambda: server.calls["/score"] > calls)
@@ -107,8 +105,7 @@ async def test_scores_are_of_one_version(fleet):
 
 async def test_scores_of_a_caller_are_of_the_weights_that_are_there(fleet):
     prompt, tokens = [1, 2], [3, 4, 5]
-    engine, (server,) = fleet()
-    await engine.publish(update(1))
+    engine, (server,) = fleet(published=True)
     release, bodies, scored = asyncio.Event(), [], server._scored
 
     async def first_of_old_weights(body):
@@ -135,7 +132,7 @@ class ByteTokenizer(LetterTokenizer):
 def test_a_stop_sign_of_many_tokens_is_seen_across_the_seam():
     (request,) = requests(1, 1, stop=("🦊",))
     collected = []
-    stop_rules = rules(tokenizer=ByteTokenizer(), vocabulary=256, stop_tokens=())
+    stop_rules = replace(RULES, tokenizer=ByteTokenizer(), vocabulary=256, stop_tokens=())
     job = GenerationJob(request, stop_rules, collected.append)
     signs = list("🦊".encode())
     job.begin(1)

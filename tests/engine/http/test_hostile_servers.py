@@ -548,12 +548,10 @@ def test_a_stream_that_hangs_at_the_start(loop: EventLoopThread) -> None:
 
 
 @contextmanager
-def engine_of(server: RawServer, name: str, *, at_the_start: bool = False) -> Iterator[HttpEngine]:
-    """Its limits are those of `limit`, but only when it has begun, unless the script comes at the start."""
+def engine_of(server: RawServer, name: str) -> Iterator[HttpEngine]:
+    """Its limits are those of `limit`, but only when it has begun."""
     hurry = {"idle_seconds": limit(name), "call_seconds": limit(name)}
     seconds = {"idle_seconds": 30.0, "call_seconds": 30.0, "health_seconds": 0.01, "away_seconds": 0.1}
-    if at_the_start:
-        seconds |= dict.fromkeys(hurry, limit(name, "busy"))
     engine = HttpEngine(Vllm(url=server.url, retries=2, **seconds), RULES, NoSync())  # type: ignore[arg-type]
     (replica,) = engine._pool.replicas
     replica.spec = engine._pool.spec = replace(engine.spec, **hurry)
@@ -616,22 +614,3 @@ def test_health_checks_of_an_engine(path: str, name: str, loop: EventLoopThread)
         for number, result in enumerate(twice_then_always(server, name, ask)):
             if not isinstance(result, UserError):
                 check(requests(10 * number), result)
-
-
-AT_THE_START = [("/v1/models", "hangs"), ("/v1/models", "busy"), ("/weight_info", "refused")]
-AT_THE_START += [("/inference/v1/generate", name) for name in ("status 500", "top log-probs of 10^6")]
-
-
-@pytest.mark.parametrize(("path", "name"), AT_THE_START)
-def test_the_start_of_an_engine(path: str, name: str, loop: EventLoopThread) -> None:
-    with hostile(loop, CALLS[path][name], lambda asked, body: asked == path) as server:
-        server.left = float("inf")
-        try:
-            with engine_of(server, name, at_the_start=True) as engine:
-                result = outcome(lambda: collect(engine, requests(0)))
-        except UserError as error:
-            assert is_one_line(error)
-        else:
-            assert isinstance(result, UserError) or check(requests(0), result) is None
-        assert server.hit > 0 or limit(name, "busy") < 30.0
-        assert server.sent <= TAKEN

@@ -43,10 +43,10 @@ async def test_the_time_to_prepare_weights_is_told_apart_from_the_sync(fleet):
     engine, _ = fleet(2)
     prepare, passed = engine._sync.prepare, []
 
-    async def later(update, label):
+    async def later(*given):
         begun = time.monotonic()
         await asyncio.sleep(0.01)
-        await prepare(update, label)
+        await prepare(*given)
         passed.append(time.monotonic() - begun)
 
     engine._sync.prepare = later

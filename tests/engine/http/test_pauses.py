@@ -29,8 +29,7 @@ PAUSED = [(IN_PLACE, True), (IN_PLACE, False), (ELSEWHERE, False), (ELSEWHERE, T
 @pytest.mark.parametrize(("facts", "paused"), PAUSED)
 async def test_recompute_continues_under_the_new_weights(facts, paused, fleet):
     asked = requests(5, 3)
-    engine, servers = fleet(2, facts=facts)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, facts=facts, published=True)
     task = await begun(engine, servers, asked)
     if paused:
         await engine.pause()
@@ -55,8 +54,7 @@ async def test_recompute_continues_under_the_new_weights(facts, paused, fleet):
 
 async def test_keep_continues_with_the_kv_that_it_has(fleet):
     asked = requests(4, 2)
-    engine, servers = fleet(facts=IN_PLACE, interrupt="keep")
-    await engine.publish(update(1))
+    engine, servers = fleet(facts=IN_PLACE, interrupt="keep", published=True)
     task = await begun(engine, servers, asked)
     await engine.publish(update(2))
     go_on(servers)
@@ -77,8 +75,7 @@ async def test_keep_continues_with_the_kv_that_it_has(fleet):
 @pytest.mark.parametrize(("facts", "paused"), PAUSED)
 async def test_finish_ends_what_runs_under_the_weights_before(facts, paused, fleet):
     asked = requests(4, 2)
-    engine, servers = fleet(2, facts=facts, interrupt="finish")
-    await engine.publish(update(1))
+    engine, servers = fleet(2, facts=facts, interrupt="finish", published=True)
     task = await begun(engine, servers, asked)
     if paused:
         await engine.pause()

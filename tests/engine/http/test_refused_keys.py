@@ -37,8 +37,7 @@ def accept(server: FakeServer) -> None:
 
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_server_that_refuses_completions_alone_does_not_return_for_ever(status, fleet):
-    engine, (server,) = fleet(away_seconds=3600.0)
-    await engine.publish(update(1))
+    engine, (server,) = fleet(away_seconds=3600.0, published=True)
     refuse_completions(server, status, {"message": "your plan has\nno completions"})
     with pytest.raises(UserError) as error:
         await collect(engine, requests(4, 2))
@@ -63,8 +62,7 @@ async def test_a_server_that_always_has_other_weights_again_is_given_up(fleet, m
     """It passes the probe at each return, and calls its weights otherwise a moment later."""
     monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.02)
     monkeypatch.setattr("proxima.engine.http.replica.FRUITLESS", 4)
-    engine, (server,) = fleet(away_seconds=3600.0)
-    await engine.publish(update(1))
+    engine, (server,) = fleet(away_seconds=3600.0, published=True)
     server.stop_after = 0
     answered, load = 0, server._load
 
@@ -84,8 +82,7 @@ async def test_a_server_that_always_has_other_weights_again_is_given_up(fleet, m
 )
 async def test_one_server_that_refuses_the_key_is_ejected_and_returns(when, status, fleet):
     asked = requests(6, 2)
-    engine, servers = fleet(2, retries=0, max_running=2)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, retries=0, max_running=2, published=True)
     refuse(servers[0], status)
     if when == "scoring":
         for i in range(6):
@@ -106,8 +103,7 @@ async def test_one_server_that_refuses_the_key_is_ejected_and_returns(when, stat
 
 @pytest.mark.parametrize("when", ["generating", "scoring", "publishing"])
 async def test_the_run_ends_at_once_when_all_refuse_the_key(when, fleet):
-    engine, servers = fleet(2, away_seconds=3600.0)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, away_seconds=3600.0, published=True)
     for server in servers:
         refuse(server)
     with pytest.raises(UserError, match=r"all 2 servers are out of service: .*status 401.*; check token_env"):
@@ -127,8 +123,7 @@ def test_a_refused_key_is_an_error_at_the_start(tmp_path):
 
 
 async def test_a_server_that_is_away_is_waited_for_when_the_other_refuses_the_key(fleet):
-    engine, servers = fleet(2)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, published=True)
     servers[0].die()
     refuse(servers[1])
     task = asyncio.create_task(collect(engine, requests(4, 2)))

@@ -41,7 +41,7 @@ def test_servers_that_can_do_all_of_it_pass():
         ({"log_probs": None}, {}, {}, "gives no log-probs of completions"),
         ({"takes_weights": False}, {}, {}, "takes no new weights"),
         ({"quantization": "fp8"}, {}, {}, "quantization=None is not what .* has: quantization=fp8"),
-        ({"log_probs": "raw"}, {"training": Sampling(temperature=0.7)}, {}, "reports log-probs of temperature 1"),
+        ({"log_probs": "raw"}, {"samplings": (Sampling(temperature=0.7),)}, {}, "reports log-probs of temperature 1"),
         ({"version_spans": False}, {"overlaps": True}, {"interrupt": "keep"}, "interrupt='keep' needs a server that"),
         ({}, {"sampling_mask": True}, {}, "does not report which tokens could be sampled"),
         (

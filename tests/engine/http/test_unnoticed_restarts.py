@@ -22,8 +22,7 @@ NEVER = 3600.0  # between two health checks: none comes but those that something
 async def restarted(fleet, facts=None, **settings):
     """An engine over two servers with weights of version 1, the first of which was started again since: only the label
     tells."""
-    engine, servers = fleet(2, facts=facts, health_seconds=NEVER, **settings)
-    await engine.publish(update(1))
+    engine, servers = fleet(2, facts=facts, health_seconds=NEVER, **settings, published=True)
     servers[0].restart()
     return engine, servers
 

@@ -71,7 +71,7 @@ async def hand_over(server: Any, loaded: LoadedModel, folders: WeightFolders, la
 
 
 async def push(sync: FolderSync, server: Any, module: torch.nn.Module, label: str, version: int = 0) -> dict[str, Any]:
-    await sync.prepare(WeightUpdate(version=version, module=module), label)
+    await sync.prepare(WeightUpdate(version=version, module=module), label, server.facts.dtype)
     await DIALECT.pause(server.client, server.facts, "keep")
     return await sync.push(server)
 
@@ -123,7 +123,7 @@ STALE += ["layers.14.self_attn.v_proj.weight", "layers.21.mlp.down_proj.weight",
 @pytest.mark.parametrize("name", STALE)
 async def test_a_tensor_that_stays_behind_is_found_at_the_first_sync(url: str, trained: LoadedModel, name: str) -> None:
     async with replica(url) as server, syncing(trained, 128) as sync:
-        await sync.prepare(WeightUpdate(version=0, module=trained.model), f"stale-{name}")
+        await sync.prepare(WeightUpdate(version=0, module=trained.model), f"stale-{name}", server.facts.dtype)
         assert sync._perturbed is not None
         name = f"model.{name}"
         put_weights(sync._perturbed.handover.folder, {name: trained.model.get_parameter(name)})
@@ -154,7 +154,7 @@ async def test_a_server_that_does_not_follow_is_found_by_its_slope(url: str, tra
         with torch.no_grad():
             for weight in loaded.model.parameters():
                 weight.mul_(1 + 1e-3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3)))
-        await sync.prepare(WeightUpdate(version=1, module=loaded.model), "behind-1")
+        await sync.prepare(WeightUpdate(version=1, module=loaded.model), "behind-1", server.facts.dtype)
         assert sync._staged is not None
         layers = {name: weight for name, weight in trained.model.named_parameters() if ".layers." in name}
         half = {name: weight for name, weight in layers.items() if int(name.split(".")[2]) % 2}

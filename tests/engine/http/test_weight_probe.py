@@ -86,7 +86,7 @@ async def syncing(loaded: LoadedModel, tokens: int = 64, **settings: Any) -> Asy
 
 
 async def push(sync: FolderSync, server: Any, module: torch.nn.Module, version: int = 0) -> Any:
-    await sync.prepare(WeightUpdate(version=version, module=module), f"v{version}")
+    await sync.prepare(WeightUpdate(version=version, module=module), f"v{version}", server.facts.dtype)
     return await sync.push(server)
 
 
@@ -114,7 +114,7 @@ async def test_a_server_with_all_weights_is_proven(loaded: LoadedModel) -> None:
 
 async def test_any_tensor_that_stays_behind_is_found_at_the_first_sync(loaded: LoadedModel) -> None:
     async with syncing(loaded, probe_bound=1e-3) as sync:
-        await sync.prepare(WeightUpdate(version=0, module=loaded.model), "v0")
+        await sync.prepare(WeightUpdate(version=0, module=loaded.model), "v0", "float32")
         for name in names_of(loaded):
             if name.endswith("k_proj.bias"):
                 continue  # a softmax does not see a constant added to the keys' scores

@@ -119,7 +119,7 @@ class HttpEngine:
         try:
             if self._loop.closed:
                 raise RuntimeError("the engine is closed")
-            self._loop.submit(self._submit, jobs)
+            self._loop.submit(self._pool.submit, jobs)
             while remaining:
                 completion = await arrivals.get()
                 remaining -= 1
@@ -128,16 +128,6 @@ class HttpEngine:
             del self._callers[number]
             if remaining:
                 self._loop.submit(self._pool.withdraw, jobs)
-
-    def _submit(self, jobs: Sequence[GenerationJob]) -> None:
-        labels = {replica.url: replica.proof.label for replica in self._pool.serving}
-        if not self._keeper.published and len(set(labels.values())) > 1:
-            names = ", ".join(f"{url}: {label!r}" for url, label in labels.items())
-            error = UserError(f"engine: the servers have different weights: {names}", remedy="start them again")
-            for job in jobs:
-                job.fail(error)
-        else:
-            self._pool.submit(jobs)
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         """See `Engine`.

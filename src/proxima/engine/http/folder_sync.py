@@ -1,9 +1,9 @@
 """Weight sync to servers through a folder that all of them read; a probe verifies each server."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from proxima.engine.http.replica import Replica
 
 T = TypeVar("T")
-FIRST_DTYPES = ("float32", "bfloat16")  # assumed dtypes of servers, before any has reported its own
 
 
 Report = dict[str, float]  # of a sync to one replica: `seconds`, `bytes`, `probe_mean` and `probe_max` (nats), …
@@ -57,13 +56,13 @@ class StagedWeights:
         handover: their folder, with the servers' name for them.
         expected: [T] log-probs of the probe's tokens.
         rounding: how far bfloat16 moves these log-probs; None: not computed.
-        exact: [T] by dtype of the server: log-probs of the weights rounded to that dtype, computed in float32.
+        exact: [T] log-probs of the weights rounded to the servers' dtype, computed in float32; None: not computed.
     """
 
     handover: WeightHandover
     expected: Floats
     rounding: Bound | None = None
-    exact: Mapping[str, Floats] = field(default_factory=dict)
+    exact: Floats | None = None
 
 
 class FolderSync:
@@ -86,15 +85,18 @@ class FolderSync:
         self._staged: StagedWeights | None = None
         self._perturbed: StagedWeights | None = None
         self._proven = set[str]()  # URLs of replicas that loaded the perturbed copy and still have one of our labels
-        self._dtypes = set[str | None]()
         self._labels = set[str]()
 
-    async def prepare(self, update: WeightUpdate, label: str) -> None:
-        """Write the weights, and compute the log-probs that the probe expects."""
+    async def prepare(self, update: WeightUpdate, label: str, dtype: str | None) -> None:
+        """Write the weights, and compute the log-probs that the probe expects.
+
+        Args:
+            dtype: of the servers; None: not reported.
+        """
         module = update.module
         if module is None:
             module = await self._compute(self._load, update.checkpoint)
-        self._staged = await self._compute(self._write, module, update.version, label)
+        self._staged = await self._compute(self._write, module, update.version, label, dtype)
         if self._perturbed is None:
             name = f"{label}-perturbed"
             self._perturbed = await self._compute(self._write_perturbed, module, update.version, name)
@@ -108,9 +110,7 @@ class FolderSync:
             UserError: it does not compute with them; the replica is ejected too, and the run ends if no other has them.
         """
         staged, start = self._staged, monotonic()
-        if staged is None:
-            raise RuntimeError("push was called before prepare")
-        self._dtypes.add(replica.facts.dtype)
+        assert staged is not None
         metrics = Report()
         copy = self._perturbed if await self._is_new(replica) else None
         try:
@@ -138,9 +138,9 @@ class FolderSync:
         """
         bound, version = bound_of(replica.facts, self.spec.probe_bound), staged.handover.version
         metrics = self._probe.check(replica.url, f"version {version}", staged.expected, scores, bound)
-        if (exact := staged.exact.get(replica.facts.dtype or "")) is not None:
+        if staged.exact is not None:
             judged = replica.facts.quantization is None  # rounding to so few bits hides most of a movement
-            metrics |= self._probe.check_movement(replica.url, version, exact, scores, judged=judged)
+            metrics |= self._probe.check_movement(replica.url, version, staged.exact, scores, judged=judged)
         return metrics
 
     async def close(self) -> None:
@@ -203,16 +203,15 @@ class FolderSync:
 
         return load(str(checkpoint)).model
 
-    def _write(self, module: nn.Module, version: int, label: str) -> StagedWeights:
-        if len(self._dtypes) == 1:  # the servers' dtype, once they have reported it
-            (self._folders.dtype,) = self._dtypes
+    def _write(self, module: nn.Module, version: int, label: str, dtype: str | None) -> StagedWeights:
+        self._folders.dtype = dtype
         handover = self._write_folder(self._folders, module, version, label)
         expected = trainer_log_prob(module, self._tokens)
-        exact, ours = dict[str, Floats](), {parameter.dtype for parameter in module.parameters()}
-        for name in self._dtypes or FIRST_DTYPES:
-            if name in DTYPES:
-                same = ours == {torch.float32} == {DTYPES[name]}
-                exact[name] = expected if same else trainer_log_prob(module, self._tokens, DTYPES[name])
+        if dtype is None:
+            return StagedWeights(handover, expected)
+        ours = {parameter.dtype for parameter in module.parameters()}
+        same = ours == {torch.float32} == {DTYPES[dtype]}
+        exact = expected if same else trainer_log_prob(module, self._tokens, DTYPES[dtype])
         return StagedWeights(handover, expected, exact=exact)
 
     def _write_folder(self, folders: WeightFolders, module: nn.Module, version: int, label: str) -> WeightHandover:

@@ -218,7 +218,7 @@ class GenerationJob:
             return "stop"
         if chunk.finish_reason == "length" and self.length < self.limit:
             raise WrongAnswerError(f"ended for its length after {self.length} of {self.limit} tokens")
-        if chunk.finish_reason == "stop" and not self._may_stop():
+        if chunk.finish_reason == "stop" and not (self.length and self.request.sampling.stop):
             raise WrongAnswerError(f"stopped at token {segment.tokens[-1:]}, which ends no completion")
         if chunk.finish_reason is None and self.length == self.limit:
             return None  # the last message is still to come
@@ -263,10 +263,6 @@ class GenerationJob:
                     return at + 1
         return None
 
-    def _may_stop(self) -> bool:
-        tokens = self.tokens
-        return bool(len(tokens)) and (tokens[-1] in self.rules.stop_tokens or bool(self.request.sampling.stop))
-
     # ---- its end -----------------------------------------------------------------------------------------------------
 
     def keep(self) -> int:
@@ -309,8 +305,6 @@ class GenerationJob:
 
     def _reason_so_far(self) -> FinishReason | None:
         tokens, stop = self.tokens, self.request.sampling.stop
-        if int(tokens[-1]) in self.rules.stop_tokens:
-            return "stop"
         if stop and stop_at(decoded(self.rules.tokenizer, tokens), stop) is not None:
             return "stop"
         return "length" if len(tokens) == self.limit else None

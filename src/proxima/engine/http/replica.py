@@ -68,7 +68,7 @@ class Replica:
         self.proof = VersionProof(self)
         self.state = State.AWAY
         self.reason = ""  # why it is not in service, or too busy
-        self.check_soon = asyncio.Event()  # whoever watches it does not wait for the next health check
+        self.check_soon = asyncio.Event()  # set: check it now, or ask it now whether it can return
         # running completions were held in place, or ended; asleep: ended, and its devices are released to the trainer
         self.pause: Literal["none", "held", "stopped", "asleep"] = "none"
         self.running: dict[GenerationJob, RunningCall] = {}

@@ -77,7 +77,7 @@ class ReplicaKeeper:
         async with self._syncing:
             label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
             started_at = monotonic()
-            await self.sync.prepare(update, label)
+            await self.sync.prepare(update, label, self.expected.facts.dtype)
             self._prepare_seconds = monotonic() - started_at
             pool.loading = True
             try:

@@ -307,7 +307,6 @@ class ReplicaPool:
         self.move(replica, Event.REFUSED if isinstance(error, RefusedError) else Event.EJECTED, f"{what}{reason}")
 
     def _rest(self, replica: Replica, retry_after: float | None) -> None:
-        self.counts["busy"] += 1
         replica.busy_times += 1
         seconds = busy_seconds(replica.busy_times, retry_after, crc32(replica.url.encode()))
         if replica.busy_times == BUSY_NEWS:

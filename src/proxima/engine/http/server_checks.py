@@ -194,7 +194,7 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
         raise UserError(f"{name} can't release its devices to the trainer", remedy=remedy)
     if needs.publishes:
         _check_weights(spec, facts, needs, name)
-    for sampling in needs.samplings if needs.training is None else (*needs.samplings, needs.training):
+    for sampling in needs.samplings:
         check_sampling(sampling, facts.log_probs)
     if needs.sampling_mask and not facts.sampling_mask:
         raise UserError(

@@ -228,12 +228,11 @@ class Vllm(ServerSpec):
         """See `ServerSpec.check`. A server started with --return-sampling-mask refuses every request at temperature 0
         or without top-k, including the greedy ones of an evaluation."""
         if self.sampling_mask:
-            asked = needs.samplings if needs.training is None else (*needs.samplings, needs.training)
-            if any(not sampling.temperature for sampling in asked):
+            if any(not sampling.temperature for sampling in needs.samplings):
                 reason = "is refused by vLLM at temperature 0, and the evaluation is greedy"
                 remedy = "set eval.sampling.temperature=1 eval.sampling.top_k=1, which is greedy too"
                 raise FieldError("sampling_mask", True, reason, remedy=remedy)
-            if any(sampling.top_k == 0 for sampling in asked):
+            if any(sampling.top_k == 0 for sampling in needs.samplings):
                 reason = "is refused by vLLM without a top_k, in training and evaluation"
                 raise FieldError("sampling_mask", True, reason, remedy="set sampling.top_k=512 or the like")
         return super().check(needs)
