@@ -54,7 +54,6 @@ class FakeServer(HttpListener):
     """Runs in an event loop of its own thread. Attributes may be changed at any time.
 
     Args:
-        weights: the model's only weight.
         facts: what differs from FACTS.
         rates: of faults.
         seed: of their draws, each of which belongs to a request.
@@ -68,7 +67,6 @@ class FakeServer(HttpListener):
         self,
         loop: EventLoopThread,
         *,
-        weights: float = 0.5,
         facts: dict[str, Any] | None = None,
         rates: dict[str, float] | None = None,
         seed: int = 0,
@@ -76,7 +74,6 @@ class FakeServer(HttpListener):
     ) -> None:
         super().__init__()
         self.loop, self.facts, self.rates, self.slow = loop, FACTS | (facts or {}), rates or {}, slow
-        self.original = weights
         self.script: deque[str | None] = deque()
         self.calls: Counter[str] = Counter()
         self.bodies: list[dict[str, Any]] = []
@@ -91,7 +88,7 @@ class FakeServer(HttpListener):
         self.come_back()
 
     def _boot(self) -> None:
-        self.weights, self.label, self.paused = self.original, "start", False
+        self.weights, self.label, self.paused = 0.5, "start", False
         self.asleep = False
         self.cache: dict[tuple[str | None, tuple[int, ...]], list[float]] = {}
         self.running: dict[str, FakeRequest] = {}

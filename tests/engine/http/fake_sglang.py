@@ -23,7 +23,7 @@ from tests.engine.http.small_http import Answer, SmallHttpServer
 class FakeSglangOptions:
     """How the fake is set up. Names as SGLang's own options where it has them."""
 
-    incremental: str = "no"  # "no": whole answers again; "all": all new
+    incremental: bool = False  # messages have what is new, and no whole answers again
     return_original_logprob: bool = False  # SGLANG_RETURN_ORIGINAL_LOGPROB
     processed: bool = False  # log-probs after truncation: no SGLang does, other servers do
     enable_deterministic_inference: bool = False
@@ -33,7 +33,6 @@ class FakeSglangOptions:
     enable_return_routed_experts: bool = False  # of a mixture in layers 0 and 2 of 3
     spans: bool = True  # meta_info.weight_versions, of newer servers
     api_key: str | None = None
-    seed: int = 0
     pace: float = 0.0  # seconds that a token takes; 0: as fast as it can
     holds: tuple = ()  # beginnings of ids: after 8 tokens these wait for a pause that comes after them
 
@@ -73,7 +72,7 @@ class FakeSglang(SmallHttpServer):
         self.running: dict[str, Running] = {}
         self.prefixes: dict[tuple, int] = {}
         self.paused, self.stale, self.died = False, 0, False
-        self.random = np.random.default_rng(self.options.seed)
+        self.random = np.random.default_rng(0)
         self._logits: dict[tuple, torch.Tensor] = {}
         self.controls = 0  # calls that pause
 
@@ -123,7 +122,7 @@ class FakeSglang(SmallHttpServer):
     def server_info(self):
         same = ("context_length", "enable_deterministic_inference", "enable_return_routed_experts")
         facts = {"version": "0.0.fake", "dtype": "float32", "quantization": None, "weight_version": self.version}
-        facts |= {"incremental_streaming_output": self.options.incremental != "no"}
+        facts |= {"incremental_streaming_output": self.options.incremental}
         return facts | {name: getattr(self.options, name) for name in same}
 
     def load(self):
@@ -224,10 +223,10 @@ class FakeSglang(SmallHttpServer):
         seen = 0
         async for completion in self.outputs(body, sampling):
             meta = completion["meta_info"]
-            if self.options.incremental != "no":
+            if self.options.incremental:
                 ids = completion["output_ids"]
                 completion = completion | {"output_ids": ids[seen:]}
-                if self.options.incremental == "all" and "output_token_logprobs" in meta:
+                if "output_token_logprobs" in meta:
                     completion["meta_info"] = meta | {"output_token_logprobs": meta["output_token_logprobs"][seen:]}
                 seen = len(ids)
             yield completion
@@ -259,7 +258,7 @@ class FakeSglang(SmallHttpServer):
     def draws_of(self, rid, body):
         """They belong to the request, not to who comes first; an id begins with what differs between engines."""
         number = zlib.crc32(rid.rpartition("-")[2].encode())
-        return np.random.default_rng([self.options.seed, number, *body["input_ids"]])
+        return np.random.default_rng([number, *body["input_ids"]])
 
     def is_held(self, rid, request):
         return rid.startswith(self.options.holds) and len(request.tokens) >= 8 and self.controls == request.controls

@@ -11,7 +11,7 @@ from proxima.engine.http.sglang import Sglang
 from proxima.engine.local import collect
 from proxima.engine.protocol import EngineSetup
 from tests.engine.helpers import saved
-from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
+from tests.engine.http.fake_sglang import FakeSglang
 
 LAWS = {law.name: law for law in ENGINE_LAWS}
 OF_BOTH = ["trainer_log_probs", "temperature", "truncation", "greedy", "defaults", "lengths"]
@@ -22,10 +22,10 @@ def folder(tiny, tmp_path_factory):
     return saved(tiny, tmp_path_factory.mktemp("served"))
 
 
-@pytest.mark.parametrize("law", [*OF_BOTH, "versions", "in_flight"])
+@pytest.mark.parametrize("law", [*OF_BOTH, "versions"])
 def test_sglang(law, tiny, folder):
     setup = EngineSetup(model_path=str(folder), tokenizer=tiny.tokenizer, load_weights=lambda: tiny)
-    with FakeSglang(tiny, FakeSglangOptions(context_length=512)) as server:
+    with FakeSglang(tiny) as server:
         case = EngineUnderTest(Sglang(url=server.url), setup, lambda: tiny, dtype="float32", draws=150)
         result = check_law(LAWS[law], case)
     assert result.status == "passed", result
@@ -33,7 +33,7 @@ def test_sglang(law, tiny, folder):
 
 def test_completions_take_turns_on_a_connection(tiny, folder):
     setup = EngineSetup(model_path=str(folder), tokenizer=tiny.tokenizer, load_weights=lambda: tiny)
-    with FakeSglang(tiny, FakeSglangOptions(context_length=512)) as server:
+    with FakeSglang(tiny) as server:
         engine = Sglang(url=server.url, max_running=2, health_seconds=1000).build(setup)
         try:
             before = server.connections

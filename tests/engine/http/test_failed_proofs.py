@@ -126,7 +126,7 @@ async def test_what_it_continues_with_before_it_is_found_does_not_count(fleet):
 
 
 def test_a_server_that_did_not_follow_is_compared_with_what_it_was_before():
-    draws, probe = np.random.default_rng(0), WeightProbe(np.arange(200))
+    draws, probe = np.random.default_rng(0), WeightProbe()
     start, step = draws.normal(size=192), draws.normal(size=192) * 0.1
     assert probe.check_movement("a", 0, start, start) == {}
     for version in (1, 1, 2):

@@ -102,7 +102,7 @@ async def test_a_server_can_do_less(tiny):
     assert not facts.version_spans
 
 
-@pytest.mark.parametrize("incremental", ["no", "all"])
+@pytest.mark.parametrize("incremental", [False, True])
 async def test_the_tokens_that_could_be_sampled_come_with_each_token_when_asked(tiny, incremental):
     plain = request(max_tokens=6, top_k=4, top_p=0.8, chunk_tokens=2)
     async with fake(tiny, incremental=incremental) as talk:
@@ -114,7 +114,7 @@ async def test_the_tokens_that_could_be_sampled_come_with_each_token_when_asked(
     assert len(mask) == 6 and mask.counts.max() <= 4
 
 
-@pytest.mark.parametrize(("incremental", "interval"), [("no", 1), ("no", 3), ("all", 1), ("all", 3)])
+@pytest.mark.parametrize(("incremental", "interval"), [(False, 1), (False, 3), (True, 1), (True, 3)])
 async def test_every_form_of_stream_gives_each_token_once(tiny, incremental, interval):
     async with fake(tiny, incremental=incremental) as talk:
         chunks = await talk.whole(request(temperature=0.7, chunk_tokens=interval))
@@ -276,7 +276,7 @@ def test_a_log_prob_that_is_missing_is_nan():
     assert np.isnan(read(event(pairs=((None, 1), (-0.25, 2)))).log_prob).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("incremental", ["no", "all"])
+@pytest.mark.parametrize("incremental", [False, True])
 async def test_experts_come_with_the_end_where_they_are_asked_for(tiny, incremental):
     shape = RouteShape(layers=3, mixtures=(0, 2), experts=8, per_token=2)
     asked = request("x", max_tokens=6)

@@ -22,8 +22,8 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
     return model.eval()(TEXT).logits
 
 
-def written(folders: WeightFolders, loaded: LoadedModel, label: str = "v1") -> Path:
-    return folders.write(loaded.model, loaded.tokenizer, label)
+def written(folders: WeightFolders, loaded: LoadedModel, label: str = "v1", dtype: str | None = None) -> Path:
+    return folders.write(loaded.model, loaded.tokenizer, label, dtype)
 
 
 def end(folders: WeightFolders) -> None:
@@ -44,14 +44,14 @@ def test_a_folder_is_the_model(kind: str, tiny_model: Callable[[str], Path], tmp
 
 
 def test_the_dtype_is_the_servers(llama: LoadedModel, tmp_path: Path) -> None:
-    folder = written(WeightFolders(tmp_path, dtype="bfloat16"), llama)
+    folder = written(WeightFolders(tmp_path), llama, dtype="bfloat16")
     weights = load_file(folder / "model-00001.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     name = "model.norm.weight"
     assert torch.equal(weights[name], llama.model.get_parameter(name).to(torch.bfloat16))
     assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == torch.bfloat16
     with pytest.raises(UserError, match="'int3'"):
-        written(WeightFolders(tmp_path, dtype="int3"), llama)
+        written(WeightFolders(tmp_path), llama, dtype="int3")
 
 
 def test_the_two_newest_are_kept_and_close_removes_all(llama: LoadedModel) -> None:

@@ -38,7 +38,7 @@ def syncs(seed: int, count: int, size: float) -> Iterator[tuple[np.ndarray, np.n
 def test_a_sound_server_in_bfloat16_is_not_accused_in_a_thousand_syncs(size: float) -> None:
     collected = []
     for seed in range(10):
-        probe = WeightProbe(np.arange(TOKENS))
+        probe = WeightProbe()
         for version, (exact, given) in enumerate(syncs(seed, 1000, size)):
             collected.append(probe.check_movement("a", version, exact, given))
     judged = [figure for figure in collected if figure]
@@ -55,7 +55,7 @@ def test_a_sound_server_in_bfloat16_is_not_accused_in_a_thousand_syncs(size: flo
 def test_a_server_that_keeps_its_weights_is_found(rounds: bool, size: float) -> None:
     """Its log-probs are the same each time, or differ by noise, as where other requests run beside the probe."""
     for seed in range(10):
-        probe, first = WeightProbe(np.arange(TOKENS)), None
+        probe, first = WeightProbe(), None
         with pytest.raises(UserError, match=r"moved -?0\.[0-3]\d times as far as they should have"):
             for version, (exact, given) in enumerate(syncs(seed, 1000, size)):
                 first = (exact, given) if first is None else first
@@ -68,19 +68,19 @@ def test_outputs_that_do_not_move_yet_are_no_fault() -> None:
     draws = np.random.default_rng(0)
     exact = -3 * draws.random(TOKENS)
     given = exact + 0.05 * draws.normal(size=TOKENS)
-    probe = WeightProbe(np.arange(TOKENS))
+    probe = WeightProbe()
     for version in range(100):
         assert probe.check_movement("a", version, exact + 1e-5 * version * draws.random(TOKENS), given) == {}
 
 
 def test_few_tokens_tell_nothing() -> None:
-    probe = WeightProbe(np.arange(20))
+    probe = WeightProbe()
     for version in range(3):
         assert probe.check_movement("a", version, np.full(20, -1.0 * version), np.zeros(20)) == {}
 
 
 def test_a_slope_that_is_not_judged_is_reported() -> None:
-    probe, exact = WeightProbe(np.arange(TOKENS)), np.arange(TOKENS) / TOKENS
+    probe, exact = WeightProbe(), np.arange(TOKENS) / TOKENS
     assert probe.check_movement("a", 0, 0 * exact, 0 * exact, judged=False) == {}
     assert probe.check_movement("a", 1, exact, 0.25 * exact, judged=False)["slope"] == pytest.approx(0.25)
 

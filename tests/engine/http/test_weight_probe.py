@@ -247,7 +247,7 @@ def test_the_trainers_log_probs_are_those_of_its_forward(loaded: LoadedModel) ->
 
 def test_a_server_that_follows_half_way_is_found_by_its_slope() -> None:
     draws = np.random.default_rng(0)
-    probe, bound = WeightProbe(np.arange(200)), Bound(0.2, 2.0)
+    probe, bound = WeightProbe(), Bound(0.2, 2.0)
     start, step = draws.normal(size=192), draws.normal(size=192) * 0.1
     noise = lambda: draws.normal(size=192) * 0.01  # noqa: E731
     assert probe.check_movement("a", 0, start, start + noise()) == {}
@@ -265,7 +265,7 @@ def test_a_server_that_follows_half_way_is_found_by_its_slope() -> None:
 def test_nan_is_beyond_every_bound() -> None:
     with pytest.raises(UserError, match="nan nats"):
         values = np.zeros(4)
-        WeightProbe(np.arange(12)).check("a", "version 1", values, values + np.nan, Bound(1.0, 1.0))
+        WeightProbe().check("a", "version 1", values, values + np.nan, Bound(1.0, 1.0))
 
 
 def test_bounds_are_of_the_servers_dtype() -> None:

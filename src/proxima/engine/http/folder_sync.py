@@ -18,6 +18,7 @@ from proxima.engine.http.dialect import WeightHandover
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_folder import DTYPES, WeightFolders, folder_bytes
 from proxima.engine.http.weight_probe import (
+    CONTEXT,
     Bound,
     WeightProbe,
     bound_of,
@@ -81,7 +82,7 @@ class FolderSync:
         root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
         self._folders, self._perturbed_folders = WeightFolders(root), WeightFolders(root)
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
-        self._probe = WeightProbe(self._tokens)
+        self._probe = WeightProbe()
         self._staged: StagedWeights | None = None
         self._perturbed: StagedWeights | None = None
         self._proven = set[str]()  # URLs of replicas that loaded the perturbed copy and still have one of our labels
@@ -189,8 +190,8 @@ class FolderSync:
         await dialect.resume(client, facts)
 
     async def _score(self, replica: "Replica") -> Floats:
-        split = self._probe.context
-        return await replica.dialect.score(replica.client, replica.facts, self._tokens[:split], self._tokens[split:])
+        context, rest = self._tokens[:CONTEXT], self._tokens[CONTEXT:]
+        return await replica.dialect.score(replica.client, replica.facts, context, rest)
 
     async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run work in the thread for tensor work, between the trainer's updates."""
@@ -204,8 +205,7 @@ class FolderSync:
         return load(str(checkpoint)).model
 
     def _write(self, module: nn.Module, version: int, label: str, dtype: str | None) -> StagedWeights:
-        self._folders.dtype = dtype
-        handover = self._write_folder(self._folders, module, version, label)
+        handover = self._write_folder(self._folders, module, version, label, dtype)
         expected = trainer_log_prob(module, self._tokens)
         if dtype is None:
             return StagedWeights(handover, expected)
@@ -214,8 +214,10 @@ class FolderSync:
         exact = expected if same else trainer_log_prob(module, self._tokens, DTYPES[dtype])
         return StagedWeights(handover, expected, exact=exact)
 
-    def _write_folder(self, folders: WeightFolders, module: nn.Module, version: int, label: str) -> WeightHandover:
-        folder = folders.write(module, self.setup.tokenizer, label)
+    def _write_folder(
+        self, folders: WeightFolders, module: nn.Module, version: int, label: str, dtype: str | None = None
+    ) -> WeightHandover:
+        folder = folders.write(module, self.setup.tokenizer, label, dtype)
         if self.setup.spread is not None:
             self.setup.spread(folder, folders.kept)
         return WeightHandover(version=version, label=label, folder=folder, seconds=self.spec.weight_seconds)

@@ -33,11 +33,9 @@ class WeightFolders:
         root: the folders are written to a dedicated folder in it, which is created. None: in memory if there is room,
             else among the temporary files. `close` removes everything written; leftovers of killed processes are
             removed before the first write.
-        dtype: of the written weights, by the servers' name: `bfloat16` and the like; None: unchanged.
     """
 
-    def __init__(self, root: Path | None = None, *, dtype: str | None = None) -> None:
-        self.dtype = dtype
+    def __init__(self, root: Path | None = None) -> None:
         self._root = None if root is None else root.resolve()
         self._locked: LockedFolder | None = None
         self._written = list[Path]()
@@ -48,11 +46,12 @@ class WeightFolders:
         """The existing folders, newest last."""
         return tuple(self._written)
 
-    def write(self, model: nn.Module, tokenizer: Any, name: str) -> Path:
+    def write(self, model: nn.Module, tokenizer: Any, name: str, dtype: str | None = None) -> Path:
         """Write the model's weights, with adapters merged and tied ones once.
 
         Args:
             name: name of the folder; an existing one is replaced.
+            dtype: of the written weights, by the servers' name: `bfloat16` and the like; None: unchanged.
 
         Returns: the absolute path of the folder.
 
@@ -60,16 +59,15 @@ class WeightFolders:
             UserError: it can't be written, for example for lack of space, or for a dtype that is not supported.
             RuntimeError: `close` was called before.
         """
+        if dtype is not None and dtype not in DTYPES:
+            raise UserError(f"weights can't be written as {dtype!r}", remedy=f"use {', '.join(DTYPES)}")
         try:
-            return self._write(model, tokenizer, name)
+            return self._write(model, tokenizer, name, None if dtype is None else DTYPES[dtype])
         finally:
             if self._closed:  # by another thread, meanwhile
                 self._remove()
 
-    def _write(self, model: nn.Module, tokenizer: Any, name: str) -> Path:
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise UserError(f"weights can't be written as {self.dtype!r}", remedy=f"use {', '.join(DTYPES)}")
-        dtype = None if self.dtype is None else DTYPES[self.dtype]
+    def _write(self, model: nn.Module, tokenizer: Any, name: str, dtype: torch.dtype | None) -> Path:
         size = sum(weight.numel() * _written(weight, dtype).itemsize for weight in model.parameters())
         try:
             root = self._place(size)

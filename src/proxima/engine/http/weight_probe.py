@@ -184,16 +184,9 @@ def rounding(module: nn.Module, tokens: Ints, expected: Floats) -> Bound:
 
 
 class WeightProbe:
-    """Judges the log-probs that replicas report for the probe's tokens.
+    """Judges the log-probs that replicas report for the probe's tokens."""
 
-    Args:
-        tokens: [T] ids, the first `context` of which only condition the others.
-    """
-
-    context = CONTEXT
-
-    def __init__(self, tokens: Ints) -> None:
-        self.tokens = tokens
+    def __init__(self) -> None:
         self._before: dict[str, tuple[Floats, Floats]] = {}  # by URL: expected and reported, of an earlier version
 
     def forget(self, url: str) -> None:
