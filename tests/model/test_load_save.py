@@ -42,17 +42,6 @@ def test_a_saved_policy_is_a_hugging_face_model_bit_for_bit(kind, tmp_path):
     assert AutoTokenizer.from_pretrained(folder).encode("12 + 3 = 15") == runner.loaded.tokenizer.encode("12 + 3 = 15")
 
 
-def test_saving_in_another_dtype(tmp_path):
-    original = loaded("llama")
-    save(original.model, None, tmp_path, dtype=torch.bfloat16)
-    assert original.model.dtype == torch.float32
-    back = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
-    assert back.dtype == torch.bfloat16
-    for mine, theirs in zip(original.model.parameters(), back.parameters(), strict=True):
-        assert torch.equal(mine.bfloat16(), theirs)
-    assert not (tmp_path / "tokenizer.json").exists()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_load_from_a_folder(kind, tiny_model):
     folder = tiny_model(kind)

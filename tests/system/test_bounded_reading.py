@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -114,12 +115,13 @@ def test_the_bounds_are_exact_whatever_the_texts_hold(value, ascii_only):
     data = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     if b"\xed" in data:  # half of a surrogate pair is no UTF-8
         return
-    levels, containers, strings = measure(value)
-    assert parse_json(data, depth=levels, containers=containers, strings=strings) == json.loads(data)
-    for bound, size in {"depth": levels, "containers": containers, "strings": strings}.items():
-        if size:
-            with pytest.raises(TooLargeError):
-                parse_json(data, **{bound: size - 1})
+    sizes = dict(zip(("MAX_DEPTH", "MAX_CONTAINERS", "MAX_STRINGS"), measure(value), strict=True))
+    with patch.multiple(bounded_reading, **sizes):
+        assert parse_json(data) == json.loads(data)
+        for bound, size in sizes.items():
+            if size:
+                with patch.object(bounded_reading, bound, size - 1), pytest.raises(TooLargeError):
+                    parse_json(data)
 
 
 @pytest.mark.parametrize(

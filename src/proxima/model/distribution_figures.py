@@ -49,20 +49,24 @@ def top_k_log_prob(
         h, w = hidden.to(compute), weight.to(compute)
         b = None if bias is None else bias.to(compute)
         exact = LOGIT_DTYPE.get(hidden.dtype, torch.float32)
-        ids = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
-        top = torch.empty(len(hidden), k, dtype=exact, device=hidden.device)
-        log_prob = torch.empty(len(hidden), dtype=exact, device=hidden.device)
-        if part is not None:
-            return TopTokens(*part.top_tokens((h, w, b), target, temperature, (k, vocabulary, chunk)))
+        log_z, chosen = torch.empty(2, len(hidden), dtype=exact, device=hidden.device)
+        ids = torch.zeros(len(hidden), k, dtype=torch.int64, device=hidden.device)
+        top = torch.full_like(ids, -torch.inf, dtype=exact)
+        first, near = (0, target) if part is None else (part.start, part.local(target))
+        within = len(weight) if vocabulary is None else min(max(0, vocabulary - first), len(weight))
+        own = min(k, within)  # fewer than k only of a part
         for at in range(0, len(hidden), chunk):
             span = slice(at, at + chunk)
             for rows, logits in row_blocks(F.linear(h[span], w, b), temperature[span]):
-                log_z = logits.logsumexp(1, keepdim=True)
-                largest = logits[:, :vocabulary].topk(k, dim=1)
-                ids[span][rows], top[span][rows] = largest.indices, largest.values - log_z
-                log_prob[span][rows] = (logits.gather(1, target[span][rows, None]) - log_z).squeeze(1)
+                largest = logits[:, :within].topk(own, dim=1)
+                ids[span][rows, :own], top[span][rows, :own] = largest.indices + first, largest.values
+                chosen[span][rows] = logits.gather(1, near[span][rows, None]).squeeze(1)
+                log_z[span][rows] = logits.logsumexp(1)
                 del logits
-    return TopTokens(log_prob, ids, top)
+        if part is not None:
+            log_z, chosen = part.logsumexp(log_z), part.values_of(target, chosen)
+            top, ids = part.largest(top, ids, k)
+    return TopTokens(chosen - log_z, ids, top - log_z[:, None])
 
 
 @torch.no_grad()

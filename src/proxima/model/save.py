@@ -1,11 +1,8 @@
 """Writes a policy as a Hugging Face folder, or its adapter as one that peft reads."""
 
 import copy
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from proxima.model.parallel.sharded import plain_type
 from proxima.model.pretrained import LoadedModel
@@ -23,42 +20,16 @@ def save_trained(loaded: LoadedModel, folder: Path) -> Path:
     return save(loaded.model, loaded.tokenizer, folder)
 
 
-def save(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase | None",
-    folder: str | Path,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Path:
+def save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: str | Path) -> Path:
     """Write `config.json`, safetensors and the tokenizer, so that `AutoModelForCausalLM.from_pretrained(folder)` gives
-    the model back.
+    the model back, bit for bit.
 
     Args:
         folder: created if missing. For an atomic write, the caller writes to a temporary name and renames.
-        dtype: dtype of the written weights; None writes them unchanged (bit-equal after loading).
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    state = None
-    if dtype is not None:
-        weights = model.state_dict().items()
-        state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights}
-    written = model.config.dtype
-    attention = model.config._attn_implementation
-    try:
-        model.config.dtype = dtype or model.dtype
-        model.config._attn_implementation = None
-        model.save_pretrained(folder, state_dict=state)
-    finally:
-        model.config.dtype = written
-        model.config._attn_implementation = attention
-    if dtype is not None:  # Hugging Face writes the dtype of the running model
-        file = folder / "config.json"
-        values = json.loads(file.read_text()) | {"dtype": str(dtype).removeprefix("torch.")}
-        file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    return folder
+    model.save_pretrained(folder)
+    save_settings(model, tokenizer, Path(folder))  # also over the config, which names our attention
+    return Path(folder)
 
 
 def save_settings(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path) -> None:

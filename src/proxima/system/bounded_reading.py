@@ -12,7 +12,7 @@ from typing import Any
 
 MAX_DEPTH = 64  # objects and lists inside one another
 MAX_CONTAINERS = 200_000  # objects and lists in total
-MAX_STRINGS = 1_000_000
+MAX_STRINGS = 1_000_000  # strings and keys in total
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
@@ -99,20 +99,10 @@ async def _parts(response: Any) -> AsyncIterator[bytes]:
         yield part
 
 
-def parse_json(
-    data: bytes | str,
-    *,
-    depth: int = MAX_DEPTH,
-    containers: int = MAX_CONTAINERS,
-    strings: int = MAX_STRINGS,
-    parse_int: Callable[[str], Any] | None = None,
-) -> Any:
+def parse_json(data: bytes | str, *, parse_int: Callable[[str], Any] | None = None) -> Any:
     """The value of a JSON text, in UTF-8 if bytes; time and memory are linear in its length, which the caller bounds.
 
     Args:
-        depth: the most levels of objects and lists.
-        containers: the most objects and lists in total.
-        strings: the most strings and keys in total.
         parse_int: as in `json.loads`.
 
     Raises:
@@ -121,16 +111,16 @@ def parse_json(
     """
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     plain = data.replace(rb"\\", b"").replace(rb"\"", b"")  # the remaining quotes begin and end strings
-    if plain.count(b'"') > 2 * strings:
-        raise TooLargeError(f"more than {strings:,} texts and keys")
+    if plain.count(b'"') > 2 * MAX_STRINGS:
+        raise TooLargeError(f"more than {MAX_STRINGS:,} texts and keys")
     brackets = b"".join(plain.split(b'"')[::2]).translate(None, _NOT_BRACKETS)
-    if brackets.count(b"[") + brackets.count(b"{") > containers:
-        raise TooLargeError(f"more than {containers:,} objects and lists")
+    if brackets.count(b"[") + brackets.count(b"{") > MAX_CONTAINERS:
+        raise TooLargeError(f"more than {MAX_CONTAINERS:,} objects and lists")
     level = 0
-    for bracket in brackets[: 2 * containers]:
+    for bracket in brackets[: 2 * MAX_CONTAINERS]:
         level += 1 if bracket in b"[{" else -1
-        if level > depth:
-            raise TooLargeError(f"more than {depth} levels of objects and lists")
+        if level > MAX_DEPTH:
+            raise TooLargeError(f"more than {MAX_DEPTH} levels of objects and lists")
     try:
         return json.loads(data.decode(), parse_int=parse_int)
     except ValueError as error:

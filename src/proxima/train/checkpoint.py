@@ -7,7 +7,6 @@ checkpoints/000040/   model/ (Hugging Face folder, or peft's)   optimizer.safete
 """
 
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ from safetensors.torch import save_file
 
 from proxima.model import LoadedModel, save
 from proxima.model.save import save_trained
+from proxima.system.atomic_files import flush_to_disk
 from proxima.system.checksum import Checksum
 from proxima.system.full_disk import as_disk_full
 from proxima.train.stack import TrainStack
@@ -117,11 +117,11 @@ def finish_checkpoint(
     for path in files_below(temporary):
         path.chmod(mode)
     for path in (*temporary.rglob("*"), temporary):  # folders too: they hold the names
-        sync_path(path)
+        flush_to_disk(path)
     if final.exists():  # the same step again, after a rewind
         remove_checkpoint(final)
     temporary.rename(final)
-    sync_path(final.parent)
+    flush_to_disk(final.parent)
     return Checkpoint(path=final, step=int(final.name), facts=state)
 
 
@@ -183,12 +183,3 @@ def _state_crc32(state: Mapping[str, Any]) -> str:
     """The CRC-32 of state.json's content without its own entry."""
     text = json.dumps({key: value for key, value in state.items() if key != "state_crc32"}, sort_keys=True)
     return f"{zlib.crc32(text.encode()):08x}"
-
-
-def sync_path(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk (fsync)."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

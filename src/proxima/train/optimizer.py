@@ -85,9 +85,9 @@ class AdamW(Adam):
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer over `parameters`, in their order."""
         if self.offload:
-            from proxima.train.optimizer_step import HostMomentsAdamW
+            from proxima.train.optimizer_step import WeightwiseOptimizer
 
-            return HostMomentsAdamW(self.groups(parameters), self.settings())
+            return WeightwiseOptimizer(self.groups(parameters), self.settings(), on_host=True)
         return torch.optim.AdamW(self.groups(parameters), **self.settings(), fused=True)
 
 

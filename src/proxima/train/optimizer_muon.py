@@ -14,7 +14,7 @@ from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS,
 
 from proxima.data import require
 from proxima.train.optimizer import Adam, by_mesh
-from proxima.train.optimizer_step import ADAM, WeightwiseOptimizer, adam_step, own_slice
+from proxima.train.optimizer_step import ADAM, WeightwiseOptimizer, own_slice
 
 GATHERED = torch.bfloat16  # of a whole update: Newton-Schulz begins by rounding it so
 COEFFICIENTS = (DEFAULT_A, DEFAULT_B, DEFAULT_C)
@@ -82,9 +82,6 @@ class MuonAndAdamW(WeightwiseOptimizer):
 
     def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
         return ("momentum_buffer",) if id(parameter) in self.matrices else ADAM
-
-    def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        adam_step(self, parameter, group)
 
     def step_group(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         if group["momentum"] is None:

@@ -14,7 +14,8 @@ ADAM = ("step", *MOMENTS)
 
 
 class WeightwiseOptimizer(torch.optim.Optimizer):
-    """The base class of these optimizers: a subclass implements `step_weight`.
+    """torch's fused AdamW, a weight at a time, bit-identical and with state of the same names; a subclass may implement
+    another `step_weight`.
 
     Args:
         groups: as torch's optimizers take them.
@@ -37,8 +38,23 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
             self.step_weight(parameter, group)
 
     def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        """Update one weight from its gradient. Every rank calls it for the same weights in the same order."""
-        raise NotImplementedError
+        """Update one weight from its gradient, on its device. Every rank calls it for the same weights in the same
+        order."""
+        weight, slots = own_slice(parameter), self.state[parameter]
+        if not slots:
+            slots["step"] = torch.zeros((), device=self.place("step", parameter)[1])
+            slots.update({name: self.zeros(name, parameter, weight.dtype) for name in MOMENTS})
+        kept = [own_slice(slots[name]) for name in ADAM]
+        step, first, second = here = [tensor.to(weight.device) for tensor in kept]
+        beta1, beta2 = group["betas"]
+        adamw(
+            [weight], [own_slice(parameter.grad)], [first], [second], [], [step],
+            fused=True, amsgrad=False, maximize=False,
+            beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
+        )  # fmt: skip
+        for before, new in zip(kept, here, strict=True):
+            if new is not before:
+                before.copy_(new)
 
     def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
         """The state entries of a weight after its first step."""
@@ -55,35 +71,6 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
         sizes = shard.shape if columns == 1 else (*shard.shape[:-1], shard.shape[-1] // columns)
         zeros = torch.zeros(sizes, dtype=dtype, device=device, pin_memory=shard.is_cuda and device.type == "cpu")
         return sharded_as(parameter, zeros, shape)
-
-
-class HostMomentsAdamW(WeightwiseOptimizer):
-    """torch's fused AdamW with its state in host memory, under the same names and bit-identical."""
-
-    def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
-        super().__init__(groups, settings, on_host=True)
-
-    def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        adam_step(self, parameter, group)
-
-
-def adam_step(optimizer: WeightwiseOptimizer, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-    """A step of torch's fused AdamW for one weight, on its device."""
-    weight, slots = own_slice(parameter), optimizer.state[parameter]
-    if not slots:
-        slots["step"] = torch.zeros((), device=optimizer.place("step", parameter)[1])
-        slots.update({name: optimizer.zeros(name, parameter, weight.dtype) for name in MOMENTS})
-    kept = [own_slice(slots[name]) for name in ADAM]
-    step, first, second = here = [tensor.to(weight.device) for tensor in kept]
-    beta1, beta2 = group["betas"]
-    adamw(
-        [weight], [own_slice(parameter.grad)], [first], [second], [], [step],
-        fused=True, amsgrad=False, maximize=False,
-        beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
-    )  # fmt: skip
-    for before, new in zip(kept, here, strict=True):
-        if new is not before:
-            before.copy_(new)
 
 
 def own_slice(tensor: Any) -> Tensor:

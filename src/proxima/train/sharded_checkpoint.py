@@ -35,6 +35,7 @@ from proxima.model import LoadedModel
 from proxima.model.lora import trained_names
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.save import save_settings
+from proxima.system.atomic_files import flush_to_disk
 from proxima.system.checksum import Checksum
 from proxima.system.full_disk import as_disk_full
 from proxima.train.checkpoint import (
@@ -44,7 +45,6 @@ from proxima.train.checkpoint import (
     files_below,
     finish_checkpoint,
     read_checkpoint,
-    sync_path,
     write_tensors,
 )
 from proxima.train.optimizer_slices import assembled, pieces_of
@@ -199,7 +199,7 @@ class ShardedWriter:
         def sealed() -> dict[str, str]:
             mine = files_below(temporary)[rank::size]
             for path in mine:
-                sync_path(path)
+                flush_to_disk(path)
             return {str(path.relative_to(temporary)): Checksum.of(path).crc32 for path in mine}
 
         return self._merged(sealed)

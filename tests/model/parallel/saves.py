@@ -151,7 +151,7 @@ def failures(rank: int, folder: Path, place: Path) -> None:
     write(2, wait=False)
     complete = writer.finish()
     assert isinstance(complete, Checkpoint) and complete.step == 2 and not writer.unfinished and writer.finish() is None
-    for name in ("sync_path", "save"):
+    for name in ("flush_to_disk", "save"):
         for wait in (True, False):
             with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(OSError, match="No space left"):
                 if rank == 1 or name == "save":
@@ -174,7 +174,7 @@ def killed_while_it_writes(rank: int, folder: Path, place: Path) -> None:
     stack, writer = TrainStack(source_of.policy(source_of.load())), ShardedWriter()
     writer.write(place, 1, stack.model.loaded, stack, {})
     if rank == 1:
-        sharded_checkpoint.sync_path = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+        sharded_checkpoint.flush_to_disk = lambda path: os.kill(os.getpid(), signal.SIGKILL)
     writer.write(place, 2, stack.model.loaded, stack, {}, wait=False)
     with pytest.raises(RuntimeError, match="closed by peer|reset by peer"):
         writer.finish()

@@ -19,15 +19,11 @@ BUCKET = 1 << 28  # bytes that are whole on every rank at once, or the largest w
 
 
 @torch.no_grad()
-def whole_weights(
-    model: nn.Module, *, trained_only: bool = False, bucket: int = BUCKET
-) -> Iterator[list[tuple[str, Tensor]]]:
+def whole_weights(model: nn.Module, *, bucket: int = BUCKET) -> Iterator[list[tuple[str, Tensor]]]:
     """Each parameter by name, tied ones once, whole and on the device of the ranks' mesh, in buckets of bounded bytes.
-    Collective: every rank must exhaust it. `trained_only` leaves out what an adapter has frozen."""
+    Collective: every rank must exhaust it."""
     waiting, size = list[tuple[str, Tensor]](), 0
     for name, parameter in model.named_parameters():
-        if trained_only and not parameter.requires_grad:
-            continue
         weight = parameter.numel() * parameter.element_size()
         if waiting and size + weight > bucket:
             yield waiting
@@ -56,11 +52,11 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def gather_into(model: nn.Module, plain: nn.Module | None, *, trained_only: bool = False, bucket: int = BUCKET) -> None:
+def gather_into(model: nn.Module, plain: nn.Module | None) -> None:
     """Copy the weights of a sharded model into `plain`, of the same architecture, on each rank that passes one (None
     elsewhere). Collective; bit-equal."""
     targets = {} if plain is None else dict(plain.named_parameters())
-    for weights in whole_weights(model, trained_only=trained_only, bucket=bucket):
+    for weights in whole_weights(model):
         for name, tensor in weights:
             if plain is not None:
                 targets[name].copy_(tensor)

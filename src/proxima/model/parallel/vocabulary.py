@@ -8,11 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.nn import functional as F
 
 from proxima.model.kept_tokens import KeptTokens
-from proxima.model.logit_rows import row_blocks
+from proxima.model.parallel.sharded import local_part
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,8 @@ class VocabularyPart:
     @classmethod
     def of(cls, weight: DTensor) -> "VocabularyPart":
         """The part of a head [V, D] that is split over the ranks of a mesh."""
-        shape, offset = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
-        return cls(weight.device_mesh.get_group(), offset[0], shape[0])
+        local, offset = local_part(weight)
+        return cls(weight.device_mesh.get_group(), offset[0], len(local))
 
     def has(self, token: int) -> bool:
         """True if the token belongs to this rank."""
@@ -85,37 +83,6 @@ class VocabularyPart:
         """
         share = log_z - whole
         return self.sum(share.exp() * (entropy - share))
-
-    def top_tokens(
-        self,
-        head: tuple[Tensor, Tensor, Tensor | None],
-        target: Tensor,
-        temperature: Tensor,
-        sizes: tuple[int, int | None, int],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The result of `top_k_log_prob`; collective.
-
-        Args:
-            head: hidden states, weight and bias, in the dtype of their product.
-            sizes: its k, vocabulary and chunk.
-        """
-        (hidden, weight, bias), (k, vocabulary, chunk) = head, sizes
-        within = self.size if vocabulary is None else min(max(0, vocabulary - self.start), self.size)
-        own, near = min(k, within), self.local(target)
-        exact = hidden.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
-        log_z, chosen = torch.empty_like(exact), torch.empty_like(exact)
-        ids = torch.zeros(len(hidden), k, dtype=torch.int64, device=hidden.device)
-        top = exact.new_full((len(hidden), k), -torch.inf)
-        for at in range(0, len(hidden), chunk):
-            cut = slice(at, at + chunk)
-            for rows, logits in row_blocks(F.linear(hidden[cut], weight, bias), temperature[cut]):
-                largest = logits[:, :within].topk(own, dim=1)
-                ids[cut][rows, :own], top[cut][rows, :own] = largest.indices + self.start, largest.values
-                chosen[cut][rows] = logits.gather(1, near[cut][rows, None]).squeeze(1)
-                log_z[cut][rows] = logits.logsumexp(1)
-        log_z = self.logsumexp(log_z)
-        top, ids = self.largest(top, ids, k)
-        return self.values_of(target, chosen) - log_z, ids, top - log_z[:, None]
 
     def largest(self, values: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """[N, k] the largest of all ranks' values [N, k], by falling value, and their tokens; collective."""
