@@ -19,14 +19,14 @@ def stacked_experts(model: nn.Module) -> Iterator[Any]:
 
 
 class OtherWeights:
-    """A module of experts as its forward method reads it, but with other weights, of `count` experts."""
+    """A module as its forward method reads it, but with other weights and settings, and without hooks."""
 
-    def __init__(self, experts: Any, weights: Mapping[str, Tensor], count: int) -> None:
-        self.experts, self.weights, self.num_experts = experts, dict(weights), count
-        vars(self).update(weights)
+    def __init__(self, module: Any, weights: Mapping[str, Tensor], **settings: Any) -> None:
+        self.module, self.weights = module, weights
+        vars(self).update({**weights, **settings})
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.experts, name)
+        return getattr(self.module, name)
 
 
 def compute_in_autocast(model: nn.Module) -> None:
@@ -48,5 +48,5 @@ def _grouped_in_autocast(experts: Any, hidden: Tensor, top_k_index: Tensor, top_
         dtype = torch.get_autocast_dtype(device)
         own = experts.weights if isinstance(experts, OtherWeights) else dict(experts.named_parameters(recurse=False))
         lowered = {name: weight.to(dtype) for name, weight in own.items()}
-        experts = OtherWeights(experts, lowered, experts.num_experts)
+        experts = OtherWeights(experts, lowered)
     return grouped_mm_experts_forward(experts, hidden, top_k_index, top_k_weights)

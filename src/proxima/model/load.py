@@ -71,19 +71,16 @@ def load(
         merged = load_merged(path, lambda base, version: _load_plain(base, revision=version, **arguments))
         return on_ranks(merged, sharding, device)
     place: dict[str, Any] = {"revision": revision, "dtype": dtype}
-    if lora is None or sharding is None:
-        loaded = _load_plain(path, device=device, sharding=sharding, **place)
-    elif lora.dora:  # whose norms are of the whole weights
-        loaded = _load_plain(path, device="cpu", **place)
+    if lora is None:
+        return on_ranks(_load_plain(path, device=device, sharding=sharding, **place), sharding, device)
+    if sharding is None or lora.dora:  # whose norms are of the whole weights
+        loaded = _load_plain(path, device=device if sharding is None else "cpu", **place)
     else:
         from proxima.model.adapter_files import start_adapter
 
-        base = base_in_memory(path, revision, dtype)
-        prepare = partial(start_adapter, lora=lora, base=base, seed=seed)
+        prepare = partial(start_adapter, lora=lora, base=base_in_memory(path, revision, dtype), seed=seed)
         loaded = _load_plain(path, device=device, sharding=sharding, prepare=prepare, **place)
-        if loaded.sharding is not None:
-            return replace(loaded, base=base)
-    return on_ranks(loaded if lora is None else with_adapter(loaded, lora, seed=seed, **place), sharding, device)
+    return on_ranks(with_adapter(loaded, lora, seed=seed, **place), sharding, device)
 
 
 def on_ranks(loaded: LoadedModel, sharding: "Sharding | None", device: str) -> LoadedModel:
@@ -101,7 +98,7 @@ def on_ranks(loaded: LoadedModel, sharding: "Sharding | None", device: str) -> L
 def with_adapter(
     loaded: LoadedModel, lora: Lora, *, revision: str | None, dtype: torch.dtype, seed: int
 ) -> LoadedModel:
-    """Put adapters on a model that was just loaded with these arguments.
+    """Put adapters on a model that was just loaded with these arguments; one that was read by slices has them.
 
     Raises:
         FieldError: as `start_adapter`.
@@ -109,7 +106,8 @@ def with_adapter(
     from proxima.model.adapter_files import start_adapter
 
     base = base_in_memory(loaded.path, revision, dtype)
-    start_adapter(loaded.model, lora, base, seed)
+    if loaded.sharding is None:
+        start_adapter(loaded.model, lora, base, seed)
     return replace(loaded, base=base)
 
 

@@ -9,7 +9,7 @@
     learner         from that batch to new weights: critic, stages, objective, stack
     critic          a critic: a separate model, or a head
     forward_stage   fills columns before the update: log-probs, values; teacher_stage, engine_stage: from others
-    run_stage       the same for a stage with state across steps, such as next_policy
+    next_policy     the same for log-probs under the next version, with state across steps
     early_stop      skips the remaining epochs once the policy has moved far enough
     optimizer       AdamW and learning-rate schedules; optimizer_8bit, optimizer_muon: the other kinds;
                     optimizer_step: their base, and moments in host memory; optimizer_state: restores a state;

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from proxima.data import UserError
-from proxima.model.parallel.sharded import is_sharded
 from proxima.system.checksum import Checksum
 from proxima.train.checkpoint import DELETE, FORMAT, Checkpoint, read_checkpoint, remove_checkpoint
+from proxima.train.optimizer_slices import read_optimizer
 from proxima.train.stack import TrainStack
 
 
@@ -71,10 +70,6 @@ def restore(checkpoint: Checkpoint, stack: TrainStack, others: Mapping[str, Trai
 
 def _read_tensors(checkpoint: Checkpoint, name: str, stack: TrainStack) -> dict[str, torch.Tensor]:
     try:
-        if not is_sharded(stack.model.model) and not (checkpoint.path / name).is_dir():
-            return load_file(checkpoint.path / f"{name}.safetensors")
-        from proxima.train.optimizer_slices import read_optimizer
-
         return read_optimizer(checkpoint.path / name, dict(stack.model.named_parameters()))
     except (OSError, SafetensorError) as error:
         raise UserError(f"{checkpoint.path}: {name}.safetensors can't be read ({error})", remedy=DELETE) from error

@@ -1,6 +1,6 @@
 """The trained policy, its optimizer and its loss.
 
-`prepare` and the stages with state run on the event loop, everything else in the compute thread.
+`prepare` runs on the event loop, everything else in the compute thread.
 """
 
 import math
@@ -27,7 +27,7 @@ from proxima.train.objectives.protocol import FirstForward
 
 if TYPE_CHECKING:  # most runs have neither
     from proxima.train.critic import Critic
-    from proxima.train.run_stage import RunStage
+    from proxima.train.next_policy import NextPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +42,17 @@ class Learner:
     updates: int = 1  # optimizer steps of a full batch; the learning rate schedule counts these
     epochs: int = 1  # passes over a batch, unless one ends with an approximate KL above `max_epoch_kl`
     max_epoch_kl: float | None = None  # nats per token; None: no limit
-    run_stages: "Sequence[RunStage]" = ()  # those with state, which run on the event loop
+    next_policy: "NextPolicy | None" = None  # the cache of `next_log_prob`, which runs on the event loop
     guard: MismatchGuard = field(default_factory=MismatchGuard)  # acts when rollout engine and trainer differ too much
     known_mismatch: str = ""  # the settings that make the engine differ on purpose
     compute: Compute = field(default_factory=ComputeThread)  # the thread of the tensor work
 
     async def prepare(self, batch: TrainingBatch, version: int) -> TrainingBatch:
-        """Prepare an update, called on the event loop: apply the guard's rejections and run the stages with state;
+        """Prepare an update, called on the event loop: apply the guard's rejections and fill in `next_log_prob`;
         `version` is that of the current weights."""
         batch = await self.compute.run(self.reject_mismatched, batch)
-        for stage in self.run_stages:
-            batch = batch.filled(await stage.fill(batch.trajectories, version))
+        if self.next_policy is not None:
+            batch = batch.filled(await self.next_policy.fill(batch.trajectories, version))
         return batch
 
     def update(self, batch: TrainingBatch, version: int, progress: Progress, *, own: bool = True) -> UpdateResult:
@@ -105,7 +105,7 @@ class Learner:
 
     def _look_at_first(self, version: int, first: FirstForward, *, own: bool) -> None:
         """Before the first optimizer step, run `MismatchGuard.check_fresh` on the loss tokens that weights `version` of
-        this run have sampled, and let the stages with state observe."""
+        this run have sampled, and let `next_policy` observe."""
         if own and self.guard.judges_fresh:
             gaps = [np.empty(0, np.float32)]
             for item, statistics in first:
@@ -114,8 +114,8 @@ class Learner:
                     counted = fresh if item.loss_mask is None else fresh & item.loss_mask
                     gaps.append(np.abs(statistics.log_prob - item.behavior_log_prob)[counted])
             self.guard.check_fresh(torch.from_numpy(np.concatenate(gaps)), self.known_mismatch)
-        for stage in self.run_stages:
-            stage.observe(first, version)
+        if self.next_policy is not None:
+            self.next_policy.observe(first, version)
 
     def reject_mismatched(self, batch: TrainingBatch) -> TrainingBatch:
         """With `on_mismatch: reject`, return the batch without the completions that the guard rejects, and with the
@@ -158,16 +158,16 @@ class Learner:
                 close()
 
     def stage_metrics(self) -> dict[str, float]:
-        """Metrics of the stages with state, for the step that ends."""
-        return {name: value for stage in self.run_stages for name, value in stage.metrics().items()}
+        """Metrics of `next_policy`, for the step that ends."""
+        return {} if self.next_policy is None else self.next_policy.metrics()
 
     def warnings(self) -> list[str]:
-        """Warnings of the stages with state, each once."""
-        return [warning for stage in self.run_stages for warning in stage.warnings()]
+        """Warnings of `next_policy`, each once."""
+        return [] if self.next_policy is None else self.next_policy.warnings()
 
     def files(self, pending: Pending) -> dict[str, Callable[[Path], None]]:
-        """The checkpoint files of the stages with state, see `RunStage.files`."""
-        return {name: write for stage in self.run_stages for name, write in stage.files(pending).items()}
+        """The checkpoint files of `next_policy`."""
+        return {} if self.next_policy is None else self.next_policy.files(pending)
 
 
 def _forward_only(log_prob: Floats) -> TokenStatistics:

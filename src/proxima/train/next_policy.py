@@ -18,7 +18,6 @@ from proxima.data.flow import Key
 from proxima.engine.protocol import Engine, InFlight, ScoreRequest
 from proxima.rollout.collector import Pending
 from proxima.train.objectives.protocol import FirstForward
-from proxima.train.run_stage import RunStage
 
 SCORE_SECONDS = 300.0  # time limit of the engine for one window; less than that of a hook
 COMPARED = 8  # completions of a step on which engine and trainer are compared
@@ -78,7 +77,7 @@ def part_request(of: InFlight | Trajectory, part: slice) -> ScoreRequest:
     return ScoreRequest(prompt_tokens=before, tokens=of.tokens[part], temperature=of.temperature)
 
 
-class NextPolicy(RunStage):
+class NextPolicy:
     """The cache of `next_log_prob` for `proximal: next`, and the code that fills it.
 
     A log-prob is written once, under its one version. Nothing else is kept: a token that was not found while its next
@@ -94,8 +93,6 @@ class NextPolicy(RunStage):
         playing: maps the engine's completions in flight to the paths of the running episodes, each with a mask of the
             tokens that the model wrote; None: a completion is one turn.
     """
-
-    column = "next_log_prob"
 
     def __init__(
         self,
@@ -253,6 +250,7 @@ class NextPolicy(RunStage):
         return self._metrics
 
     def warnings(self) -> list[str]:
+        """Warnings for the user, each once."""
         missed, self._missed = self._missed, ""
         if not missed:
             return []
@@ -262,6 +260,8 @@ class NextPolicy(RunStage):
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
     def files(self, pending: Pending) -> dict[str, Callable[[Path], None]]:
+        """The file for a checkpoint at this instant, by name with the function that writes it; `pending` is what the
+        collector holds for later steps."""
         entries = self.forget(pending)
         if self.file is None or not entries:
             return {}

@@ -8,7 +8,6 @@ from typing import Literal
 from torch import Tensor
 
 from proxima.data import PackedBatch, Trajectory, UserError
-from proxima.data.columns import Ints
 from proxima.model import Policy
 
 
@@ -35,16 +34,12 @@ class TeacherStage:
     column: str = "teacher_log_prob"
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        highest = max((int(ids.max()) for item in trajectories for ids in self._read(item) if ids.size), default=0)
+        looked_up = (ids for item in trajectories for ids in (item.tokens, item.top_k) if ids is not None and ids.size)
+        highest = max((int(ids.max()) for ids in looked_up), default=0)
         if highest >= (rows := self.policy.head.out_features):
             reason = f"token {highest} of a completion, padding of the student's output layer, is beyond the teacher's"
             raise UserError(f"{reason}, which has {rows} rows", remedy="use a teacher with as many rows")
         return self.policy.pack(trajectories)
-
-    @staticmethod
-    def _read(item: Trajectory) -> list[Ints]:
-        """The ids that are looked up in the teacher's output layer."""
-        return [item.tokens, *([] if item.top_k is None else [item.top_k])]
 
     def __call__(self, batch: PackedBatch) -> dict[str, Tensor]:
         if self.top_k and self.top_k_of == "student":

@@ -13,11 +13,11 @@ from proxima.model.parallel.sharding import Sharding
 @pytest.mark.parametrize(
     ("settings", "bound"),
     [
-        ({"kind": "tensor"}, "must be one of full, hybrid, replicate"),
+        ({"kind": "tensor"}, "must be full, hybrid or replicate"),
         ({"kind": "hybrid", "ranks_per_node": 0}, "must be >= 1"),
         ({"ranks_per_node": 2}, "has no meaning with kind=full"),
         ({"param_dtype": "float16"}, "must be bfloat16"),
-        ({"sum_gradients": "step"}, "must be one of micro_batch, update"),
+        ({"sum_gradients": "step"}, "must be micro_batch or update"),
     ],
 )
 def test_bad_settings_are_refused(settings, bound):

@@ -104,7 +104,7 @@ def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
         expert = torch.arange(count, device=hidden.device).repeat(ranks)
         expert = expert.repeat_interleave(received, output_size=len(rows))
         weights = {name: weight.to_local() for name, weight in experts.named_parameters(recurse=False)}
-        local_experts = OtherWeights(experts, weights, count)
+        local_experts = OtherWeights(experts, weights, num_experts=count)
         results = compute(local_experts, rows, expert[:, None], rows.new_ones(len(rows), 1))
         if rows.requires_grad and not results.requires_grad:  # no expert has run; the other ranks wait in backward
             results = rows * 0

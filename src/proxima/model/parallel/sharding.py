@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from proxima.data import require
+from proxima.data import check_choices, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,7 @@ class Sharding:
     expert_parallel: Annotated[int, "ranks that split the experts of a mixture, and send each other its tokens"] = 1
 
     def __post_init__(self) -> None:
-        kinds = ("full", "hybrid", "replicate")
-        require(self.kind in kinds, "kind", self.kind, f"must be one of {', '.join(kinds)}")
+        check_choices(self)
         ranks = self.ranks_per_node
         require(ranks is None or ranks >= 1, "ranks_per_node", ranks, "must be >= 1")
         require(
@@ -49,8 +48,6 @@ class Sharding:
             remedy="leave it out, or set kind=hybrid",
         )
         require(self.param_dtype in (None, "bfloat16"), "param_dtype", self.param_dtype, "must be bfloat16 or null")
-        times = ("micro_batch", "update")
-        require(self.sum_gradients in times, "sum_gradients", self.sum_gradients, f"must be one of {', '.join(times)}")
 
     @classmethod
     def of(cls, placement: Any) -> "Sharding":

@@ -15,7 +15,7 @@ Source: arXiv 1909.08053, section 3, over DTensors.
 import math
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +30,9 @@ from torch.distributed.tensor.parallel import (
 
 from proxima.data import FieldError, require
 from proxima.data.errors import nearest_divisor
+from proxima.model.grouped_experts import OtherWeights
 from proxima.model.parallel.experts import expert_count
+from proxima.model.parallel.sharded import plain_type
 from proxima.model.parallel.sharding import Sharding, ranks_for_tensors
 from proxima.model.parallel.vocabulary import VocabularyPart
 
@@ -61,13 +63,13 @@ class _Experts(ParallelStyle):
         experts: Any = module
         count = experts.num_experts // device_mesh.size()
         first = count * device_mesh.get_local_rank()
-        kind, settings = type(module), {"num_experts": count, "_is_expert_parallel": True}  # index `count`: no expert
+        settings = {"num_experts": count, "_is_expert_parallel": True}  # index `count`: no expert
 
         def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
             index = top_k_index - first
             index = index.masked_fill((index < 0) | (index >= count), count)
             states, weights = (_part_of_gradient(given, device_mesh) for given in (hidden_states, top_k_weights))
-            return _summed(_with_own_rows(kind, module, settings, states, index, weights), device_mesh)
+            return _summed(_with_own_rows(experts, settings, states, index, weights), device_mesh)
 
         experts.forward = forward
         return module
@@ -81,10 +83,9 @@ class _Embedding(ParallelStyle):
         embedding: Any = module
         part, padding = VocabularyPart.of(embedding.weight), embedding.padding_idx
         own_padding = None if padding is None or not part.has(padding) else padding - part.start
-        kind, settings = type(module), {"padding_idx": own_padding}
 
         def forward(ids: Tensor) -> Tensor:
-            states = _with_own_rows(kind, module, settings, part.local(ids))
+            states = _with_own_rows(embedding, {"padding_idx": own_padding}, part.local(ids))
             # no view, on which the hooks of FSDP can be lost
             return _summed(states.where(part.owned(ids)[..., None], 0.0), device_mesh).clone()
 
@@ -214,12 +215,10 @@ def _split_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return module
 
 
-def _with_own_rows(kind: Any, module: nn.Module, settings: dict[str, Any], *given: Tensor) -> Tensor:
-    """Run the forward pass of `kind` with this rank's rows of the module's weights, and with other settings."""
-    local = {name: cast(DTensor, weight).to_local() for name, weight in module._parameters.items()}
-    copied: Any = object.__new__(kind)  # a copy without the hooks of FSDP
-    vars(copied).update(vars(module) | {"_parameters": local} | settings)
-    states: Tensor = kind.forward(copied, *given)
+def _with_own_rows(module: Any, settings: dict[str, Any], *given: Tensor) -> Tensor:
+    """Run a module's forward pass with this rank's rows of its weights, and with other settings."""
+    local = {name: weight.to_local() for name, weight in module.named_parameters(recurse=False)}
+    states: Tensor = plain_type(module).forward(OtherWeights(module, local, **settings), *given)
     return states
 
 

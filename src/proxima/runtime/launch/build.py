@@ -76,7 +76,7 @@ def make_controller(
             cache = make_next_policy(
                 config.algorithm, generator.engine, collector.unconsumed, log_prob, stored, playing
             )
-            learner = replace(learner, run_stages=[cache])
+            learner = replace(learner, next_policy=cache)
     plan = make_plan(
         config, config.train.steps, metric=config.eval.metric, max_unscored_steps=config.max_unscored_steps
     )

@@ -12,7 +12,7 @@ from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.preference import Pairwise, PreferencePairs, Sft, completion_log_prob, wpo_weight
 from proxima.core.segment import segment_count
-from proxima.data import PackedBatch, PreferencePair, Trajectory, UserError, require
+from proxima.data import PackedBatch, PreferencePair, Trajectory, UserError, check_choices, require
 from proxima.data.flow import Key
 from proxima.data.transfer import to_device
 from proxima.model import TokenOutputs
@@ -82,7 +82,7 @@ class PreferenceObjective(Objective[PreferencePair]):
             "must not all be 0: nothing would be trained",
         )
         require(0 <= self.ld_alpha <= 1, "ld_alpha", self.ld_alpha, "must be in [0, 1]")
-        require(self.reduce in ("sum", "mean"), "reduce", self.reduce, "must be sum or mean")
+        check_choices(self)
         divides = next((name for term, name in zip(self.terms, kinds, strict=True) if term.by_length), None)
         require(self.reduce == "sum" or not divides, "reduce", self.reduce, f"must be sum: {divides} takes the mean")
         bound = "must be 1 with reduce=mean, which has no sum to cut"
