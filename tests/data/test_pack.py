@@ -26,14 +26,6 @@ def test_the_layout_of_a_shared_prompt():
     assert b.cu_seqlens.tolist() == [0, 3, 5, 7] and b.group.tolist() == [0, 0, 1] and b.sequences == 3
 
 
-def test_the_layout_without_sharing():
-    b = pack([trajectory((1, 2), (10, 11)), trajectory((1, 2), (20,))], share_prompt=False)
-    assert b.tokens.tolist() == [1, 2, 10, 1, 2]
-    assert b.position.tolist() == [0, 1, 2, 0, 1]
-    assert b.edges == (0, 2, 3, 5, 5) and b.parents == (-1, 0, -1, 2)
-    assert b.predict.tolist() == [1, 2, 4] and b.target.tolist() == [10, 11, 20]
-
-
 def test_the_layout_of_paths_that_begin_alike(monkeypatch):
     monkeypatch.setattr(shared_paths, "LEAST_SHARED", 2)
     responses = ((10, 11, 12), (10, 11, 13, 14), (10, 11, 13, 15), (10, 11, 13), (10, 20))

@@ -21,10 +21,24 @@ def fresh(monkeypatch, tmp_path):
         monkeypatch.setattr(compiled, name, cache(unwrap(getattr(compiled, name))))
 
 
+@pytest.fixture
+def source(tmp_path):
+    file = tmp_path / "one.cpp"
+    file.write_text(SOURCE)
+    return file
+
+
+@pytest.fixture
+def held(source):
+    """The library of `source`, which is not loaded."""
+    compiled.library(source, "-DANSWER=1")
+    compiled.library.cache_clear()
+    (file,) = compiled.folder().glob("*.so")
+    return file
+
+
 @needs_kernels
-def test_a_library_is_compiled_once_for_its_text_and_macros(tmp_path, capfd):
-    source = tmp_path / "one.cpp"
-    source.write_text(SOURCE)
+def test_a_library_is_compiled_once_for_its_text_and_macros(source, capfd):
     assert compiled.library(source, "-DANSWER=42").answer() == 42
     assert compiled.library(source, "-DANSWER=43").answer() == 43
     held = sorted(compiled.folder().glob("*.so"))
@@ -99,11 +113,7 @@ def linked(held):
         (lambda held: held.chmod(0o646), "can be changed by other users"),
     ],
 )
-def test_what_may_not_be_loaded_is_compiled_again_and_one_line_says_so(tmp_path, capfd, damage, says):
-    source = tmp_path / "one.cpp"
-    source.write_text(SOURCE)
-    compiled.library(source, "-DANSWER=1")
-    (held,) = compiled.folder().glob("*.so")
+def test_what_may_not_be_loaded_is_compiled_again_and_one_line_says_so(source, held, capfd, damage, says):
     damage(held)
     capfd.readouterr()
     for _ in range(2):  # what was compiled again is used
@@ -114,20 +124,15 @@ def test_what_may_not_be_loaded_is_compiled_again_and_one_line_says_so(tmp_path,
 
 
 @needs_kernels
-def test_what_another_user_wrote_is_compiled_again(tmp_path, monkeypatch, capfd):
-    source = tmp_path / "one.cpp"
-    source.write_text(SOURCE)
-    compiled.library(source, "-DANSWER=1")
+def test_what_another_user_wrote_is_compiled_again(source, held, monkeypatch, capfd):
     monkeypatch.setattr(compiled.os, "geteuid", lambda: os.getuid() + 1)
-    compiled.library.cache_clear()
     assert compiled.library(source, "-DANSWER=1").answer() == 1
     assert "can be changed by other users: compiling it again\n" in capfd.readouterr().err
 
 
 @needs_kernels
-def test_a_library_appears_when_it_is_on_the_disk(tmp_path, monkeypatch):
-    source, done = tmp_path / "one.cpp", []
-    source.write_text(SOURCE)
+def test_a_library_appears_when_it_is_on_the_disk(source, monkeypatch):
+    done = []
     replace, fsync = compiled.Path.replace, os.fsync
     monkeypatch.setattr(compiled.os, "fsync", lambda handle: done.append("fsync") or fsync(handle))
     monkeypatch.setattr(compiled.Path, "replace", lambda path, to: done.append("replace") or replace(path, to))
@@ -136,22 +141,16 @@ def test_a_library_appears_when_it_is_on_the_disk(tmp_path, monkeypatch):
 
 
 @needs_kernels
-def test_a_folder_in_its_place_is_an_error_of_one_line(tmp_path):
-    source = tmp_path / "one.cpp"
-    source.write_text(SOURCE)
-    compiled.library(source, "-DANSWER=1")
-    (held,) = compiled.folder().glob("*.so")
+def test_a_folder_in_its_place_is_an_error_of_one_line(source, held):
     held.unlink()
     held.mkdir()
-    compiled.library.cache_clear()
     with pytest.raises(UserError, match=r"one-.*\.so can't be stored or loaded; set CXX=none .*Is a directory"):
         compiled.library(source, "-DANSWER=1")
 
 
 @pytest.mark.parametrize("hangs", ["always", "when it compiles"])
-def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypatch, hangs):
-    source, wrapper = tmp_path / "one.cpp", tmp_path / "slow-g++"
-    source.write_text(SOURCE)
+def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(source, tmp_path, monkeypatch, hangs):
+    wrapper = tmp_path / "slow-g++"
     wrapper.write_text(f"#!/bin/sh\n[ $1 = --version ] && [ '{hangs}' != always ] && exit\nsleep 100000 & wait\n")
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", str(wrapper))
@@ -162,9 +161,8 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(tmp_path, monke
 
 
 @needs_kernels
-def test_what_can_not_be_loaded_says_why(tmp_path, monkeypatch):
-    source, wrapper = tmp_path / "one.cpp", tmp_path / "wrapped-g++"
-    source.write_text(SOURCE)
+def test_what_can_not_be_loaded_says_why(source, tmp_path, monkeypatch):
+    wrapper = tmp_path / "wrapped-g++"
     wrapper.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho >"$2"\n')
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", str(wrapper))

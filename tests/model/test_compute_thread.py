@@ -10,7 +10,6 @@ import pytest
 
 from proxima.model.compute_thread import ComputeThread
 from tests.runtime.loop.test_controller import World
-from tests.runtime.tiny_run import Watcher
 
 
 def test_calls_run_in_the_thread_that_serves_and_the_loop_in_another():
@@ -163,38 +162,6 @@ def test_ctrl_c_cancels_a_coroutine_that_computes_nothing():
     with pytest.raises(KeyboardInterrupt):
         compute.serve(run())
     assert ended == [True]
-
-
-def test_the_loop_answers_while_an_update_runs(tmp_path):
-    """A ticker, the progress of the update, and the engine's health: all are served before the update ends."""
-    shown, ticks, during = [], [0], []
-    world = World(tmp_path / "run", steps=1, observer=Watcher(lambda event, *facts: shown.append((event, facts[0]))))
-    inner, release = world.stack.update, threading.Event()
-
-    def update(*arguments, **options):
-        result = inner(*arguments, **options)
-        assert release.wait(600)  # set by the ticker below: without a turn of the loop this never returns
-        return result
-
-    async def health():
-        during.append(world.journal.counts())  # of the thread of the loop
-
-    async def ticker():
-        while ("progress", "train") not in shown:
-            ticks[0] += 1
-            await asyncio.sleep(0.001)
-        await health()
-        release.set()
-
-    async def run():
-        task = asyncio.ensure_future(ticker())
-        done = await asyncio.wait_for(world.controller.run(), 600)
-        await task
-        return done
-
-    world.stack.update = update
-    assert world.controller.learner.compute.serve(run()) is True
-    assert during == [{"selected": 3}] and ticks[0] > 0
 
 
 def test_a_stop_during_an_update_is_heard_at_once_and_loses_nothing(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers as hf
 
-from proxima.data import Trajectory, pack
+from proxima.data import Trajectory
 from proxima.kernels.compiled import unavailable
 from proxima.model import LoadedModel, Policy, fused_backbone
 from tests.model.rows import forked, opened
@@ -91,16 +91,6 @@ def test_layers_that_run_again_change_no_bit(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
-@pytest.mark.parametrize("items", [trajectories(), forked()])
-def test_sequences_are_alone(items):
-    model = model_of("llama")
-    policy = Policy(LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="tiny"), compute_dtype=torch.bfloat16)
-    with torch.no_grad():
-        together = policy(policy.pack(items)).log_prob
-        apart = torch.cat([policy(policy.pack([item])).log_prob for item in items])
-    torch.testing.assert_close(together, apart, atol=0.05, rtol=0)
-
-
 BEGIN_ALIKE = [forked(), opened(forked()), opened(trajectories())]
 
 
@@ -114,23 +104,6 @@ def test_what_paths_and_prompts_begin_with_trains_as_apart(kind, items, monkeypa
     assert len(calls) == 2 and calls[0] is not None
     for shared, apart, exact in zip(given[True], given[False], truth, strict=True):
         assert 0 < distance(shared, exact) < 1.1 * distance(apart, exact) < 0.1
-
-
-@pytest.mark.parametrize("items", BEGIN_ALIKE, ids=["paths", "both", "prompts"])
-def test_the_kernel_sees_each_response_whole_behind_its_whole_prompt(items):
-    batch, apart = pack(items), pack(items, share_prompt=False)
-    whole = fused_backbone._WholeResponses.of(batch)
-    assert fused_backbone._WholeResponses.of(apart) is None
-    assert torch.equal(batch.tokens[whole.rows][whole.own], batch.tokens)
-    prompts = [g for g, parent in enumerate(whole.parents) if parent < 0]
-    assert len(prompts) == len({item.group for item in items}) and {*whole.parents} == {-1, *prompts}
-    responses = [g for g, parent in enumerate(whole.parents) if parent >= 0]
-    segments, theirs = (
-        batch.tokens[whole.rows].tensor_split(whole.edges[1:-1]),
-        apart.tokens.tensor_split(apart.edges[1:-1]),
-    )
-    assert [segments[g].tolist() for g in responses] == [each.tolist() for each in theirs[1::2]]
-    assert [segments[whole.parents[g]].tolist() for g in responses] == [each.tolist() for each in theirs[::2]]
 
 
 def test_other_models_go_through_their_modules():

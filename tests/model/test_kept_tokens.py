@@ -14,25 +14,7 @@ from proxima.model import Policy, token_log_prob
 from proxima.model.distribution_figures import log_sum_square
 from proxima.model.kept_tokens import KeptTokens
 from tests.model.rows import MIXED, loaded, plain_log_prob, plain_logits, rows
-from tests.model.test_log_prob import Head, V
 from tests.tiny import VOCABULARY, tiny
-
-
-def test_a_set_of_one_is_certain_and_teaches_nothing():
-    head = Head.drawn(torch.float32, with_sets=True)
-    head.inside[:] = torch.arange(V) == head.target[:, None]
-    output = head.run(entropy=True)
-    assert output.log_prob.eq(0).all()
-    for grad in torch.autograd.grad(output.log_prob.sum(), head.leaves):
-        assert grad.abs().max() < 1e-6
-
-
-def test_the_whole_vocabulary_as_a_set_changes_nothing():
-    head = Head.drawn(torch.float32, with_sets=True)
-    head.inside[:] = True
-    with_set, plain = (each.run(entropy=True) for each in (head, replace(head, inside=None)))
-    torch.testing.assert_close(with_set.log_prob, plain.log_prob, rtol=0, atol=5e-7)
-    assert torch.equal(with_set.entropy, plain.entropy)
 
 
 def test_the_numbers_of_an_independent_script():

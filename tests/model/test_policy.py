@@ -71,20 +71,6 @@ def test_entropy_of_the_policy(kind):
     torch.testing.assert_close(out.entropy, torch.cat(expected), rtol=0, atol=5e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("final_logit_softcapping", 30.0), ("logit_scale", 0.0625), ("logits_scaling", 8.0)]
-)
-def test_scaled_logits_are_refused(name, value):
-    llama = loaded("llama")
-    setattr(llama.model.config, name, value)
-    with pytest.raises(
-        ValueError, match=rf"LlamaForCausalLM is not supported: it changes the .* head \({name}={value}\)"
-    ):
-        Policy(llama)
-    setattr(llama.model.config, name, None if name.startswith("final") else 1.0)
-    Policy(llama)
-
-
 def test_a_head_that_is_not_linear_is_refused():
     qwen2 = loaded("qwen2")
     qwen2.model.lm_head = torch.nn.Sequential(qwen2.model.lm_head)

@@ -129,27 +129,7 @@ REFUSED = {"view": 400, "scorer": 400, "agents": 400}
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize(
     ("host", "status"),
-    [
-        ("localhost", OWN),
-        ("LOCALHOST:80", OWN),
-        ("127.0.0.1:65535", OWN),
-        ("[::1]:8000", OWN),
-        ("[::1]", OWN),
-        ("evil.com", OTHERS),
-        ("localhost.evil.com", OTHERS),
-        ("evil.com@localhost", MALFORMED),
-        ("localhost@evil.com", MALFORMED),
-        ("[::1].evil", MALFORMED),
-        ("[::1]evil:80", MALFORMED),
-        ("[localhost]", MALFORMED),
-        ("[::1", MALFORMED),
-        ("localhost:80:80", MALFORMED),
-        ("localhost:http", MALFORMED),
-        ("localhost:999999", MALFORMED),
-        ("localhost/evil.com", MALFORMED),
-        ("localhost?evil.com", MALFORMED),
-        ("", MALFORMED),
-    ],
+    [("localhost", OWN), ("[::1]:8000", OWN), ("evil.com", OTHERS), ("evil.com@localhost", MALFORMED), ("", MALFORMED)],
 )
 def test_hosts(ports, name, host, status):
     assert sent(ports[name], name, host=host) == status[name]
@@ -232,6 +212,11 @@ def test_half_a_body_ends(folder, name, monkeypatch):
     limits = {"read_seconds": SHORT} if name == "scorer" else {}
     with SERVERS[name][0](folder, **limits) as port:
         assert sent(port, name, body=b"{", length=100) == 408
+
+
+def test_a_malformed_host_has_no_name():
+    hosts = "localhost@evil.com [::1].evil [::1]evil:80 [localhost] [::1 localhost:80:80 localhost:http"
+    assert not any(map(name_in_host, [*hosts.split(), "localhost/evil.com", "localhost?evil.com", "localhost:999999"]))
 
 
 def test_the_name_in_a_host():

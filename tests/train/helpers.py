@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,6 +51,15 @@ def trajectories(
             )
         )
     return out
+
+
+def valued(items: Sequence[Trajectory]) -> list[Trajectory]:
+    """With values and returns that no two tokens share."""
+    draw = np.random.default_rng(2)
+    return [
+        replace(item, value=draw.normal(size=len(item.tokens)), returns=draw.normal(size=len(item.tokens)))
+        for item in items
+    ]
 
 
 class Trainer:

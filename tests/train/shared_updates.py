@@ -36,7 +36,7 @@ from proxima.train.messages import End
 from proxima.train.objectives import KtoObjective, RewardObjective, SftObjective, ValueObjective
 from proxima.train.process_ranks import ProcessRanks
 from proxima.train.ranks import RankError, Refused
-from tests.train.helpers import trajectories
+from tests.train.helpers import trajectories, valued
 from tests.train.test_kto_objective import labeled
 from tests.train.test_preference_objective import pairs
 from tests.train.test_reward_objective import pairs as reward_pairs
@@ -117,14 +117,6 @@ def weights_of(stack: TrainStack) -> dict[str, torch.Tensor]:
 
 def policy(**settings) -> PolicyObjective:
     return PolicyObjective(**({"surrogate": SURROGATES["ppo_clip"](), "aggregate": TokenMean()} | settings))
-
-
-def valued(items):
-    draw = np.random.default_rng(2)
-    return [
-        replace(item, value=draw.normal(size=len(item.tokens)), returns=draw.normal(size=len(item.tokens)))
-        for item in items
-    ]
 
 
 Case = tuple[str, Any, list[list[Any]], dict[str, bool]]

@@ -146,12 +146,6 @@ def test_records_of_all_completions():
     assert [f.advantage for f in records] == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0, None, -1.0, 1.0]
 
 
-def test_the_behavior_asked_for():
-    groups = [group(0, [1, 0])]
-    assert algorithm().step_batch(groups, 1).trajectories[0].behavior_log_prob.tolist() == [-1.0] * 3
-    assert algorithm(behavior="sampled").step_batch(groups, 1).trajectories[0].behavior_log_prob.tolist() == [-0.5] * 3
-
-
 def test_what_is_rejected_after_its_first_forward_leaves_the_updates():
     groups = [group(uid, [uid, 0]) for uid in range(1, 4)]
     whole = algorithm(updates=3).step_batch(groups, 1)

@@ -10,12 +10,13 @@ from proxima.core import TokenMean
 from proxima.core.correction import Importance, TopEntropy
 from proxima.core.preference import PREFERENCES, Kto
 from proxima.core.surrogate import SURROGATES, ClipCov
-from proxima.data import LabeledCompletion, PreferencePair
 from proxima.model.micro_batch import micro_batches
 from proxima.train import PolicyObjective, PreferenceObjective
 from proxima.train.objectives import KtoObjective
 from tests.model.rows import assert_close, rows
 from tests.train.helpers import recorded
+from tests.train.test_kto_objective import labeled
+from tests.train.test_preference_objective import pairs
 
 
 def shuffled(items, budget, *, share_prompt=True):
@@ -45,21 +46,6 @@ def completions(lengths):
             )
         )
     return out
-
-
-def pairs(items):
-    return [PreferencePair(row=i, chosen=items[2 * i], rejected=items[2 * i + 1]) for i in range(5)]
-
-
-def labeled(items):
-    others = [
-        replace(other, prompt_tokens=item.prompt_tokens, group=item.group)
-        for item, other in zip(items, items[3:] + items[:3], strict=True)
-    ]
-    return [
-        LabeledCompletion(row=i, completion=item, good=i % 3 == 0, mismatched=other)
-        for i, (item, other) in enumerate(zip(items, others, strict=True))
-    ]
 
 
 def policy(surrogate=None, *corrections, **settings):

@@ -15,8 +15,8 @@ from tests.train.helpers import recorded, unsplit
 from tests.train.test_preference_objective import BUDGETS, completions
 
 
-def labeled():
-    items = completions()
+def labeled(items=None):
+    items = items or completions()
     return [
         LabeledCompletion(
             row=i,

@@ -1,17 +1,14 @@
 """Objectives without engine, reward or task: the stack knows no RL, and no split changes a gradient."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from proxima.core.loss import Loss
 from proxima.core.metrics import SumCount
-from proxima.core.segment import segment_sum
 from proxima.data import Trajectory
 from proxima.model import PackedModel, Policy, ScalarModel, load_scalar_model
 from proxima.model.scalar_model import make_value_head
@@ -62,52 +59,6 @@ class NllAndEntropy(TokenNll):
         return [*super().losses(batch, outputs), Loss(bonus, sequences, {})]
 
 
-@dataclass(frozen=True)
-class PairLoss(Objective[tuple[Trajectory, Trajectory]]):
-    """A preference loss: an item is a pair that has to stay together."""
-
-    def sequences(self, item):
-        return item
-
-    def denominators(self, items, statistics=None):
-        return [torch.tensor(float(len(items)), dtype=torch.float64)]
-
-    def losses(self, batch, outputs, statistics=None):
-        chosen, rejected = segment_sum(outputs.log_prob, batch.cu_seqlens).view(-1, 2).unbind(1)
-        loss = -logsigmoid(0.1 * (chosen - rejected))
-        everything = torch.ones_like(chosen, dtype=torch.bool)
-        metrics = {"accuracy": SumCount.over(chosen > rejected, everything)}
-        return [Loss(loss.sum(dtype=torch.float64), everything.sum(dtype=torch.float64), metrics)]
-
-
-@dataclass(frozen=True)
-class Centred(TokenNll):
-    """Something that depends on the whole update: log-probs above the mean of the update are not raised further."""
-
-    @property
-    def has_batch_statistics(self):
-        return True
-
-    def batch_statistics(self, parts):
-        log_prob = torch.cat([outputs.log_prob for _, outputs in parts])
-        assert not log_prob.requires_grad
-        return Mean(log_prob.mean(), {"mean_log_prob": SumCount.over(log_prob, torch.ones_like(log_prob).bool())})
-
-    def losses(self, batch, outputs, statistics=None):
-        below = batch.loss_mask & (outputs.log_prob < statistics.mean)
-        loss = -torch.where(below, outputs.log_prob, 0.0)
-        return [Loss(loss.sum(dtype=torch.float64), below.sum(dtype=torch.float64), {})]
-
-
-@dataclass(frozen=True)
-class Mean:
-    mean: Tensor
-    metrics: dict
-
-    def take(self, rows: Sequence[int]) -> "Mean":
-        return self
-
-
 def rows():
     return [row for row in trajectories() if len(row.tokens)]
 
@@ -137,30 +88,6 @@ def test_two_losses_keep_their_own_denominators(budget, share_prompt):
         return nll(model, items) - 0.1 * torch.cat(entropies).sum() / len(items)
 
     assert_close(actual, unsplit(loss)[0], 3e-5)
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_pairs_stay_in_one_micro_batch(budget):
-    items = rows()
-    pairs = [(items[i], items[i + 1]) for i in range(0, len(items) - 1, 2)]
-    actual, result = recorded(PairLoss(), pairs, budget)
-
-    def loss(model):
-        sums = [plain_log_prob(model, row).sum() for pair in pairs for row in pair]
-        return -logsigmoid(0.1 * (torch.stack(sums[::2]) - torch.stack(sums[1::2]))).mean()
-
-    assert_close(actual, unsplit(loss)[0], 3e-5)
-    assert 0 <= result.metrics["accuracy"] <= 1
-
-
-def test_what_depends_on_the_whole_update_is_decided_before_the_split():
-    items = rows()
-    whole, result = recorded(Centred(), items)
-    assert result.metrics["mean_log_prob"] < 0
-    for budget in BUDGETS[:-1]:
-        split, other = recorded(Centred(), items, budget)
-        assert_close(split, whole, 3e-5)
-        assert other.metrics["mean_log_prob"] == pytest.approx(result.metrics["mean_log_prob"], rel=1e-6)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import torch
 from safetensors.torch import save_file
 
 from proxima.train.optimizer_slices import KEY, OFFSETS, read_optimizer
-from tests.model.rows import same
 
 
 def block(file, name: str, tensor: torch.Tensor, offset: list[int]) -> None:
@@ -22,10 +21,3 @@ def test_blocks_of_a_folder_are_put_together(tmp_path):
     state = read_optimizer(tmp_path, {"w": torch.zeros(7, 5)})
     assert torch.equal(state["exp_avg/w"], whole) and state["exp_avg/w"].dtype == torch.float32
     assert torch.equal(state["step/w"], torch.tensor(4.0))
-
-
-def test_one_process_s_file_is_read_whole(tmp_path):
-    tensors = {"exp_avg/w": torch.randn(3, 2, dtype=torch.float64), "step/w": torch.tensor(2.0)}
-    save_file(tensors, tmp_path / "optimizer.safetensors")
-    state = read_optimizer(tmp_path / "optimizer", {})
-    assert same(state, tensors)

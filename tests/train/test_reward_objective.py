@@ -8,7 +8,6 @@ from torch.nn.functional import logsigmoid
 from proxima.core import RewardLoss
 from proxima.data import PreferencePair, Trajectory
 from proxima.model import ScalarModel, load_scalar_model
-from proxima.train import TrainStack
 from proxima.train.objectives import RewardObjective
 from tests.model.rows import ids
 from tests.train.helpers import recorded
@@ -65,12 +64,3 @@ def test_a_pair_stays_together_and_shares_its_prompt(tiny_model):
     batch = model.pack(objective.sequences(items[0]))
     assert len(batch.tokens) == 4 + 3 + 6 and batch.sequences == 2 and len(batch.target) == 4 + 7
     assert np.isclose(batch.reward.sum(), 0)
-
-
-def test_an_update_raises_the_lead(tiny_model):
-    from proxima.train import AdamW
-
-    items = pairs()
-    stack = TrainStack(ScalarModel(load(tiny_model)), optimizer=AdamW(lr=1e-3))
-    first, last = (stack.update(RewardObjective(pad=1), [items] * n).metrics["margin"] for n in (1, 8))
-    assert last > first

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Reinforce
-from proxima.core.correction import CORRECTIONS, mismatch_metrics
+from proxima.core import AGGREGATES, PENALTIES, SURROGATES
+from proxima.core.correction import CORRECTIONS
 from proxima.data import NotFiniteError
 from proxima.model import Policy
-from proxima.train import AdamW, LogProbStage
+from proxima.train import LogProbStage
 from tests.model.rows import assert_close, forked, loaded, same
 from tests.tiny import KINDS
 from tests.train.helpers import ADVANTAGES, gradients, naive_gradients, trainer, trainer_of, trajectories, weights
@@ -79,38 +79,6 @@ def test_a_penalty_disables_the_skip(penalty):
     assert_close(gradients(t, items), naive_gradients("llama", items, penalty=spec), 3e-5)
 
 
-SMALL = "tests/train/test_update.py::test_weights_after_several_updates_do_not_depend_on_how_they_were_computed[cppo]"
-OTHERS = [pytest.param(kind, marks=pytest.mark.campaign(SMALL)) for kind in PLAIN if kind != "cppo"]
-
-
-@pytest.mark.parametrize("surrogate", ["cppo", *OTHERS])
-def test_weights_after_several_updates_do_not_depend_on_how_they_were_computed(surrogate):
-    """Three steps of two updates each, AdamW with decay: the split, the sharing and the skipping change nothing but
-    rounding."""
-
-    def final(**settings):
-        optimizer = AdamW(lr=1e-3, eps=1e-4, weight_decay=0.1)
-        t = trainer(surrogate=SURROGATES[surrogate](), optimizer=optimizer, max_grad_norm=0.5, **settings)
-        for step in range(3):
-            items = trajectories(advantages=ADVANTAGES[step:] + ADVANTAGES[:step])
-            t.update([list(range(7)), list(range(7, 13))], items)
-        return weights(t)
-
-    expected = final()
-    assert any(float((weights(trainer())[name] - weight).abs().max()) > 1e-3 for name, weight in expected.items())
-    for settings in (
-        {"tokens_per_micro_batch": 1},
-        {"share_prompt": False},
-        {"skip_zero_advantage": False},
-        {"share_prompt": False, "skip_zero_advantage": False, "tokens_per_micro_batch": 17},
-        {"measure": frozenset()},
-    ):
-        for name, value in final(**settings).items():
-            torch.testing.assert_close(
-                value, expected[name], rtol=0, atol=3e-6, msg=lambda m, n=name, s=settings: f"{s} {n}: {m}"
-            )
-
-
 def test_skipped_trajectories_are_counted_and_have_no_token_statistics():
     items = trajectories()
     result = trainer().update(ALL, items)
@@ -160,15 +128,6 @@ def test_metrics_are_over_the_whole_update():
             assert metrics[key] == pytest.approx(value, rel=1e-4, abs=1e-6, nan_ok=True), key
 
 
-def test_the_mismatch_is_measured_once_for_the_whole_first_update(monkeypatch):
-    calls = []
-    name = "proxima.train.objectives.policy_objective.mismatch_metrics"
-    monkeypatch.setattr(name, lambda b: calls.append(len(b)) or mismatch_metrics(b))
-    items = trajectories(advantages=(1.0, -1.0, 0.5))
-    trainer(tokens_per_micro_batch=1).update([*ALL, *ALL], items)
-    assert calls == [sum(len(item.tokens) for item in items)]
-
-
 def test_engine_against_trainer_is_measured_before_the_policy_moves():
     items = trajectories(advantages=(1.0, -1.0, 0.5))
     once, thrice = trainer().update(ALL, items).metrics, trainer().update([*ALL, *ALL, *ALL], items).metrics
@@ -204,20 +163,6 @@ def test_what_nobody_sampled_may_hold_anything(surrogate):
     assert metrics == pytest.approx(of_other, rel=0, abs=0, nan_ok=True) and metrics["mismatch/kl"] != 0
 
 
-def test_the_loss_is_the_number_that_was_differentiated():
-    items = trajectories()
-    t = trainer(surrogate=Reinforce(), tokens_per_micro_batch=12)
-    log_prob = t.log_prob(items)
-    loss = t.update(ALL, items).metrics["loss"]
-    pairs = [
-        (a, x)
-        for row, values in zip(items, log_prob, strict=True)
-        for a, x, m in zip(row.advantage, values, row.loss_mask, strict=True)
-        if m
-    ]
-    assert loss == pytest.approx(-sum(a * x for a, x in pairs) / len(pairs), rel=1e-5)
-
-
 def test_log_probs_at_the_datas_own_temperature_and_of_another_policy():
     items = trajectories(spread=0.0)
     t = trainer(tokens_per_micro_batch=15)
@@ -233,29 +178,6 @@ def test_log_probs_at_the_datas_own_temperature_and_of_another_policy():
     )
     assert not np.array_equal(theirs, own) and np.array_equal(theirs, alone)
     assert all(p.grad is None for p in t.parameters)
-
-
-def test_the_first_forward_as_proximal_policy():
-    """With the centre where the update starts, the ratio is 1 whatever the behavior policy was; the gradient is that of
-    -A log pi."""
-    items = trajectories(spread=2.0)
-    t = trainer(proximal="first_forward")
-    actual = gradients(t, items)
-    assert_close(actual, naive_gradients("llama", items, surrogate=Reinforce()), 3e-5)
-    metrics = trainer(proximal="first_forward").update(ALL, items).metrics
-    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-9) and metrics["approx_kl"] == pytest.approx(
-        0.0, abs=1e-9
-    )
-    assert metrics["mismatch/log_prob_absdiff_mean"] > 0.5
-
-
-def test_proximal_log_probs_that_are_given_are_used():
-    items = trajectories(spread=1.0)
-    centre = trainer().log_prob(items)
-    given = [replace(row, proximal_log_prob=value) for row, value in zip(items, centre, strict=True)]
-    metrics = trainer().update(ALL, given).metrics
-    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
-    assert_close(gradients(trainer(), given), naive_gradients("llama", items, surrogate=Reinforce()), 3e-5)
 
 
 def test_an_update_of_zero_advantages_is_a_step_with_a_zero_gradient():

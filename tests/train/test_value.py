@@ -15,7 +15,7 @@ from proxima.model.scalar_model import make_value_head
 from proxima.train import PolicyObjective, ScoreVarianceStage, TrainStack, ValueObjective, ValueStage
 from tests.model.rows import MIXED, forked, loaded, plain_logits, policy, rows
 from tests.tiny import tiny
-from tests.train.helpers import recorded, trajectories
+from tests.train.helpers import recorded, trajectories, valued
 
 LOSS = ValueLoss(epsilon=0.1)
 
@@ -23,15 +23,6 @@ LOSS = ValueLoss(epsilon=0.1)
 def with_head(**settings) -> Policy:
     base = loaded("llama")
     return Policy(base, value_head=make_value_head(base.model, 0.3, seed=7), **settings)
-
-
-def valued(items):
-    """With values and returns that no two tokens share."""
-    draw = np.random.default_rng(3)
-    return [
-        replace(item, value=draw.normal(size=len(item.tokens)), returns=draw.normal(size=len(item.tokens)))
-        for item in items
-    ]
 
 
 def gradient(objective, items, budget=10_000, model=None):

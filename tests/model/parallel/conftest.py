@@ -1,13 +1,11 @@
 """The models of the ranks, written once."""
 
 import copy
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from proxima.model import save
@@ -41,10 +39,4 @@ def models(tmp_path_factory, tiny_model) -> Path:
         else:
             weights["model.layers.1.mlp.up_proj.weight"][-1, 3] = torch.nan
         save_file(weights, folder / broken / "model.safetensors", metadata={"format": "pt"})
-    FAMILIES["Mamba"][1].save_pretrained(folder / "recurrent")
-    llama = json.loads((folder / "llama" / "config.json").read_text())
-    rope = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
-    one_head = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
-    for name, changes in (("dynamic", rope), ("one_head", one_head)):
-        hf.LlamaConfig(**llama | changes).save_pretrained(folder / name)
     return folder

@@ -1,18 +1,14 @@
 """What ranks that split the tokens of a batch do beside `passes.compare`, against one process."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
-import torch.distributed as dist
 
-from proxima.data import FieldError, Trajectory
+from proxima.data import Trajectory
 from proxima.data.sampling_mask import SamplingMask
 from proxima.model import PackedModel, ScalarModel
-from proxima.model.parallel.sharding import Sharding
-from tests.model.parallel.passes import NEEDS, gradients, source
+from tests.model.parallel.passes import NEEDS, gradients
 from tests.model.rows import MIXED, forked, opened, rows
 
 
@@ -70,21 +66,3 @@ def short(plain: PackedModel, split: PackedModel) -> None:
 def scores(plain: ScalarModel, split: ScalarModel) -> None:
     """Of the last token's state, as a reward model gives them."""
     np.testing.assert_allclose(split.scores(rows(*MIXED), 30), plain.scores(rows(*MIXED), 30), rtol=1e-5, atol=1e-5)
-
-
-def refused_by_kind(rank: int, folder: Path) -> None:
-    size = dist.get_world_size()
-    for kind, message in (
-        ("one_head", "must be at most the number of query heads of model.path, 1; set it to 1"),
-        ("recurrent", "splits packed tokens, and model.path has layers of type linear_attention; set it to 1"),
-        ("dynamic", "splits packed tokens, and model.path turns positions by the longest sequence; set it to 1"),
-    ):
-        for load in ("load", "load_scalar"):
-            settings = {"head_std": 0.1} if load == "load_scalar" else {}
-            with pytest.raises(FieldError) as raised:  # there are no weights in the folder
-                getattr(source(folder / kind, sharding=Sharding(context_parallel=size)), load)(**settings)
-            got, expected = str(raised.value), f"placement.context_parallel={size} {message}"
-            assert got == expected, (got, expected)
-    loaded = source(folder / "llama", sharding=Sharding(context_parallel=size)).load()
-    with pytest.raises(FieldError, match=r"placement\.context_parallel=.*model\.attention=mask"):
-        source(folder / "llama", attention="mask").policy(loaded)

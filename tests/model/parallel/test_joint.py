@@ -24,8 +24,8 @@ from proxima.train.process_ranks import ProcessRanks
 from proxima.train.replay_comparison import ReplayComparison
 from tests.model.parallel.ranks import campaign, run_ranks
 from tests.model.rows import rows
-from tests.train.helpers import ADVANTAGES
-from tests.train.shared_updates import close, follow, policy, valued
+from tests.train.helpers import ADVANTAGES, valued
+from tests.train.shared_updates import close, follow, policy
 from tests.train.test_reward_objective import pairs
 
 T, C, E = "tensor_parallel", "context_parallel", "expert_parallel"

@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.model.lora import Lora
-from tests.model.parallel.context_passes import outputs, refused_by_kind, scores, short
+from tests.model.parallel.context_passes import outputs, scores, short
 from tests.model.parallel.expert_passes import few_chosen, same_loop
 from tests.model.parallel.loads import NO_DORA, same_files
 from tests.model.parallel.passes import LORA, Case, forward_only, holds_gradients, passes_of, rounded, without_adapter
@@ -126,7 +126,3 @@ def test_the_head_of_a_vocabulary_that_is_split(size, models):
 
 def test_biases_that_stay_whole(models):
     run_ranks(whole_biases, 2, models / "split")
-
-
-def test_what_tokens_can_not_be_split_for(models):
-    run_ranks(refused_by_kind, 2, models)

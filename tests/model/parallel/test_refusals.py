@@ -1,11 +1,13 @@
 """What can't be split is refused with a remedy that works, by a model's config and shape alone."""
 
 import pytest
+import torch
 import transformers as hf
 
 from proxima.data import FieldError
-from proxima.model import load
+from proxima.model import load, load_scalar_model
 from proxima.model.lora import Lora
+from proxima.model.parallel.context import ContextGroup
 from proxima.model.parallel.refusals import check_split, require_splittable, sharding_beside
 from proxima.model.parallel.sharding import Sharding
 from tests.model.families import FAMILIES
@@ -29,6 +31,7 @@ T, C, E = "tensor_parallel", "context_parallel", "expert_parallel"
         ({}, {C: 12}, 24, "context_parallel=12 must be at most the number of query heads of model.path, 8; set it to"),
         (SIX_EXPERTS, {E: 4}, 8, "expert_parallel=4 must divide the 6 experts; set it to 2"),
         (SIX_EXPERTS, {E: 4}, 12, "expert_parallel=4 must divide the 6 experts; set it to 3"),
+        (SIX_EXPERTS, {E: 4}, 0, "expert_parallel=4 must divide the 6 experts; set it to 3"),
         (NARROW, {T: 2}, 16, "tensor_parallel=2 leaves 8 ranks to split matrices of 36"),
     ],
 )
@@ -53,7 +56,10 @@ def test_whose_model_it_is(tmp_path):
 def test_what_only_the_modules_tell(tmp_path):
     FAMILIES["Mamba"][1].save_pretrained(tmp_path / "recurrent")
     FAMILIES["DeepSeek-V3"][1].save_pretrained(tmp_path / "dense")  # so small that all its layers are dense
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    hf.LlamaConfig(**SMALL, rope_parameters=rope).save_pretrained(tmp_path / "dynamic")
     for name, layout, message in (
+        ("dynamic", {C: 2}, "model.path turns positions by the longest sequence; set it to 1"),
         ("recurrent", {C: 2}, "splits packed tokens, and model.path has layers of type"),
         ("dense", {E: 2}, "has no plan for a model whose experts are not stacked; set it to 1"),
     ):
@@ -68,21 +74,6 @@ def test_a_teacher_or_critic_without_experts_has_none_to_split(family, expected,
     sharding = sharding_beside(given, str(tmp_path))
     assert sharding is not None and (sharding.expert_parallel, sharding.context_parallel) == (expected, 2)
     assert sharding_beside(None, str(tmp_path)) is None
-
-
-@pytest.mark.parametrize(
-    ("family", "ranks", "message"),
-    [
-        ("Llama", 2, "placement.expert_parallel=2 splits experts, and model.path has none; set it to 1"),
-        ("Qwen3-MoE", 3, "placement.expert_parallel=3 must divide the 4 experts; set it to 4"),
-        ("Mixtral", 8, "placement.expert_parallel=8 must divide the 4 experts; set it to 4"),
-    ],
-)
-def test_a_model_whose_experts_can_not_be_split_is_refused_before_it_is_read(family, ranks, message, tmp_path):
-    FAMILIES[family][1].save_pretrained(tmp_path)
-    with pytest.raises(FieldError) as error:
-        load(str(tmp_path), sharding=Sharding(expert_parallel=ranks))
-    assert str(error.value) == message
 
 
 def test_what_has_no_plan_or_another(tmp_path):
@@ -101,6 +92,11 @@ def test_what_has_no_plan_or_another(tmp_path):
         with pytest.raises(FieldError, match=message):
             check_split(MODELS[kind][1], None, both, 0, adapters=False)
     FAMILIES["GPT-2"][1].save_pretrained(tmp_path)
-    for lora in (None, Lora()):
+    for read, lora in ((load, None), (load, Lora()), (load_scalar_model, None)):
         with pytest.raises(FieldError, match="placement.tensor_parallel=2"):  # there are no weights
-            load(str(tmp_path), device="cpu", lora=lora, sharding=two)
+            read(str(tmp_path), device="cpu", lora=lora, sharding=two)
+
+
+def test_only_packed_attention_splits_tokens():
+    with pytest.raises(FieldError, match=r"placement\.context_parallel=2 .*model\.attention=mask"):
+        ContextGroup.of(Sharding(context_parallel=2), torch.device("cpu"), "mask")

@@ -43,17 +43,10 @@ def test_to_standard_output_alone(proxima, here):
     assert "eval_interval" in err
 
 
-def test_explain_shows_the_converted_recipe(proxima, here):
-    proxima("peers", "convert", EXAMPLES / "unirl_cppo.yaml", "--from", "unirl", "--out", "recipe.yaml")
-    _, out, _ = proxima("explain", "recipe.yaml", "task=arithmetic", "--all")
-    assert "algorithm.surrogate.delta " in out
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (["none.yaml", "--from", "verl"], "error: none.yaml: can't be read (No such file or directory); give a YAML"),
-        (["none.yaml"], "error: none.yaml: can't be read (No such file or directory); give a YAML"),
         (["none.yaml", "--from", "vrel"], "error: argument --from: invalid choice: 'vrel'"),
         ([".", "--from", "verl"], "error: .: can't be read (Is a directory)"),
     ],

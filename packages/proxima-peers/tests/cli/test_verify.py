@@ -83,30 +83,6 @@ def test_another_shape_or_nan_is_a_failure_and_still_json(proxima, records):
     assert verdicts[1]["differences"][0]["difference"] == "inf"
 
 
-def test_verdicts_do_not_come_from_names(proxima, records):
-    def change(golden):
-        for entry in golden:
-            entry["name"] = "anything"
-        golden[0]["expected"]["loss"] += 1.0
-        return golden
-
-    code, out, _ = proxima("peers", "verify", records("renamed.json", change), "--json")
-    assert code == 1 and [entry["status"] for entry in json.loads(out)["files"][0]["verdicts"]] == [
-        "failed",
-        "matched",
-        "matched",
-    ]
-
-
-def test_what_nobody_here_computes_is_unsupported(proxima, records):
-    def change(golden):
-        golden[0]["source"] = "somebody else's framework"
-        return golden
-
-    code, out, _ = proxima("peers", "verify", records("other.json", change))
-    assert code == 0 and "unsupported  unirl/" in out and "somebody else's framework" in out
-
-
 def test_a_record_that_cannot_be_computed_fails_and_the_rest_continues(proxima, records):
     def change(golden):
         golden[0]["inputs"]["advantages"] = ["much", "more"]
@@ -177,16 +153,11 @@ ADVANTAGE = {"name": "x", "source": "by hand", "advantage": "rloo", "expected": 
         ),
         (BY_HAND | {"surrogate": "ppo_clap"}, "refused: surrogate.kind=ppo_clap (x): no surrogate 'ppo_clap'; did you"),
         (BY_HAND | {"surrogate": {"kind": "cppo", "delta": -1}}, "refused: surrogate.delta=-1 (x): must be > 0"),
-        (
-            BY_HAND | {"surrogate": {"kind": "cppo", "delta": "much"}},
-            "refused: surrogate.delta=much (x): must be a number",
-        ),
         (BY_HAND | {"surrogate": None}, "refused: golden record 'x' names no spec; add one of surrogate, "),
         (
             BY_HAND | {"expected": {"grad_logp": [[-1.0, -1.0]]}},
             "nothing of ours computes 'grad_logp' here; did you mean 'grad_log_prob'?",
         ),
-        (BY_HAND | {"expected": {"lozz": -2.0}}, "nothing of ours computes 'lozz' here; known: denominator, "),
         (
             BY_HAND | {"inputs": BY_HAND["inputs"] | {"advantag": [1.0]}},
             "refused: from_padded: PolicyBatch has no field 'advantag'; did you mean 'advantage'?",

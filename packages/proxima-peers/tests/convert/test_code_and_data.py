@@ -115,7 +115,6 @@ def test_a_data_set_of_openrlhfs_authors_is_no_script_of_theirs(converted):
     ("made", "waits"),
     [
         ('AutoTokenizer.from_pretrained("org/m")', False),
-        ('AutoTokenizer.from_pretrained("org/m", padding_side="left")', False),
         ('AutoTokenizer.from_pretrained("org/other")', True),
         ("make_tokenizer()", True),
     ],

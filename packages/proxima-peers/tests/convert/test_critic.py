@@ -1,21 +1,11 @@
 """verl's critic: `adv_estimator=gae` with the options of `critic`."""
 
-import json
-from pathlib import Path
-
-import pytest
-import torch
-
 from proxima.config import resolve
-from proxima.core import Loss
 from proxima.core.advantage import Gae
 from proxima.core.value import ValueLoss
-from proxima.data import PolicyBatch
-from proxima_peers.verify.record import Record
 
 from .conftest import names
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 GAE = {"algorithm.adv_estimator": "gae"}
 BATCH = {"data.train_batch_size": 64, "actor_rollout_ref.actor.ppo_mini_batch_size": 16}
 
@@ -101,19 +91,3 @@ def test_micro_batches_of_the_critic_up_to_verl_0_7(converted):
     name = "critic.ppo_micro_batch_size_per_gpu"
     assert name in names(converted("verl", GAE | {name: 4}).unsupported)
     assert name in names(converted("verl", GAE | {name: 4, "trainer.use_v1": False}).ignored)
-
-
-def records(name, source):
-    output = [Record.of(raw) for raw in json.loads((GOLDEN / name).read_text())]
-    return [entry for entry in output if source in entry.source]
-
-
-@pytest.mark.parametrize("record", records("verl_value_loss.json", "compute_value_loss"), ids=lambda each: each.name)
-def test_the_converted_loss_gives_verls_numbers(converted, record):
-    options = {f"critic.{name}": record.params[name] for name in ("cliprange_value", "loss_agg_mode")}
-    critic = critic_of(converted("verl", GAE | options))
-    fields = {"advantage": record.tensor("values"), "behavior_log_prob": record.tensor("returns")}
-    b = PolicyBatch.from_padded(record.mask, log_prob=record.tensor("vpreds"), **fields)
-    token, _ = critic.loss(b.log_prob, b.advantage, b.behavior_log_prob, b.loss_mask)
-    value = Loss(critic.aggregate(token, b), critic.aggregate.denominator(b.loss_mask, b.cu_seqlens), {}).value
-    torch.testing.assert_close(value, torch.tensor(record.expected["loss"], dtype=value.dtype), rtol=1e-9, atol=1e-12)

@@ -3,16 +3,12 @@
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from proxima.config import ConfigError, Resolved, resolve
 from proxima.config.yaml_dump import nested
-from proxima.core import PolicyBatch, TokenMean, policy_loss
-from proxima.core.correction import Importance
-from proxima.core.surrogate import PpoClip
 
-from .conftest import listed, why
+from .conftest import why
 
 A, R = "actor_rollout_ref.actor.", "algorithm.rollout_correction."
 GRPO = {"algorithm.adv_estimator": "grpo"}
@@ -99,26 +95,3 @@ def test_a_cap_in_verls_bypass_mode_changes_nothing(converted, more):
     assert "the weights it caps are 1" in next(
         option.why for option in done.ignored if option.name == A + "tis_imp_ratio_cap"
     )
-
-
-def test_the_weights_of_bypass_mode_are_1_whatever_the_engines_differ_by():
-    generator = torch.Generator().manual_seed(3)
-    behavior, log_prob = (-3 * torch.rand(4, 6, generator=generator, dtype=torch.float64) for _ in range(2))
-    batch = {"mask": torch.ones(4, 6), "log_prob": log_prob, "advantage": torch.randn(4, 6, generator=generator)}
-    batch |= {"behavior_log_prob": behavior}
-    cap, clip = Importance("token", "truncate", 1.5), {"surrogate": PpoClip(), "aggregate": TokenMean()}
-    bypassed = PolicyBatch.from_padded(**batch, proximal_log_prob=behavior)
-    assert policy_loss(bypassed, **clip, correction=(cap,)).value == policy_loss(bypassed, **clip).value
-    recomputed = PolicyBatch.from_padded(**batch, proximal_log_prob=log_prob - 0.1)
-    assert policy_loss(recomputed, **clip, correction=(cap,)).value != policy_loss(recomputed, **clip).value
-
-
-def test_every_peer_makes_a_recipe_of_its_defaults(converted):
-    for peer, options in (
-        ("verl", GRPO),
-        ("trl", {"beta": 0.0}),
-        ("areal", {"actor.reward_norm.mean_level": "group"}),
-        ("unirl", {"algorithm._target_": "x.DPPO"}),
-    ):
-        done = converted(peer, options | {"made_up": 3})
-        assert resolve(done.recipe) and listed(done)["unknown"] == {"made_up"}

@@ -225,14 +225,10 @@ def test_any_wrong_number_fails(file: Path) -> None:
     assert chosen and passed == []
 
 
-def test_a_number_that_nobody_reads_is_unsupported() -> None:
+def test_bookkeeping_is_beside_the_point() -> None:
     record = copy.deepcopy(next(r for r in RECORDS if r["source"].endswith("compute_policy_loss_vanilla")))
-    record["expected"]["metrics"]["actor/brand_new"] = 0.5
-    verdict = verify_record(record)
-    assert verdict.status == "unsupported" and "metrics.actor/brand_new" in str(verdict.reason)
-    record["expected"]["metrics"] = {**record["expected"]["metrics"], "actor/lr": 1e-6}
-    del record["expected"]["metrics"]["actor/brand_new"]
-    assert verify_record(record).status == "matched"  # bookkeeping is beside the point
+    record["expected"]["metrics"]["actor/lr"] = 1e-6
+    assert verify_record(record).status == "matched"
 
 
 def test_what_we_cannot_read_is_unsupported() -> None:
@@ -255,8 +251,3 @@ def test_a_clip_schedule_needs_the_progress_of_the_run() -> None:
     del record["inputs"]["training_progress"]
     verdict = verify_record(record)
     assert verdict.status == "unsupported" and "without a training_progress" in str(verdict.reason)
-
-
-def test_reasons_in_use() -> None:
-    used = {reason for reasons in DIFFERS.values() for reason in reasons.split("+")}
-    assert {"P6", "P10", "P16", "P25", "P27", "P35", "T1", "A3", "A5", "A7"} <= used
