@@ -5,7 +5,8 @@ import contextlib
 import json
 import socket
 import threading
-from types import SimpleNamespace
+from functools import partial
+from queue import SimpleQueue
 
 import pytest
 import uvicorn
@@ -61,28 +62,20 @@ def agents(folder):
 
     async def run():
         endpoint = ChatEndpoint("policy", answer)
-        address, loop = await endpoint.start(), asyncio.get_running_loop()
-        made.port, made.end = (
-            int(address.removesuffix("/v1").rpartition(":")[2]),
-            lambda: loop.call_soon_threadsafe(end),
-        )
-        stop, ready_now = asyncio.Event(), ready.set
-
-        def end():
-            stop.set()
-
-        ready_now()
+        address, stop = await endpoint.start(), asyncio.Event()
+        end = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
+        started.put((int(address.removesuffix("/v1").rpartition(":")[2]), end))
         await stop.wait()
         await endpoint.close()
 
-    made, ready = SimpleNamespace(), threading.Event()
+    started = SimpleQueue()
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
-    assert ready.wait(LONG)
+    port, end = started.get(timeout=LONG)
     try:
-        yield made.port
+        yield port
     finally:
-        made.end()
+        end()
         thread.join(LONG)
 
 

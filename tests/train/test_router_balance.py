@@ -6,37 +6,26 @@ import numpy as np
 import pytest
 import torch
 
+from proxima.core import PpoClip, TokenMean
 from proxima.model import Policy
-from proxima.train import LogProbStage
+from proxima.train import LogProbStage, PolicyObjective
 from proxima.train.objectives.router_balance import RouterBalance
 from tests.model.families import make
 from tests.model.test_routing import policy
-from tests.train.helpers import trainer_of, trajectories
+from tests.train.helpers import recorded, trainer_of, trajectories
 
 METRICS = ("routing/balance_loss", "routing/load_max", "routing/load_entropy")
 
 
-class Still(torch.optim.SGD):
-    """Keeps the gradients of the last update."""
-
-    def step(self, closure=None):
-        self.gradients = [p.grad.clone() for p in self.param_groups[0]["params"]]
-
-
-class Kept:
-    def build(self, parameters):
-        return Still(parameters, lr=0.0)
-
-
 def updated(items, budget=10_000, *, model=None, **settings):
-    t = trainer_of(model or Policy(make("Qwen3-MoE")), optimizer=Kept(), tokens_per_micro_batch=budget, **settings)
-    return t.update([range(len(items))], items), t.stack.optimizer.gradients, t
+    objective = PolicyObjective(surrogate=PpoClip(), aggregate=TokenMean(), **settings)
+    return recorded(objective, items, budget, model=model or Policy(make("Qwen3-MoE")))
 
 
 def test_the_formula():
     items = [item for item in trajectories() if len(item.tokens)]
-    result, _, _ = updated(items, router_balance=RouterBalance(coefficient=0.5))
-    plain, _, _ = updated(items)
+    _, result = updated(items, router_balance=RouterBalance(coefficient=0.5))
+    _, plain = updated(items)
     model = make("Qwen3-MoE").model
     losses, load = [], torch.zeros(2, 4)
     for item in items:
@@ -70,19 +59,19 @@ def test_equal_for_any_micro_batch(checkpointing):
         )
         for budget in (10_000, 40, 1)
     ]
-    (whole, gradients, _), *cut = made
+    (gradients, whole), *cut = made
     assert {name for name in whole.metrics if name.startswith("routing/")} == set(METRICS)
-    for result, others, _ in cut:
+    for others, result in cut:
         assert result.metrics == pytest.approx(whole.metrics, rel=1e-5, abs=1e-7, nan_ok=True)
-        for a, b in zip(gradients, others, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * float(a.abs().max()) + 1e-8)
-    without = updated(items, model=policy(gradient_checkpointing=checkpointing))[1]
-    assert any(not torch.allclose(a, b, rtol=0.01) for a, b in zip(gradients, without, strict=True))
+        for name, a in gradients.items():
+            torch.testing.assert_close(a, others[name], rtol=0, atol=1e-5 * float(a.abs().max()) + 1e-8)
+    without, _ = updated(items, model=policy(gradient_checkpointing=checkpointing))
+    assert any(not torch.allclose(a, without[name], rtol=0.01) for name, a in gradients.items())
 
 
 def test_a_stage_records_what_later_passes_replay():
     items, p = trajectories(), policy()
-    t = trainer_of(p, optimizer=Kept(), tokens_per_micro_batch=40, replays_routes=True)
+    t = trainer_of(p, tokens_per_micro_batch=40, replays_routes=True)
     filled = t.stack.fill([LogProbStage("proximal_log_prob", p, records_routes=True)], items)
     assert all(item.routed_experts.shape == (len(item.tokens), 2, 2) for item in filled)
     assert all(item.prompt_routed_experts.shape == (len(item.prompt_tokens), 2, 2) for item in filled)

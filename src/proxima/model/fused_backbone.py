@@ -58,16 +58,16 @@ def _layer_states(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The residual stream after attention, and what the MLP adds to it."""
     modules = {**dict(layer.self_attn.named_children()), **dict(layer.mlp.named_children())}
-    qkv, out, gate_up, down = (_Projection([modules[name] for name in names]) for names in PROJECTIONS)
+    qkv, out, gate_up, down = ([modules[name] for name in names] for names in PROJECTIONS)
     norms = [getattr(modules.get(name), "weight", None) for name in ("q_norm", "k_norm")]
     turns = Turns(cos, sin, None, None, getattr(modules.get("q_norm"), "variance_epsilon", 0.0))
     x, h = _normed(kernels, x, delta, layer.input_layernorm)
-    projected = qkv.product(kernels, h)
+    projected = _product(kernels, qkv, h)
     projected = projected if whole is None else _laid_out(projected, whole.rows)
     seen = _attention(kernels, projected, *norms, turns, segments)
     seen = seen if whole is None else seen.index_select(0, whole.own)
-    x, h = _normed(kernels, x, out.product(kernels, seen), layer.post_attention_layernorm)
-    return x, down.product(kernels, gate_up.product(kernels, h), gated=True)
+    x, h = _normed(kernels, x, _product(kernels, out, seen), layer.post_attention_layernorm)
+    return x, _product(kernels, down, _product(kernels, gate_up, h), gated=True)
 
 
 class _WholeResponses(NamedTuple):
@@ -160,25 +160,16 @@ def _hooked(module: nn.Module) -> bool:
     return any(hooks)
 
 
-class _Projection:
-    """Linear layers that read the same states, as one product, in bf16."""
-
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self.weights: list[Tensor] = [layer.weight for layer in layers]
-        self.biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
-        with torch.no_grad():
-            rows = [layer.out_features for layer in layers]
-            self.matrix = torch.empty(sum(rows), layers[0].in_features, dtype=torch.bfloat16)
-            for gradient, weight in zip(self.matrix.split(rows), self.weights, strict=True):
-                gradient.copy_(weight)
-            self.bias = torch.cat(self.biases).bfloat16() if self.biases else None
-
-    def product(self, kernels: TrainKernels, x: Tensor, *, gated: bool = False) -> Tensor:
-        """x W' + b; if `gated`, with silu(g) u for x = [g, u] in place of x."""
-        out: Tensor = _apply_linear(
-            x, kernels, self.matrix, self.bias, gated, len(self.weights), *self.weights, *self.biases
-        )
-        return out
+def _product(kernels: TrainKernels, layers: Sequence[nn.Linear], x: Tensor, *, gated: bool = False) -> Tensor:
+    """x W' + b of linear layers that read the same states, as one product, in bf16; if `gated`, with silu(g) u for
+    x = [g, u] in place of x."""
+    weights: list[Tensor] = [layer.weight for layer in layers]
+    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+    with torch.no_grad():
+        matrix = torch.cat([weight.bfloat16() for weight in weights])
+        bias = torch.cat(biases).bfloat16() if biases else None
+    out: Tensor = _apply_linear(x, kernels, matrix, bias, gated, len(weights), *weights, *biases)
+    return out
 
 
 class _Linear(torch.autograd.Function):

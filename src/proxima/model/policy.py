@@ -104,13 +104,9 @@ class Policy(PackedModel):
             if is_sharded(self.model):
                 outputs = self._nothing(needs)
             else:
-                empty, wants = torch.zeros(0, device=self.device), needs.__contains__
-                outputs = TokenOutputs(
-                    log_prob=empty,
-                    entropy=empty if wants("entropy") or wants("entropy_gradient") else None,
-                    value=empty if wants("value") else None,
-                    log_sum_square=empty if wants("log_sum_square") else None,
-                )
+                asked = {"log_prob", *needs, *(("entropy",) if "entropy_gradient" in needs else ())}
+                named = asked & {"log_prob", "entropy", "value", "log_sum_square"}
+                outputs = TokenOutputs(**dict.fromkeys(named, torch.zeros(0, device=self.device)))
             bucket = None if batch.bucket_token is None else batch.bucket_token.float()
             return replace(outputs, bucket_log_prob=bucket)
         return TokenOutputs(**self.run(lambda part: self._outputs(part, needs), batch))
