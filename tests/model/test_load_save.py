@@ -129,50 +129,38 @@ def write_gguf(path: Path) -> None:
     model = tiny("llama")
     config = model.config
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
+    numbers = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads,
+        "head_count_kv": config.num_key_value_heads,
+        "rope_dimension_count": config.hidden_size // config.num_attention_heads,
+        "rope_freq_base": config.rope_parameters["rope_theta"],
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0),
+    }
+    for name, number in numbers.items():
+        getattr(writer, f"add_{name}")(number)
     tokenizer = loaded("llama").tokenizer
     tokens = [tokenizer.convert_ids_to_tokens(i) for i in range(config.vocab_size)]
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
-    writer.add_token_scores(
-        [0.0] * len(tokens)
-    )  # no merges: an empty list is left out of the file, and then scores are looked for
-    for add in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id):
-        add(0)
+    writer.add_token_scores([0.0] * len(tokens))  # an empty list of merges is left out, and then scores are looked for
     writer.add_chat_template(tokenizer.chat_template)
-    names = {
-        "q_proj": "attn_q",
-        "k_proj": "attn_k",
-        "v_proj": "attn_v",
-        "o_proj": "attn_output",
-        "gate_proj": "ffn_gate",
-    }
-    names |= {
-        "up_proj": "ffn_up",
-        "down_proj": "ffn_down",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-    }
+    names = {"embed_tokens": "token_embd", "norm": "output_norm", "o_proj": "attn_output"}
+    names |= {f"{name}_proj": f"attn_{name}" for name in "qkv"}
+    names |= {f"{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")}
+    names |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, value in model.named_parameters():
         parts = name.split(".")
-        if parts[1] == "layers":
-            kind = names[parts[-2]]
-            heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(kind)
-            value = value if heads is None else _permuted(value, heads)
-            target = f"blk.{parts[2]}.{kind}.weight"
-        else:
-            target = {"embed_tokens": "token_embd.weight", "norm": "output_norm.weight"}[parts[1]]
-        writer.add_tensor(target, value.detach().numpy().copy())
+        value = _permuted(value, heads[parts[-2]]) if parts[-2] in heads else value
+        block = f"blk.{parts[2]}." if parts[1] == "layers" else ""
+        writer.add_tensor(f"{block}{names[parts[-2]]}.weight", value.detach().numpy().copy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -197,11 +185,9 @@ def test_load_from_gguf_and_save_as_a_folder(tmp_path):
     for name, value in again.model.named_parameters():
         assert torch.equal(value, theirs[name]), name
     chat = [{"role": "user", "content": "2 + 2"}]
-    plain = loaded("llama").tokenizer
-    for tokenizer in (from_gguf.tokenizer, again.tokenizer):
-        assert tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, return_dict=False
-        ) == plain.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    tokenizers = loaded("llama").tokenizer, from_gguf.tokenizer, again.tokenizer
+    plain, *read = (t.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for t in tokenizers)
+    assert read == [plain, plain]
 
 
 def test_a_file_that_only_says_gguf(tmp_path):
