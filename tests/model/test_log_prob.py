@@ -217,38 +217,14 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("entropy", "with_sets"), [(False, False), (True, False), (True, True)])
-def test_no_tensor_of_all_tokens_by_vocabulary_is_ever_made(entropy, with_sets):
-    count, width, vocabulary, chunk = 512, 4, 1000, 32
-    hidden, weight = torch.randn(count, width, requires_grad=True), torch.randn(vocabulary, width, requires_grad=True)
-    target = torch.randint(10 if with_sets else vocabulary, (count,))
-    kept = KeptTokens(torch.arange(10).repeat(count), 10 * torch.arange(count + 1)) if with_sets else None
-    with Largest() as seen:
-        _, ids, _ = top_k_log_prob(hidden.detach(), weight.detach(), target, torch.ones(count), 16, chunk=chunk)
-        log_prob, ent, others = token_log_prob(
-            hidden,
-            weight,
-            target,
-            entropy=entropy,
-            entropy_gradient=entropy,
-            others=ids,
-            others_gradient=True,
-            kept=kept,
-            chunk=chunk,
-        )
-        (log_prob.sum() + others.sum() + (ent.sum() if entropy else 0)).backward()
-    assert seen.numel == chunk * vocabulary
-    with Largest() as plain:
-        (hidden @ weight.T).log_softmax(1).gather(1, target[:, None]).sum().backward()
-    assert plain.numel == count * vocabulary
-
-
-@pytest.mark.parametrize("entropy", [False, True])
-def test_a_chunk_is_let_go_before_the_next_is_made(monkeypatch, entropy):
-    """As on a GPU, where its rows are processed at once: the logits, and two of their size in float32."""
+def test_a_chunk_is_let_go_before_the_next_is_made(monkeypatch, entropy, with_sets):
+    """As on a GPU, where its rows are processed at once: the logits, and two of their size in float32. A tensor of all
+    tokens by the vocabulary would take 16 bytes and more."""
     count, width, vocabulary, chunk = 256, 4, 1000, 32
     monkeypatch.setattr(logit_rows, "ROWS", chunk)
     hidden, weight = (torch.randn(n, width).bfloat16().requires_grad_() for n in (count, vocabulary))
-    target, temperature, most = torch.randint(vocabulary, (count,)), torch.ones(count), {}
+    target, temperature, most = torch.randint(10, (count,)), torch.ones(count), {}
+    kept = KeptTokens(torch.arange(10).repeat(count), 10 * torch.arange(count + 1)) if with_sets else None
 
     def peak(name, compute):
         with LiveTensors() as live:
@@ -256,19 +232,21 @@ def test_a_chunk_is_let_go_before_the_next_is_made(monkeypatch, entropy):
         most[name] = live.most / (chunk * vocabulary)  # bytes of an element
         return result
 
-    options = {"entropy": entropy, "entropy_gradient": entropy, "chunk": chunk}
-    output = peak("forward", lambda: token_log_prob(hidden, weight, target, **options))
-    peak("backward", (output.log_prob.sum() + (output.entropy.sum() if entropy else 0)).backward)
+    how = {"chunk": chunk, "kept": kept}
+    options = {"entropy": entropy, "entropy_gradient": entropy, "others": target[:, None], "others_gradient": True}
+    output = peak("forward", lambda: token_log_prob(hidden, weight, target, **options, **how))
+    sums = output.log_prob.sum() + output.others.sum() + (output.entropy.sum() if entropy else 0)
+    peak("backward", sums.backward)
     peak("top", lambda: top_k_log_prob(hidden.detach(), weight.detach(), target, temperature, 16, chunk=chunk))
-    peak("square", lambda: log_sum_square(hidden, weight, temperature, chunk=chunk))
-    masks = 1.0 if entropy else 0.0
+    peak("square", lambda: log_sum_square(hidden, weight, temperature, **how))
+    masks = 1.0 * (entropy + with_sets)
     small = 1.0  # what has no column for each of the vocabulary, and the gradient of the head
     assert most["forward"] < 2 + 4 + 4 + masks + small
     assert most["backward"] < 2 + 4 + 4 * entropy + masks + small
-    assert most["top"] < 2 + 4 + 4 + small and most["square"] < 2 + 4 + 4 + small
+    assert most["top"] < 2 + 4 + 4 + small and most["square"] < 2 + 4 + 4 + with_sets + small
 
 
-def test_a_policy_makes_none_either():
+def test_a_policy_makes_no_tensor_of_all_tokens_by_vocabulary():
     runner = policy("llama", log_prob_chunk=8)
     batch = runner.pack(rows(*MIXED))
     with Largest() as seen:

@@ -1,54 +1,29 @@
 """Objectives without engine, reward or task: the stack knows no RL, and no split changes a gradient."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from proxima.core.loss import Loss
-from proxima.core.metrics import SumCount
 from proxima.data import Trajectory
 from proxima.model import PackedModel, Policy, ScalarModel, load_scalar_model
 from proxima.model.scalar_model import make_value_head
 from proxima.train import Objective, TrainStack
+from proxima.train.objectives import SftObjective
 from tests.model.rows import assert_close, loaded, plain_log_prob, plain_logits, same
 from tests.train.helpers import recorded, trajectories, unsplit
 
 BUDGETS = (1, 12, 10_000)
 
 
-def as_tensor(mask) -> Tensor:
-    return torch.from_numpy(np.asarray(mask, bool))
-
-
 @dataclass(frozen=True)
-class TokenNll(Objective[Trajectory]):
-    """Supervised fine-tuning: the mean negative log-likelihood of the loss tokens."""
-
-    def skippable(self, item):
-        return not np.any(item.loss_mask)
-
-    def denominators(self, items, statistics=None):
-        return [torch.tensor(float(sum(np.sum(item.loss_mask) for item in items)), dtype=torch.float64)]
-
-    def losses(self, batch, outputs, statistics=None):
-        loss = -torch.where(batch.loss_mask, outputs.log_prob, 0.0)
-        metrics = {"nll": SumCount.over(loss, batch.loss_mask)}
-        return [Loss(loss.sum(dtype=torch.float64), batch.loss_mask.sum(dtype=torch.float64), metrics)]
-
-
-@dataclass(frozen=True)
-class NllAndEntropy(TokenNll):
+class NllAndEntropy(SftObjective):
     """Two losses with denominators of their own: loss tokens, and sequences."""
 
     @property
     def outputs(self):
         return frozenset({"entropy", "entropy_gradient"})
-
-    def skippable(self, item):
-        return False
 
     def denominators(self, items, statistics=None):
         return [*super().denominators(items), torch.tensor(float(len(items)), dtype=torch.float64)]
@@ -64,18 +39,8 @@ def rows():
 
 
 def nll(model, items):
-    masked = [(plain_log_prob(model, row), as_tensor(row.loss_mask)) for row in items]
+    masked = [(plain_log_prob(model, row), torch.from_numpy(row.loss_mask)) for row in items]
     return -sum(x[m].sum() for x, m in masked) / sum(int(m.sum()) for _, m in masked)
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_token_nll_is_that_of_one_unsplit_batch(budget):
-    items = rows()
-    items[2] = replace(items[2], loss_mask=np.zeros(len(items[2].tokens), bool))
-    actual, result = recorded(TokenNll(), items, budget)
-    assert_close(actual, unsplit(lambda model: nll(model, items))[0], 3e-5)
-    assert result.skipped == 1 and not result.token_statistics
-    assert result.metrics["loss"] == pytest.approx(result.metrics["nll"], rel=1e-6)
 
 
 @pytest.mark.parametrize(("budget", "share_prompt"), [(1, True), (12, False), (30, True), (10_000, False)])
