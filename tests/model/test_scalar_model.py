@@ -1,5 +1,7 @@
 """Scalar models against Hugging Face's sequence classification: values, scores, folders, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -41,10 +43,8 @@ def theirs(folder, trajectories) -> torch.Tensor:
 
 def ended(trajectories, end: int):
     """The same with an end-of-text token."""
-    return [
-        Trajectory(group=row.group, prompt_tokens=row.prompt_tokens, tokens=np.append(row.tokens, end))
-        for row in trajectories
-    ]
+    facts = [(row, np.append(row.tokens, end)) for row in trajectories]
+    return [Trajectory(group=row.group, prompt_tokens=row.prompt_tokens, tokens=tokens) for row, tokens in facts]
 
 
 @pytest.mark.parametrize("family", SCORED)
@@ -55,9 +55,7 @@ def test_the_score_is_that_of_hugging_face(family, tmp_path):
     first = scalar(tmp_path / "language")
     save(first.model, first.loaded.tokenizer, tmp_path / "scalar")
     again = scalar(tmp_path / "scalar")
-    trajectories = ended(rows(*MIXED), 0) + rows((5, (4, 2)))
-    for row, group in zip(trajectories[-2:], (8, 8), strict=True):
-        object.__setattr__(row, "group", group)
+    trajectories = ended(rows(*MIXED), 0) + [replace(row, group=8) for row in rows((5, (4, 2)))]
     expected = theirs(tmp_path / "scalar", trajectories)
     assert expected.std() > 0.1
     for model in (first, again):
@@ -74,8 +72,7 @@ def test_where_padding_ends_the_text_the_token_before_it_is_scored(kind, tmp_pat
     save(first.model, first.loaded.tokenizer, tmp_path / "scalar")
     trajectories = rows((7, (5, 1)), (4, (3,)))
     both = [*ended(trajectories, 0), *ended(ended(trajectories, 0), 0)]
-    for i, row in enumerate(both):
-        object.__setattr__(row, "group", i)
+    both = [replace(row, group=i) for i, row in enumerate(both)]
     model = scalar(tmp_path / "scalar")
     torch.testing.assert_close(scores(model, both), theirs(tmp_path / "scalar", both), rtol=0, atol=ABSOLUTE)
     torch.testing.assert_close(scores(model, both)[:3], scores(model, trajectories), rtol=0, atol=ABSOLUTE)

