@@ -1,6 +1,7 @@
 """DPO, its relatives and KTO on the offline loop."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -62,15 +63,16 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
         return self.settings.preference
 
     def check(self) -> None:
-        if (cache := self.cache) is not None:  # checked before anything is written; created when the run begins
+        if (cache := self.cache) is not None:  # checked before anything is computed; created when it is written
             missing = [place for place in (cache, *cache.parents) if not place.exists()]
             try:
                 cache.mkdir(parents=True, exist_ok=True)
-                for place in missing:
-                    place.rmdir()
             except OSError as error:
                 remedy, reason = "name another folder, or null for none", f"can't be made: {error.strerror}"
                 raise FieldError("preference.cache", self.section.cache, reason, remedy=remedy) from None
+            for place in missing:
+                with suppress(OSError):  # another run has removed it, or uses it
+                    place.rmdir()
 
     @property
     def cache(self) -> Path | None:
@@ -88,8 +90,6 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
 
     def load(self, path: str | None) -> LoadedModel:
         self.begins = path is None
-        if self.cache is not None:
-            self.cache.mkdir(parents=True, exist_ok=True)
         return super().load(path)
 
     def model(self, loaded: LoadedModel) -> PackedModel:
