@@ -1,7 +1,6 @@
 """Host objects: what a completion, a trajectory, a group and outcomes refuse, and how one becomes the other."""
 
 import json
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -31,11 +30,6 @@ def test_a_completion_needs_a_value_for_each_token():
 def test_the_question_is_the_last_user_message():
     assert PROMPT.question == "b"
     assert Prompt(uid=0, messages=({"role": "system", "content": "s"},), tokens=(1,)).question == ""
-
-
-def test_a_failed_score_is_not_a_reward_of_zero():
-    score = Score.failed("boom")
-    assert not score.valid and math.isnan(score.value) and score.error == "boom" and score.correct is None
 
 
 def test_a_trajectory_takes_the_behavior_asked_for_and_the_temperature_of_the_data():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.process.worker import FORK_SERVER
+from tests.processes import is_running
 from tests.runtime.tiny_run import go as go
 from tests.runtime.tiny_run import recipe, traces
 
@@ -33,10 +34,9 @@ def marked(mark: str) -> list[int]:
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 inherited = f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
-                running = (entry / "stat").read_text().rpartition(") ")[2][0] not in "ZX"
             except OSError:
                 continue
-            pids += [int(entry.name)] if inherited and running else []
+            pids += [int(entry.name)] if inherited and is_running(int(entry.name)) else []
     return pids
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.train.checkpoint import checkpoints
-from tests.runtime.tiny_run import Watcher
+from tests.runtime.tiny_run import Watcher, saved_in
 from tests.warm import WarmPopen
 
 
@@ -77,7 +76,7 @@ def interrupt(go, folder, tree, moment, end="died", **how):
             go(folder, tree, observer=die_at(moment), **how)
         return
     summary = go(folder, tree, observer=act_at(moment, press), **how)
-    saved = [checkpoint.step for checkpoint in checkpoints(folder / "checkpoints")]
+    saved = [checkpoint.step for checkpoint in saved_in(folder)]
     assert summary.status == "stopped" and max(saved, default=0) == summary.steps
 
 

@@ -10,34 +10,27 @@ from typing import Any
 from tests.warm import WarmPopen
 
 RUN = """
-import importlib, json, os, signal, sys, threading
+import json, os, signal, sys, threading
 from pathlib import Path
-from tests.runtime.tiny_run import Watcher
+from tests.runtime.tiny_run import Watcher, go
 from proxima.process import start as starting
 from tests.warm import forked_subprocess
 
 starting.subprocess = forked_subprocess()
 
-module, folder, tree, seconds, start = sys.argv[1:]
+folder, tree, seconds, start = sys.argv[1:]
 
 def on(event, *facts):
     if event == start and (event == "started" or facts[0]["step"] == 1):
         threading.Timer(float(seconds), os.kill, (os.getpid(), signal.SIGKILL)).start()
 
-importlib.import_module(module).go(Path(folder), json.loads(tree), observer=Watcher(on))
+go(Path(folder), json.loads(tree), observer=Watcher(on))
 """
 
 
-def kill_after(
-    seconds: float,
-    folder: Path,
-    tree: dict[str, Any],
-    *,
-    module: str = "tests.runtime.tiny_run",
-    start: str = "started",
-) -> None:
-    """`go` of the module, killed so long after `started`, or after its first `step`; it may have ended before."""
-    words = [module, str(folder), json.dumps(tree), str(seconds), start]
+def kill_after(seconds: float, folder: Path, tree: dict[str, Any], *, start: str = "started") -> None:
+    """`go`, killed so long after `started`, or after its first `step`; it may have ended before."""
+    words = [str(folder), json.dumps(tree), str(seconds), start]
     where = Path(__file__).parents[2]
     with WarmPopen([sys.executable, "-c", RUN, *words], cwd=where, stderr=subprocess.PIPE) as killed:
         _, err = killed.communicate(timeout=300)

@@ -101,11 +101,15 @@ def replayed_episodes(runs: "Runs") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Run:
-    """The settings, or a function that makes them, as changes of a recipe, and how it is started and compared."""
+    """The settings, or a function that makes them, as changes of a recipe, and how it is compared.
+
+    Args:
+        rows: the recipe writes files of rows, to a folder that it is given.
+    """
 
     settings: dict[str, Any] | Callable[["Runs"], dict[str, Any]] = field(default_factory=dict)
     recipe: Callable[..., dict[str, Any]] = tiny_run.recipe
-    go: Callable[..., Summary] = tiny_run.go
+    rows: bool = False
     traces: Callable[[Path], dict[str, Any]] = traces
     model: str = "llama"
 
@@ -113,7 +117,7 @@ class Run:
 episodes = partial(Run, recipe=episode_recipe, traces=whole)
 
 
-sft, dpo, reward_model = (partial(Run, recipe=m.recipe, go=m.go) for m in (tiny_sft, tiny_dpo, tiny_reward))
+sft, dpo, reward_model = (partial(Run, recipe=m.recipe, rows=True) for m in (tiny_sft, tiny_dpo, tiny_reward))
 RUNS = {
     "plain": Run(),
     "policy": Run(EPOCHS),
@@ -208,11 +212,11 @@ class Runs:
         """The recipe of a run, with further changes."""
         run = RUNS[name]
         settings = run.settings(self) if callable(run.settings) else run.settings
-        data = [] if run.go is tiny_run.go else [self.folder / run.go.__module__]
+        data = [self.folder / run.recipe.__module__] if run.rows else []
         return run.recipe(self.tiny_model(run.model), *data, **(settings | changes))
 
     def go(self, name: str, folder: Path, *, resume: bool = False, observer: Any = None, **changes: Any) -> Summary:
-        return RUNS[name].go(folder, self.tree(name, **changes), observer=observer, resume=resume)
+        return tiny_run.go(folder, self.tree(name, **changes), observer=observer, resume=resume)
 
     def made(self, name: str) -> Finished:
         if name not in self._made:

@@ -18,7 +18,6 @@ from proxima.engine import (
     Health,
     Local,
     Request,
-    ScoreRequest,
     WeightUpdate,
     check_log_probs,
     check_scoring,
@@ -94,9 +93,6 @@ class ServerLikeEngine:
                 if name not in available or (self.spec.log_probs == "processed" and name == "untruncated")
             }
             yield replace(completion, **columns)
-
-    async def score(self, requests: Sequence[ScoreRequest]) -> Any:
-        return await self.engine.score(requests)
 
     async def publish(self, update: WeightUpdate) -> None:
         await self.engine.publish(update)

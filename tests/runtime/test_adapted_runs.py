@@ -11,6 +11,7 @@ import pytest
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from tests.runtime.episode_world import episode_recipe, go
+from tests.runtime.tiny_run import steps_of
 
 SERVER = Path(__file__).parents[1] / "environment" / "adapters" / "mcp_server.py"
 AGENT = Path(__file__).parents[2] / "examples" / "agents" / "adder.py"
@@ -36,7 +37,7 @@ def two_steps(folder, tree):
     """The rows of the rollouts and the records of training."""
     assert go(folder, tree).status == "done"
     run = RunFolder(folder)
-    records = [record for record in run.read_metrics() if record["kind"] == "train"]
+    records = steps_of(run.path)
     assert [record["step"] for record in records] == [1, 2]
     assert all(record["episode/failed"] == 0 for record in records)
     return [row for step in (1, 2) for row in read_rows(run.rollout_file(step))]

@@ -6,15 +6,13 @@ from contextlib import suppress
 import pytest
 import yaml
 
-from proxima.engine.local import LocalEngine
 from proxima.rollout.async_collector import AsyncCollector
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
-from proxima.train.checkpoint import checkpoints
 from tests.runtime.interruptions import Died, die_at, interrupt, interrupt_and_resume, start, start_and_hold
 from tests.runtime.kill_after import kill_after
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe_with, summary_of, traces
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe_with, saved_in, steps_of, summary_of, traces
 
 STEPS = 4
 
@@ -35,7 +33,7 @@ def assert_whole(folder, steps=STEPS, prompts=4, lag=2):
         consumed = [e.uid for step in range(1, steps + 1) for e in journal.consumed(step)]
         assert journal.step == steps and journal.counts() == {"consumed": len(consumed)}
     assert sorted(seen) == sorted(consumed) == list(range(steps * prompts))
-    records = [r for r in run.read_metrics() if r["kind"] == "train"]
+    records = steps_of(run.path)
     assert [r["step"] for r in records] == list(range(1, steps + 1)) and all(r["age/max"] <= lag for r in records)
     assert sum(r["prompts_generated"] for r in records) == len(seen)
     return records
@@ -98,7 +96,7 @@ def test_after_an_interruption_every_prompt_is_consumed_once(chain, tiny_model, 
 
 def test_a_checkpoint_names_what_was_in_flight(tiny_model, tmp_path):
     go(tmp_path / "run", tree(tiny_model("llama"), runtime__max_concurrent_rollouts=9))
-    facts = [c.facts for c in checkpoints(RunFolder(tmp_path / "run").checkpoints)]
+    facts = [c.facts for c in saved_in(tmp_path / "run")]
     drawn = [f["cursor"]["cursor"]["drawn"] for f in facts]
     for step, (at, saved) in enumerate(zip(drawn, facts, strict=True), 1):
         assert sorted(saved["pending"] + saved.get("in_flight", [])) == list(range(4 * step, at))
@@ -123,32 +121,6 @@ def test_rejected_groups_are_replaced_also_over_a_resume(tiny_model, tmp_path):
     assert used == [uid for uid in range(24) if uid % 3]
     assert {uid for uid, reason in consumed if reason == "uniform_group"} >= set(range(0, 22, 3))
     assert len(consumed) == len({uid for uid, _ in consumed})
-
-
-@pytest.mark.parametrize("failures", [2, 3])
-def test_an_engine_that_fails_is_asked_again(failures, tiny_model, tmp_path, monkeypatch):
-    generate, failed = LocalEngine.generate, []
-
-    async def failing(self, requests):
-        if requests[0].prompt.uid == 5 and len(requests) == 4 and len(failed) < failures:
-            failed.append(1)
-            raise ConnectionError("gone")
-        async for completion in generate(self, requests):
-            yield completion
-
-    monkeypatch.setattr(LocalEngine, "generate", failing)
-    config, watcher = tree(tiny_model("llama")), Watcher()
-    if failures > 2:
-        with pytest.raises(ConnectionError, match="gone"):
-            go(tmp_path / "run", config, observer=watcher)
-        monkeypatch.undo()
-        assert go(tmp_path / "run", config, resume=True).status == "done"
-    else:
-        go(tmp_path / "run", config, observer=watcher)
-        assert any(
-            w.endswith(": 2 engine calls failed and were repeated (ConnectionError: gone)") for w in watcher.warnings
-        )
-    assert_whole(tmp_path / "run")
 
 
 def test_a_replaced_engine_is_reported(tiny_model, tmp_path, warm_processes):

@@ -9,9 +9,7 @@ import pytest
 from proxima.data import FieldError
 from proxima.model.pretrained import load_config, load_tokenizer
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.rollouts import read_rows
-from tests.runtime.tiny_run import NO_EVAL, go, recipe, steps_of
+from tests.runtime.tiny_run import NO_EVAL, go, recipe, rollouts_of, steps_of
 
 
 def distilled(tiny_model, *, divergence="reverse_kl", more=None, algorithm=None, **changes):
@@ -53,7 +51,7 @@ def test_a_teacher_that_is_the_student_teaches_nothing(tiny_model, tmp_path):
     go(tmp_path / "run", tree)
     (step,) = steps_of(tmp_path / "run")
     assert step["distillation/divergence"] == pytest.approx(0, abs=1e-6) and step["grad_norm"] < 1e-4
-    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(1))
+    rows = rollouts_of(tmp_path / "run", 1)
     assert {row["outcome"] for row in rows} == {"trained"} and {row["advantage"] for row in rows} == {0.0}
 
 
@@ -66,30 +64,22 @@ def test_a_teacher_alone_needs_no_score(tiny_model, tmp_path):
     steps, scored = steps_of(tmp_path / "unscored"), steps_of(tmp_path / "scored")
     assert [r["reward/invalid"] for r in steps] == [16, 16] and "dropped/invalid" not in steps[0]
     assert [(r["loss"], r["grad_norm"]) for r in steps] == [(r["loss"], r["grad_norm"]) for r in scored]
-    rows = read_rows(RunFolder(tmp_path / "unscored").rollout_file(1))
+    rows = rollouts_of(tmp_path / "unscored", 1)
     assert {(row["outcome"], row["reward"]) for row in rows} == {("trained", None)}
     fails["runtime__reward_trial"] = "off"
     with pytest.raises(RunEnded, match="no completion of the last 1 steps has a score"):
         go(tmp_path / "both", distilled(tiny_model, algorithm={"surrogate": "reinforce"}, **fails))
 
 
-def test_each_component_has_its_own_denominator(tiny_model, tmp_path):
-    """Rewards alone, the teacher alone, and both: the losses of the first step add up."""
+def test_the_teacher_has_its_own_weight_and_denominator(tiny_model, tmp_path):
+    """That it adds up with the loss of rewards is proven in tests/train/test_teacher.py."""
     more = {"coefficient": 0.5, "aggregate": "sequence_mean_token_sum"}
-    alone = distilled(tiny_model, more=more, train__steps=1)
-    both = distilled(tiny_model, more=more, algorithm={"surrogate": "reinforce"}, train__steps=1)
-    rewards = distilled(tiny_model, algorithm={"surrogate": "reinforce"}, train__steps=1)
-    rewards["algorithm"]["distillation"] = None
-    records = {}
-    for name, tree in (("alone", alone), ("both", both), ("rewards", rewards)):
-        go(tmp_path / name, tree)
-        (records[name],) = steps_of(tmp_path / name)
-    rows = read_rows(RunFolder(tmp_path / "alone").rollout_file(1))
+    go(tmp_path / "run", distilled(tiny_model, more=more, train__steps=1))
+    (record,) = steps_of(tmp_path / "run")
+    rows = rollouts_of(tmp_path / "run", 1)
     tokens = sum(len(row["tokens"]) for row in rows)
-    expected = 0.5 * records["alone"]["distillation/divergence"] * tokens / len(rows)
-    assert records["alone"]["loss"] == pytest.approx(expected, rel=1e-4)
-    assert records["both"]["loss"] == pytest.approx(records["alone"]["loss"] + records["rewards"]["loss"], rel=1e-4)
-    assert records["both"]["grad_norm"] != pytest.approx(records["alone"]["grad_norm"], rel=1e-3)
+    expected = 0.5 * record["distillation/divergence"] * tokens / len(rows)
+    assert record["loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_an_engine_that_scores_teaches_the_same(tiny_model, tmp_path):

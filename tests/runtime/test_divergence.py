@@ -15,9 +15,9 @@ from proxima.engine.protocol import Sampling
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from proxima.train import TrainStack
-from proxima.train.checkpoint import checkpoints
 from proxima.view.diagnostics import warnings_about
-from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, steps_of, summary_of, traces
+from tests.model.rows import same
+from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, saved_in, steps_of, summary_of, traces
 
 
 def with_one_nan(model, folder):
@@ -70,7 +70,7 @@ def test_a_diverging_run_ends_as_failed(lr, what, tiny_model, tmp_path):
     with pytest.raises(RunEnded, match=said):
         go(tmp_path / "run", tree)
     assert summary_of(tmp_path / "run")["status"] == "failed"
-    assert checkpoints(tmp_path / "run" / "checkpoints") == []
+    assert saved_in(tmp_path / "run") == []
 
 
 def test_weights_that_grow_threefold_in_several_updates_of_a_step_have_not_exploded(tiny_model, tmp_path, monkeypatch):
@@ -125,7 +125,7 @@ def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(whole, tiny_model,
             step = 4 if place == "second moment" else 3
             with pytest.raises(RunEnded, match=f"^step {step}: .*; the checkpoint of step 2 is finite. Resume"):
                 go(tmp_path / "run", tree, resume=True)
-        assert [checkpoint.step for checkpoint in checkpoints(tmp_path / "run" / "checkpoints")] == [1, 2]
+        assert [checkpoint.step for checkpoint in saved_in(tmp_path / "run")] == [1, 2]
     assert go(tmp_path / "run", tree, resume=True).status == "done"
     assert_same(traces(tmp_path / "run"), whole)
 
@@ -161,7 +161,7 @@ def test_a_gradient_of_zero_moves_the_weights_by_momentum_or_not_at_all(tiny_mod
         }
         folder = tmp_path / f"{action}-{forwards}"
         go(folder, recipe(tiny_model("llama"), **changes))
-        saved = checkpoints(folder / "checkpoints")
+        saved = saved_in(folder)
         made[action, forwards] = [load_file(next(checkpoint.model.glob("*.safetensors"))) for checkpoint in saved]
         steps = steps_of(folder)
         assert [r["grad_norm"] > 0 for r in steps] == [False, True, False]
@@ -169,15 +169,10 @@ def test_a_gradient_of_zero_moves_the_weights_by_momentum_or_not_at_all(tiny_mod
         assert [r["skipped_zero_advantage"] for r in steps] == ([4, 0, 4] if forwards == "true" else [0, 0, 0])
         assert [r.get("updates/skipped", 0) for r in steps] == ([1, 0, 1] if action == "skip" else [0, 0, 0])
         said[action] = warnings_about(steps[2])
-    assert_equal(made["step", "true"], made["step", "false"])
+    assert all(map(same, made["step", "true"], made["step", "false"]))
     start = load_file(next(tiny_model("llama").glob("*.safetensors")))
     name = "model.layers.0.mlp.up_proj.weight"
     first, second, third = (weights[name] for weights in made["skip", "true"])
     assert torch.equal(first, start[name]) and not torch.equal(second, first) and torch.equal(third, second)
     assert not torch.equal(made["step", "true"][2][name], made["step", "true"][1][name])
     assert "taught nothing and the weights are unchanged" in said["skip"][0]
-
-
-def assert_equal(first, second):
-    for a, b in zip(first, second, strict=True):
-        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

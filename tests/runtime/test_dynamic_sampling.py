@@ -22,7 +22,7 @@ from proxima.view.report import write_report
 from tests.runtime.loop.test_controller import World
 from tests.runtime.runs import CUT
 from tests.runtime.state.test_rollouts import make_group
-from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, traces
+from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, saved_in, traces
 
 COUNTS = ("prompts_generated", "prompts_used", "prompts_dropped_uniform", "prompts_carried", "gen_batches")
 
@@ -275,7 +275,7 @@ def test_surplus_survives_its_file_exactly(tiny_model, tmp_path):
     """With all that a completion may have: its likeliest tokens, and those that could be sampled."""
     changes = {"train__steps": 1, "engine__top_k_log_probs": 2, "algorithm__dynamic_sampling__oversample": 2, **CUT}
     go(tmp_path / "run", recipe(tiny_model("llama"), **SETTINGS | changes, **NO_EVAL))
-    (checkpoint,) = checkpoints(tmp_path / "run" / "checkpoints")
+    (checkpoint,) = saved_in(tmp_path / "run")
     uids = checkpoint.facts["pending"]
     groups = read_groups(checkpoint.path / CARRIED_GROUPS, uids)
     assert groups and [g.prompt.uid for g in groups] == uids and groups[0].completions[0].top_k is not None

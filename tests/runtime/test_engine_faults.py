@@ -17,7 +17,7 @@ from proxima.train.checkpoint import NEXT_POLICY, checkpoints
 from tests.runtime.interruptions import interrupt
 from tests.runtime.test_async_run import assert_whole, tree
 from tests.runtime.test_sdp_run import tree as sdp_tree
-from tests.runtime.tiny_run import NO_EVAL, Watcher, go, steps_of
+from tests.runtime.tiny_run import NO_EVAL, Watcher, go, saved_in, steps_of
 
 OVERLAP = {"sync": {"runtime__max_concurrent_rollouts": None, "runtime__max_lag": 0}, "async": {}}
 BAD = {
@@ -46,7 +46,7 @@ def test_a_bad_completion_is_named_and_never_trained_on(what, mode, tiny_model, 
     config = tree(tiny_model("llama"), **NO_EVAL, **OVERLAP[mode])
     with pytest.raises(UserError, match=rf"^prompt 9, sample 2, turn 0: {message}; the engine is at fault: .*resume"):
         go(tmp_path / "run", config)
-    assert checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].step <= 2  # 9 is of step 3
+    assert saved_in(tmp_path / "run")[-1].step <= 2  # 9 is of step 3
     monkeypatch.undo()
     assert go(tmp_path / "run", config, resume=True).status == "done"
     assert_whole(tmp_path / "run")
@@ -91,7 +91,7 @@ def test_a_hook_that_raises_ends_a_whole_step(stage, mode, tiny_model, tmp_path,
     message = rf"^after step 2: 1 {stage} hook failed: \S*failing_hook: OSError: no route; repair or remove .*resume"
     with pytest.raises(RunEnded, match=message):
         go(tmp_path / "run", config)
-    assert [c.step for c in checkpoints(RunFolder(tmp_path / "run").checkpoints)] == [2]
+    assert [c.step for c in saved_in(tmp_path / "run")] == [2]
     monkeypatch.undo()
     assert go(tmp_path / "run", config, resume=True).status == "done"
     assert_whole(tmp_path / "run")

@@ -18,7 +18,7 @@ from proxima.runtime.state.stored_completions import stored_groups
 from proxima.runtime.watch.activity import Activity
 from tests.runtime.episode_world import MARK, episode_recipe, go, kill_workers, left_of, whole
 from tests.runtime.interruptions import Died, die_at
-from tests.runtime.tiny_run import NO_EVAL, Watcher, assert_same, changed
+from tests.runtime.tiny_run import NO_EVAL, Watcher, assert_same, changed, steps_of
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def unbroken(runs):
 def test_what_is_stored(unbroken, runs):
     run = RunFolder(unbroken)
     assert runs.made("episodes").watcher.warnings == []
-    records = [r for r in run.read_metrics() if r["kind"] == "train"]
+    records = steps_of(run.path)
     for record in records:
         rows = read_rows(run.rollout_file(record["step"]))
         episodes = [json.loads(row["episode"]) for row in rows]
@@ -101,7 +101,7 @@ def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, mark):
     tree = episode_recipe(tiny_model("llama"), **settings, **NO_EVAL)
     assert go(tmp_path / "run", tree).status == "done"
     failed = 0
-    for record in (r for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "train"):
+    for record in steps_of(tmp_path / "run"):
         file = RunFolder(tmp_path / "run").rollout_file(record["step"])
         rows = [row for row in read_rows(file) if not row["valid"]]
         assert record["episode/failed"] == record["reward/invalid"] == record["episode/retried"] == len(rows)

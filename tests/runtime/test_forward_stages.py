@@ -1,4 +1,4 @@
-"""Forward passes before the advantages and before the update: a value head supplied from outside, and `gae` by it."""
+"""Forward passes before the advantages and before the update, of a value head that is given to `train`."""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,21 +13,18 @@ from proxima.data import FieldError, Trajectory
 from proxima.model import Policy
 from proxima.model.attention import ATTENTION
 from proxima.runtime.launch.run import train
-from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage
 from tests.runtime.interruptions import interrupt_and_resume
-from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, traces
+from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, rollouts_of, traces
 
 
 @dataclass
 class ValueStage:
-    """A linear value head over the policy's last hidden states; keeps what it was given and gave."""
+    """A linear value head over the policy's last hidden states; keeps what it was given."""
 
     policy: Policy
     column: str = "value"
     packed: list[Trajectory] = field(default_factory=list)
-    values: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -40,57 +37,20 @@ class ValueStage:
 
     def __call__(self, batch):
         hidden = ATTENTION[self.policy.attention](self.policy.backbone, batch)
-        values = self.head(hidden.float()).squeeze(1)
-        self.values += np.split(values.numpy(), batch.cu_seqlens[1:-1].tolist())
-        return values
+        return self.head(hidden.float()).squeeze(1)
 
 
-def gae_run(folder, model, *, stages, steps=3, **how):
-    tree = recipe(model, algorithm={"preset": "grpo"}, train__updates_per_step=2, train__steps=steps, **NO_EVAL)
+def gae_run(folder, model, *, stages, **how):
+    tree = recipe(model, algorithm={"preset": "grpo"}, train__updates_per_step=2, train__steps=2, **NO_EVAL)
     config = resolve({**tree, "folder": str(folder)}).config
     advantage = Gae(gamma=0.9, lam=0.8, whiten=False)
     config = replace(config, algorithm=replace(config.algorithm, advantage=advantage))
     return train(config, stages=stages, **how)
 
 
-def by_hand(values, score, gamma=0.9, lam=0.8):
-    out, following, carry = [], 0.0, 0.0
-    for t in reversed(range(len(values))):
-        reward = score if t == len(values) - 1 else 0.0
-        carry = reward + gamma * following - values[t] + gamma * lam * carry
-        following = values[t]
-        out.append(carry)
-    return out[::-1]
-
-
-def test_gae_by_a_value_head_supplied_from_outside(tiny_model, tmp_path):
-    made = []
-
-    def stages(policy):
-        made.append(ValueStage(policy))
-        return made
-
-    summary = gae_run(tmp_path / "run", tiny_model("llama"), stages=stages)
-    assert summary.status == "done" and summary.steps == 3
-    (stage,) = made
-    value = {item.key: v for item, v in zip(stage.packed, stage.values, strict=True)}
-    run = RunFolder(tmp_path / "run")
-    rows = [row for step in (1, 2, 3) for row in read_rows(run.rollout_file(step))]
-    assert len(rows) == len(value) == 3 * 4 * 4 and {row["outcome"] for row in rows} == {"trained"}
-    for row in rows:
-        expected = by_hand(value[row["prompt_uid"], row["sample"], row["turn"]].astype(float), row["reward"])
-        advantages = row["token_advantage"] or [row["advantage"]] * len(row["tokens"])
-        assert advantages == pytest.approx(expected, rel=1e-5, abs=1e-6)
-        assert row["advantage"] == pytest.approx(np.mean(expected), rel=1e-5, abs=1e-6)
-    steps = [r for r in run.read_metrics() if r["kind"] == "train"]
-    assert all(r["grad_norm"] > 0 and r["updates"] == 2 for r in steps)
-    first, last = (value[uid, 0, 0] for uid in (min(value)[0], max(value)[0]))
-    assert first.std() > 0 and last.std() > 0
-
-
 def test_a_run_with_a_stage_is_resumed_to_the_bit(tiny_model, tmp_path):
     def start(folder, model, **how):
-        return gae_run(folder, model, stages=lambda policy: [ValueStage(policy)], steps=2, **how)
+        return gae_run(folder, model, stages=lambda policy: [ValueStage(policy)], **how)
 
     start(tmp_path / "whole", tiny_model("llama"))
     interrupt_and_resume(start, tmp_path / "run", tiny_model("llama"), "after step 1", "stopped")
@@ -120,7 +80,7 @@ def test_a_stage_runs_where_its_column_is_needed(tiny_model, tmp_path):
     config = resolve({**tree, "folder": str(tmp_path / "run")}).config
     config = replace(config, algorithm=replace(config.algorithm, advantage=Gae()))
     train(config, stages=stages)
-    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(1))
+    rows = rollouts_of(tmp_path / "run", 1)
     keys = {(row["prompt_uid"], row["sample"], row["turn"]): row for row in rows}
     assert 0 < sum(not row["valid"] for row in rows) < len(rows)
     early, late = ([item.key for item in stage.packed] for stage in made[0])
@@ -141,7 +101,7 @@ def test_reinforce_pp_from_a_recipe(tiny_model, tmp_path):
     algorithm = {"preset": "grpo", "advantage": "reinforce_pp"}
     tree = recipe(tiny_model("llama"), train__steps=2, **{"algorithm": algorithm} | changes)
     assert go(tmp_path / "run", tree).status == "done"
-    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(2))
+    rows = rollouts_of(tmp_path / "run", 2)
     used = [row for row in rows if row["outcome"] in ("trained", "dropped_pruned")]
     rewards = np.repeat([row["reward"] for row in used], [len(row["tokens"]) for row in used])
     whitened = (rewards - rewards.mean()) / rewards.std(ddof=1)

@@ -4,12 +4,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from proxima.train.checkpoint import checkpoints
+from tests.runtime.tiny_run import saved_in
 
 
 @pytest.mark.parametrize("name", ["policy", "critic", "sft", "reward model", "dpo"])
 def test_it_changes_the_weights(name, runs):
-    *_, before, last = checkpoints(runs.finished(name) / "checkpoints")
+    *_, before, last = saved_in(runs.finished(name))
     files = [file.relative_to(last.path) for file in last.path.rglob("model.safetensors")]
     assert len(files) == 1 + (name == "critic")
     for file in files:

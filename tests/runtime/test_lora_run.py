@@ -16,14 +16,12 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.learning import make_stages
 from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage
-from proxima.train.checkpoint import checkpoints
 from proxima.train.checkpoint_restore import damage
 from tests.model.adapters import move, with_adapter
 from tests.model.rows import MIXED, rows
 from tests.runtime.runs import LORA
-from tests.runtime.tiny_run import assert_same, go, recipe, traces
+from tests.runtime.tiny_run import assert_same, go, recipe, rollouts_of, saved_in, steps_of, traces
 
 
 @pytest.fixture
@@ -38,7 +36,7 @@ def base(tiny_model):
 
 
 def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(whole):
-    last = checkpoints(RunFolder(whole).checkpoints)[-1]
+    last = saved_in(whole)[-1]
     assert {p.name for p in last.model.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors", "base.json"}
     assert not list(last.model.glob("model*")) and damage(last.path) is None
     trained = load_file(last.model / "adapter_model.safetensors")
@@ -47,7 +45,7 @@ def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(whole):
     assert sum(x.numel() for x in trained.values()) == 2 * sum(4 * (a + b) for a, b in shapes)
     assert {name.partition("/")[0] for name in moments} == {"exp_avg", "exp_avg_sq", "step"}
     assert len(moments) == 3 * len(trained) == 3 * 28
-    first = load_file(checkpoints(RunFolder(whole).checkpoints)[0].model / "adapter_model.safetensors")
+    first = load_file(saved_in(whole)[0].model / "adapter_model.safetensors")
     assert all(not torch.equal(trained[name], first[name]) for name in trained), "all of them are trained"
     assert (RunFolder(whole).checkpoint(4) / "model" / "base.json").read_text().count("model.safetensors") == 1
 
@@ -78,7 +76,7 @@ def test_the_reference_is_the_base_without_a_second_model(base, runs):
 
 
 def test_the_engine_and_the_trainer_agree(whole):
-    for record in (r for r in RunFolder(whole).read_metrics() if r["kind"] == "train"):
+    for record in steps_of(whole):
         assert record["mismatch/kl"] < 1e-6, record["step"]
 
 
@@ -109,7 +107,7 @@ def test_a_run_continues_from_an_adapter(whole, base, runs, tmp_path):
     go(tmp_path / "run", config)
     merged = recipe(export(whole, tmp_path / "merged"), train__steps=1, eval__every=0)
     go(tmp_path / "plain", merged)
-    pair = [read_rows(RunFolder(tmp_path / name).rollout_file(1)) for name in ("run", "plain")]
+    pair = [rollouts_of(tmp_path / name, 1) for name in ("run", "plain")]
     assert [row["tokens"] for row in pair[0]] == [row["tokens"] for row in pair[1]]
     inputs = json.loads((tmp_path / "run" / "environment.json").read_text())["model"]
     assert inputs["path"] == str(base)

@@ -7,16 +7,14 @@ from safetensors.torch import load_file
 from proxima.core.correction import MismatchGuard
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.rollouts import read_rows
-from proxima.train.checkpoint import checkpoints
-from tests.runtime.tiny_run import NO_EVAL, Watcher, go, recipe, steps_of
+from tests.runtime.tiny_run import NO_EVAL, Watcher, go, recipe, rollouts_of, saved_in, steps_of
 
 BF16 = {"engine__dtype": "bfloat16", "train__steps": 2}  # the trainer is float32: they differ
 BF16 |= NO_EVAL
 
 
 def weights(path):
-    return load_file(checkpoints(RunFolder(path).checkpoints)[-1].model / "model.safetensors")
+    return load_file(saved_in(path)[-1].model / "model.safetensors")
 
 
 def distance(row):
@@ -63,7 +61,7 @@ def test_a_refused_update_keeps_its_step_before_unless_a_critic_is_ahead(critic,
     changes = {"algorithm": {"preset": "ppo"}, "critic": {"kind": critic}, "checkpoint__every": 0}
     with pytest.raises(RunEnded, match="step 2, before its update: the engine's log-probs of "):
         go(tmp_path / "run", recipe(tiny_model("llama"), **changes, **NO_EVAL))
-    saved = [checkpoint.step for checkpoint in checkpoints(RunFolder(tmp_path / "run").checkpoints)]
+    saved = [checkpoint.step for checkpoint in saved_in(tmp_path / "run")]
     assert saved == ([] if critic == "model" else [1])
 
 
@@ -93,7 +91,7 @@ def limit(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("all") / "run"
     go(folder, recipe(tiny_model("llama"), **ALL))
     limit = steps_of(folder)[0]["mismatch/k3_kl"] * 0.999
-    rows = read_rows(RunFolder(folder).rollout_file(1))
+    rows = rollouts_of(folder, 1)
     return limit, {(row["prompt_uid"], row["sample"]) for row in rows if distance(row) > limit}
 
 
@@ -104,7 +102,7 @@ def test_offending_completions_are_rejected_before_the_update(proximal, updates,
     changes = {"algorithm__proximal": proximal, "algorithm__mismatch": guard, "train__updates_per_step": updates}
     go(tmp_path / "rejecting", recipe(tiny_model("llama"), **ALL, **changes))
     (record,) = steps_of(tmp_path / "rejecting")
-    rows = read_rows(RunFolder(tmp_path / "rejecting").rollout_file(1))
+    rows = rollouts_of(tmp_path / "rejecting", 1)
     rejected = [row for row in rows if row["outcome"] == "dropped_mismatch"]
     kept = [row for row in rows if row["outcome"] == "trained"]
     assert rejected and kept and len(rejected) + len(kept) == len(rows)
@@ -127,31 +125,3 @@ def test_every_action_judges_the_same_completions_and_within_the_limits_none_is_
     names = [name for name in warn if name.startswith("mismatch/")]
     assert len(names) > 50
     assert [reject[name] for name in names] == pytest.approx([warn[name] for name in names], rel=1e-6, nan_ok=True)
-
-
-def test_without_learning_the_mismatch_is_constant(tiny_model, tmp_path):
-    """The same question, answered by the likeliest tokens or one of two that are equally likely, under weights that are
-    trained with a learning rate of 0 and published: a difference between two steps would be ours."""
-    tree = recipe(
-        tiny_model("llama"),
-        task__size=1,
-        train__prompts_per_step=1,
-        sampling__top_k=1,
-        engine__dtype="bfloat16",
-        train__steps=8,
-        train__optimizer={"kind": "adamw", "lr": 0.0},
-        train__warmup_steps=0,
-        algorithm__skip_zero_advantage=False,
-        **NO_EVAL,
-        checkpoint={"every": 0},
-    )
-    assert go(tmp_path / "run", tree).status == "done"
-    metrics, seen, tokens = steps_of(tmp_path / "run"), {}, 0
-    assert [(r["updates"], r["policy_version"]) for r in metrics] == [(1, step) for step in range(1, 9)]
-    assert all(r["mismatch/log_prob_absdiff_mean"] > 1e-4 for r in metrics)
-    for step in range(1, 9):
-        for row in read_rows(RunFolder(tmp_path / "run").rollout_file(step)):
-            for at, both in enumerate(zip(row["behavior_log_prob"], row["log_prob"], strict=True), 1):
-                assert both == pytest.approx(seen.setdefault(tuple(row["tokens"][:at]), both), abs=1e-6), step
-                tokens += 1
-    assert len(seen) < tokens / 2

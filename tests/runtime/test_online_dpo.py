@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 
-from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.rollouts import read_rows
+from tests.runtime.tiny_run import rollouts_of, steps_of
 
 
 def test_a_run_trains_on_the_best_and_the_worst_of_each_prompt(runs):
     folder = runs.finished("online pairs")
-    records = [r for r in RunFolder(folder).read_metrics() if r["kind"] == "train"]
+    records = steps_of(folder)
     assert len(records) == 3
     for record in records:
-        rows = read_rows(RunFolder(folder).rollout_file(record["step"]))
+        rows = rollouts_of(folder, record["step"])
         groups = {uid: [row for row in rows if row["prompt_uid"] == uid] for uid in {row["prompt_uid"] for row in rows}}
         trained = [row for row in rows if row["outcome"] == "trained"]
         ties = [uid for uid, group in groups.items() if len({row["reward"] for row in group}) == 1]

@@ -4,17 +4,14 @@ import numpy as np
 import pytest
 
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
 from proxima.view.log_lines import LogFile
-from tests.runtime.tiny_run import NO_EVAL, go, recipe, steps_of
+from tests.runtime.runs import shaped
+from tests.runtime.tiny_run import go, recipe, rollouts_of, saved_in, steps_of
 
-KL = {"coefficient": 0.5, "estimator": "k1"}
 
-
-def shaped_recipe(model, advantage="grpo", reward_kl=KL, **changes):
-    algorithm = {"preset": "grpo", "advantage": advantage, "reward_kl": reward_kl}
-    return recipe(model, algorithm=algorithm, train__optimizer={"kind": "adamw", "lr": 3e-2}, **NO_EVAL | changes)
+def shaped_recipe(model, advantage="grpo", **changes):
+    return recipe(model, **shaped() | {"algorithm__advantage": advantage} | changes)
 
 
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "rloo"])
@@ -24,7 +21,7 @@ def test_the_divergence_is_paid_for(tiny_model, tmp_path, advantage):
     first, second = steps_of(tmp_path / "run")
     assert first["reward_kl/mean"] == pytest.approx(0, abs=1e-4) and abs(second["reward_kl/mean"]) > 1e-3
     assert first["reward_kl/coefficient"] == second["reward_kl/coefficient"] == 0.5
-    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(2))
+    rows = rollouts_of(tmp_path / "run", 2)
     assert {row["outcome"] for row in rows} == {"trained"}
     paid = [row["reward"] - sum(row["token_reward"]) for row in rows]
     assert np.mean(paid) == pytest.approx(second["reward_kl/paid"], abs=1e-6) and min(map(abs, paid)) > 1e-4
@@ -49,7 +46,7 @@ def test_uniform_groups_are_those_of_the_scores(tiny_model, tmp_path):
     even = {"kind": "tests.runtime.tiny_run:Even", "constant": 2}
     changes = {"algorithm__selection": [{"kind": "drop_uniform_groups", "metric": "reward"}], "reward": [even]}
     go(tmp_path / "run", shaped_recipe(tiny_model("llama"), train__steps=2, **changes))
-    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(2))
+    rows = rollouts_of(tmp_path / "run", 2)
     assert {row["outcome"] for row in rows if row["prompt_uid"] % 2 == 0} == {"dropped_uniform_group"}
     assert "trained" in {row["outcome"] for row in rows}
 
@@ -63,19 +60,6 @@ def test_recomputed_log_probs_are_the_old_policy(tiny_model, tmp_path, updates):
     go(tmp_path / "run", tree)
     (first,) = steps_of(tmp_path / "run")
     assert first["reward_kl/mean"] == first["reward_kl/paid"] == 0 and first["mismatch/k3_kl"] > 0
-
-
-def test_gae_reads_the_rewards_of_tokens(tiny_model, tmp_path):
-    """With values of (nearly) 0 and gamma = lambda = 1 an advantage is what is left of the completion's rewards."""
-    gae = {"kind": "gae", "lam": 1.0, "whiten": False}
-    critic = {"kind": "model", "head_std": 0.0, "optimizer": {"kind": "adamw", "lr": 1e-12}}
-    go(tmp_path / "run", shaped_recipe(tiny_model("llama"), gae, critic=critic, train__steps=2))
-    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(2))
-    assert len(rows) == 16
-    for row in rows:
-        left = np.cumsum(np.array(row["token_reward"])[::-1])[::-1]
-        assert (row["token_advantage"] or [row["advantage"]]) == pytest.approx(left, abs=1e-4)
-        assert abs(sum(row["token_reward"]) - row["reward"]) > 1e-4
 
 
 def test_an_adaptive_coefficient(runs):
@@ -100,5 +84,5 @@ def test_epochs_that_stop(runs, tmp_path):
     assert all((record["updates"], record["early_stop/epochs"]) == (6, 3) for record in every)
     log = (tmp_path / "run" / "log.txt").read_text()
     assert log.count("stopped after epoch") == len(stopped)
-    facts = [checkpoints(RunFolder(tmp_path / name).checkpoints)[-1].facts for name in ("run", "free")]
+    facts = [saved_in(tmp_path / name)[-1].facts for name in ("run", "free")]
     assert [saved["trainer"]["updates"] for saved in facts] == [18, 18]

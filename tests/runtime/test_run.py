@@ -20,7 +20,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
-from tests.runtime.tiny_run import NO_EVAL, Watcher, go, recipe, steps_of, summary_of, timeless
+from tests.runtime.tiny_run import NO_EVAL, Watcher, evals_of, go, recipe, steps_of, summary_of, timeless
 
 TRAIN_KEYS = {  # those that no test below reads
     *("loss", "approx_kl", "ratio_mean", "ratio_max", "masked_fraction", "prefix_spend", "grad_norm", "length/mean"),
@@ -160,7 +160,7 @@ def test_the_journal_consumed_each_prompt_once(whole):
 
 def test_evaluations(whole):
     run, summary, _ = whole
-    evals = [r for r in run.read_metrics() if r["kind"] == "eval"]
+    evals = evals_of(run.path)
     questions = None
     for r in evals:
         rows = read_rows(run.eval_file(r["step"], r["label"]))
@@ -245,7 +245,7 @@ def test_a_reward_that_raises_costs_its_completion(trained):
         f"mean; see `error` in rollouts/{r['step']:06}.parquet"
         for w in watcher.warnings
     )
-    evals = [r for r in run.read_metrics() if r["kind"] == "eval"]
+    evals = evals_of(run.path)
     for r in evals:
         rows = read_rows(run.eval_file(r["step"], r["label"]))
         valid = [row for row in rows if row["valid"]]
@@ -286,19 +286,6 @@ def test_recompute_with_one_update_left_of_two(trained):
     (r,) = steps_of(run.path)
     assert r["updates"] == 1 and r["mismatch/log_prob_absdiff_mean"] > 1e-4
     assert r["ratio_max"] == pytest.approx(1.0, abs=1e-5)
-
-
-def test_the_reference_penalty(trained):
-    """At the reference itself k3 has no gradient, so the first step is as without it; later ones are pulled back."""
-    small = {"train__steps": 8, "train__optimizer__lr": 5e-4, **NO_EVAL}
-    made = {}
-    for name, coefficient in (("pulled", 100.0), ("free", 1e-9)):
-        penalty = {"kind": "k3", "coefficient": coefficient}
-        run = trained(name, algorithm={"preset": "grpo", "reference_kl": penalty}, **small)
-        made[name] = [step["reference_kl/mean"] for step in steps_of(run.path)]
-    assert made["pulled"][0] == pytest.approx(0, abs=1e-6) and max(made["pulled"]) > 1e-6
-    assert made["pulled"][1] == pytest.approx(made["free"][1], rel=0.1)
-    assert made["pulled"][-1] < 0.75 * made["free"][-1]
 
 
 def test_it_learns(trained):

@@ -16,7 +16,7 @@ from proxima.train import TrainStack
 from proxima.train.checkpoint import NEXT_POLICY, checkpoints
 from proxima.train.next_policy import NextPolicy
 from tests.runtime.interruptions import interrupt
-from tests.runtime.tiny_run import NO_EVAL, go, recipe_with, steps_of
+from tests.runtime.tiny_run import NO_EVAL, go, recipe_with, rollouts_of, saved_in, steps_of
 
 STEPS = 6
 
@@ -85,7 +85,7 @@ def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
     assert all(r["correction/rollout_is_mean"] > 0 for r in made)
     gaps = [r["next/engine_trainer_absdiff"] for r in made if "next/engine_trainer_absdiff" in r]
     assert (not gaps) if source == "trainer" else gaps and max(gaps) < 3e-4
-    checkpoint = checkpoints(RunFolder(folder).checkpoints)[2]
+    checkpoint = saved_in(folder)[2]
     uids = {entry.uid for entry in read_next_policy(checkpoint.path / NEXT_POLICY)}
     assert uids <= set(checkpoint.facts["pending"])
 
@@ -94,7 +94,7 @@ def test_a_killed_run_has_its_cache_again(tiny_model, tmp_path, monkeypatch):
     model, folder = tiny_model("llama"), tmp_path / "run"
     config = tree(model, runtime__max_concurrent_rollouts=6, sampling={"max_tokens": 12})
     interrupt(go, folder, config, "after step 4")
-    last = checkpoints(RunFolder(folder).checkpoints)[-1]
+    last = saved_in(folder)[-1]
     kept = read_next_policy(last.path / NEXT_POLICY)
     assert kept and {entry.uid for entry in kept} <= set(last.facts["pending"])
     given = []
@@ -124,7 +124,7 @@ def test_off_nothing_is_asked_and_nothing_is_kept(tiny_model, tmp_path, monkeypa
     folder = tmp_path / "run"
     assert go(folder, tree(tiny_model("llama"), algorithm={"preset": "decoupled"}, train__steps=2)).status == "done"
     assert not list(folder.rglob(NEXT_POLICY))
-    assert all(row["next_log_prob"] is None for row in read_rows(RunFolder(folder).rollout_file(2)))
+    assert all(row["next_log_prob"] is None for row in rollouts_of(folder, 2))
     assert not any(name.startswith("next/") for record in steps_of(folder) for name in record)
 
 

@@ -10,9 +10,8 @@ from proxima.model.pretrained import LoadedModel
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
-from proxima.train.checkpoint import checkpoints
 from tests.runtime import server_like
-from tests.runtime.tiny_run import Watcher, changed, go, recipe, recipe_with, traces
+from tests.runtime.tiny_run import Watcher, changed, go, recipe, recipe_with, saved_in, steps_of, traces
 
 KIND = "tests.runtime.server_like:ServerLike"
 
@@ -66,7 +65,7 @@ def test_an_engine_that_gives_no_completions_ends_the_run_with_a_checkpoint(tiny
     config = tree(tiny_model("llama"), checkpoint__every=0, eval__every=0)
     with pytest.raises(UserError, match=r"^http://server/generate: can't be reached; repair the engine and resume"):
         go(tmp_path / "run", {**config, "engine": {"kind": KIND, "fails_at": 2}})
-    assert [c.step for c in checkpoints(RunFolder(tmp_path / "run").checkpoints)] == [2]
+    assert [c.step for c in saved_in(tmp_path / "run")] == [2]
 
 
 def test_a_run_changes_its_engine_only_if_that_is_accepted(tiny_model, tmp_path):
@@ -106,9 +105,7 @@ def test_an_absent_log_prob_that_the_loss_reads_is_refused(tiny_model, tmp_path)
     config = tree(tiny_model("llama"), engine__log_probs="processed")  # which then leaves the column out
     with pytest.raises(UserError, match=r"prompt \d+, sample \d, turn 0: untruncated_log_prob of token 0 is absent"):
         go(tmp_path / "run", config)
-    assert not RunFolder(tmp_path / "run").read_metrics() or all(
-        r["kind"] == "eval" for r in RunFolder(tmp_path / "run").read_metrics()
-    )
+    assert not steps_of(tmp_path / "run")
 
 
 def test_the_reference_runs_behind_an_engine(tiny_model, tmp_path):

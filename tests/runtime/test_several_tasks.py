@@ -1,7 +1,6 @@
 """A data set of several tasks, whose rewards return None on each other's rows."""
 
 import json
-import textwrap
 from collections import Counter
 
 from tests.runtime.tiny_run import go, recipe, traces
@@ -15,7 +14,7 @@ def code(completions, kind): return [len(c) if k == "code" else None for c, k in
 def test_gdpo_trains_each_group_on_the_reward_that_applies_to_it(tmp_path, tiny_model):
     rows = [{"question": f"q{i}", "kind": "math" if i % 2 else "code"} for i in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "two.py").write_text(textwrap.dedent(FUNCTIONS))
+    (tmp_path / "two.py").write_text(FUNCTIONS)
     gdpo = {"preset": "grpo", "advantage": {"kind": "gdpo", "weights": [1, 2], "finish": "none"}}
     changes = {
         "task": {"kind": "jsonl", "path": str(tmp_path / "rows.jsonl"), "answer": None},

@@ -3,10 +3,8 @@ written."""
 
 import pytest
 
-from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.rollouts import read_rows
 from proxima.view.log_lines import arithmetic
-from tests.runtime.tiny_run import NO_EVAL, Watcher, go, recipe, steps_of
+from tests.runtime.tiny_run import NO_EVAL, Watcher, go, recipe, rollouts_of, steps_of
 
 
 @pytest.mark.parametrize("updates", [1, 2])
@@ -22,19 +20,13 @@ def test_the_interpolated_centre_knows_the_version_of_the_weights(updates, tiny_
     assert made["loglinear"] == made["behavior"] and len(made["behavior"]) == 3
 
 
-def test_a_correction_that_looks_at_the_entropy(tiny_model, tmp_path):
-    algorithm = {"preset": "grpo", "correction": [{"kind": "top_entropy", "share": 0.3}]}
-    assert go(tmp_path / "run", recipe(tiny_model("llama"), algorithm=algorithm)).status == "done"
-    assert all(0.5 < r["correction/top_entropy_masked_fraction"] < 0.8 for r in steps_of(tmp_path / "run"))
-
-
 def test_a_function_that_says_correct_by_a_number(tiny_model, tmp_path):
     (tmp_path / "mine.py").write_text(
         "def odd(p, c):\n    return {'value': sum(c.tokens) % 7, 'correct': sum(c.tokens) % 2}\n"
     )
     tree = recipe(tiny_model("llama"), reward=[{"kind": "function", "path": f"{tmp_path}/mine.py:odd"}], train__steps=1)
     assert go(tmp_path / "run", tree).status == "done"
-    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(1))
+    rows = rollouts_of(tmp_path / "run", 1)
     assert [row["correct"] for row in rows] == [sum(row["tokens"]) % 2 == 1 for row in rows]
 
 

@@ -20,7 +20,7 @@ from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.summary import Summary
 from proxima.runtime.watch.observer import Observer
-from proxima.train.checkpoint import checkpoints
+from proxima.train.checkpoint import Checkpoint, checkpoints
 
 HOOK: Callable[[Prompt, Completion], None] | None = None  # a test's way into the middle of a step
 
@@ -120,7 +120,7 @@ def changed(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 def go(
     folder: Path, tree: Mapping[str, Any], *, observer: Any = None, resume: bool = False, overwrite: bool = False
 ) -> Summary:
-    resolved = resolve({**tree, "folder": str(folder)})
+    resolved = resolve({**tree, "folder": str(folder)}, root=None)
     return train(resolved.config, resolved=resolved, observer=observer, resume=resume, overwrite=overwrite)
 
 
@@ -162,6 +162,21 @@ class Watcher(Observer):
 def steps_of(folder: Path) -> list[dict[str, Any]]:
     """The records of training of a run."""
     return [record for record in RunFolder(folder).read_metrics() if record["kind"] == "train"]
+
+
+def evals_of(folder: Path) -> list[dict[str, Any]]:
+    """The records of evaluation of a run."""
+    return [record for record in RunFolder(folder).read_metrics() if record["kind"] == "eval"]
+
+
+def rollouts_of(folder: Path, step: int) -> list[dict[str, Any]]:
+    """The rows of the rollouts of a step."""
+    return read_rows(RunFolder(folder).rollout_file(step))
+
+
+def saved_in(folder: Path) -> list[Checkpoint]:
+    """The checkpoints of a run, oldest first."""
+    return checkpoints(RunFolder(folder).checkpoints)
 
 
 def summary_of(folder: Path) -> dict[str, Any]:

@@ -144,18 +144,3 @@ def test_what_is_over_a_bound_is_refused_before_it_is_parsed(data, bound, monkey
 def test_what_is_not_json_is_unreadable(data):
     with pytest.raises(UnreadableError, match="not JSON"):
         parse_json(data)
-
-
-def test_a_body_is_read_up_to_its_bound_and_no_further():
-    read = []
-
-    async def parts():
-        for part in (b"ab", b"cd", b"ef"):
-            read.append(part)
-            yield part
-
-    assert asyncio.run(bounded_reading.read_at_most(parts(), 6)) == b"abcdef"
-    read.clear()
-    with pytest.raises(TooLargeError, match="more than 3 bytes"):
-        asyncio.run(bounded_reading.read_at_most(parts(), 3))
-    assert read == [b"ab", b"cd"]

@@ -17,16 +17,10 @@ from proxima.train.batch_builder import BatchBuilder
 def group(uid, rewards, tokens=3, correct=None):
     """`rewards`: None is a failed score; `tokens`: of each completion."""
     completions = tuple(
-        Completion(
-            prompt_uid=uid,
-            sample=i,
-            tokens=tuple(range(tokens)),
-            text="",
-            sampled_log_prob=(-0.5,) * tokens,
-            untruncated_log_prob=(-1.0,) * tokens,
-            policy_version=(0,) * tokens,
-            finish_reason="length" if i % 2 else "stop",
-            temperature=1.0,
+        replace(
+            Completion.of_text(uid, i, "", range(tokens), "length" if i % 2 else "stop"),
+            sampled_log_prob=-0.5,
+            untruncated_log_prob=-1.0,
         )
         for i in range(len(rewards))
     )

@@ -12,19 +12,16 @@ from proxima.model import Policy, load
 from proxima.train import AdamW, checkpoint
 from proxima.train.checkpoint import checkpoints, prune, write_checkpoint
 from proxima.train.checkpoint_restore import damage, last_complete, restore
-from tests.model.rows import same
+from tests.model.rows import loaded, same
 from tests.train.helpers import Trainer, trainer, trainer_of, trajectories, weights
 
 ALL = [list(range(13))]
 SCHEDULE = {"total_updates": 8, "warmup": 2, "schedule": "cosine", "max_grad_norm": 0.5}
 
 
-def make(folder=None, **settings) -> Trainer:
-    t = trainer(optimizer=AdamW(lr=2e-3, weight_decay=0.1), **(SCHEDULE | settings))
-    if folder is not None:
-        loaded = load(str(folder), device="cpu")
-        t = trainer_of(Policy(loaded), optimizer=AdamW(lr=2e-3, weight_decay=0.1), **(SCHEDULE | settings))
-    return t
+def make(folder=None) -> Trainer:
+    model = loaded("llama") if folder is None else load(str(folder), device="cpu")
+    return trainer_of(Policy(model), optimizer=AdamW(lr=2e-3, weight_decay=0.1), **SCHEDULE)
 
 
 @pytest.mark.parametrize("before", [0, 3])

@@ -28,24 +28,15 @@ def shuffled(items, budget, *, share_prompt=True):
 
 def completions(lengths):
     """Ten trajectories of five prompts with advantages, and log-probs of an engine and a reference."""
-    plain = rows(*((4 + i, pair) for i, pair in enumerate(lengths)))
     draw = np.random.default_rng(3)
-    out = []
-    for i, row in enumerate(plain):
+
+    def drawn(i, row):
         own = -1.5 - draw.random(len(row.tokens)).astype(np.float32)
         near = own + draw.normal(0, 0.4, len(own)).astype(np.float32).clip(-1, 1)
-        out.append(
-            replace(
-                row,
-                uid=row.group,
-                sample=i,
-                advantage=draw.normal(),
-                behavior_log_prob=own,
-                reference_log_prob=near,
-                policy_version=np.zeros(len(own), np.int32),
-            )
-        )
-    return out
+        columns = {"behavior_log_prob": own, "reference_log_prob": near, "policy_version": np.zeros(len(own), np.int32)}
+        return replace(row, uid=row.group, sample=i, advantage=draw.normal(), **columns)
+
+    return [drawn(i, row) for i, row in enumerate(rows(*((4 + i, pair) for i, pair in enumerate(lengths))))]
 
 
 def policy(surrogate=None, *corrections, **settings):

@@ -10,49 +10,14 @@ from proxima.data import Trajectory
 from proxima.model import PackedModel, Policy, ScalarModel, load_scalar_model
 from proxima.model.scalar_model import make_value_head
 from proxima.train import Objective, TrainStack
-from proxima.train.objectives import SftObjective
-from tests.model.rows import assert_close, loaded, plain_log_prob, plain_logits, same
-from tests.train.helpers import recorded, trajectories, unsplit
+from tests.model.rows import assert_close, loaded, same
+from tests.train.helpers import recorded, trajectories
 
 BUDGETS = (1, 12, 10_000)
 
 
-@dataclass(frozen=True)
-class NllAndEntropy(SftObjective):
-    """Two losses with denominators of their own: loss tokens, and sequences."""
-
-    @property
-    def outputs(self):
-        return frozenset({"entropy", "entropy_gradient"})
-
-    def denominators(self, items, statistics=None):
-        return [*super().denominators(items), torch.tensor(float(len(items)), dtype=torch.float64)]
-
-    def losses(self, batch, outputs, statistics=None):
-        bonus = -0.1 * outputs.entropy.sum(dtype=torch.float64)
-        sequences = torch.tensor(float(batch.sequences), dtype=torch.float64)
-        return [*super().losses(batch, outputs), Loss(bonus, sequences, {})]
-
-
 def rows():
     return [row for row in trajectories() if len(row.tokens)]
-
-
-def nll(model, items):
-    masked = [(plain_log_prob(model, row), torch.from_numpy(row.loss_mask)) for row in items]
-    return -sum(x[m].sum() for x, m in masked) / sum(int(m.sum()) for _, m in masked)
-
-
-@pytest.mark.parametrize(("budget", "share_prompt"), [(1, True), (12, False), (30, True), (10_000, False)])
-def test_two_losses_keep_their_own_denominators(budget, share_prompt):
-    items = rows()
-    actual, _ = recorded(NllAndEntropy(), items, budget, share_prompt=share_prompt)
-
-    def loss(model):
-        entropies = [torch.distributions.Categorical(logits=plain_logits(model, row)).entropy() for row in items]
-        return nll(model, items) - 0.1 * torch.cat(entropies).sum() / len(items)
-
-    assert_close(actual, unsplit(loss)[0], 3e-5)
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,18 @@ from proxima.train.objectives.router_balance import RouterBalance
 from tests.model.rows import loaded
 from tests.train.helpers import trajectories
 
+OBJECTIVE = PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean())
+
 
 def test_advantages_that_add_up_to_zero_are_not_skipped():
     items = trajectories(advantages=([1.0, -1.0, 0.0, 0.0, 0.0], 0.0, *[1.0] * 11))
-    objective = PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean())
-    assert [objective.skippable(item) for item in items[:3]] == [False, True, False]
+    assert [OBJECTIVE.skippable(item) for item in items[:3]] == [False, True, False]
 
 
 @pytest.mark.parametrize("on_zero_gradient", ["skip", "step"])
 def test_the_first_forward_pass_is_observed_where_the_weights_are_still_those_of_the_start(on_zero_gradient):
     items = trajectories(advantages=(0.0, 1.0))
-    objective = PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean(), measure={"mismatch"})
+    objective = replace(OBJECTIVE, measure={"mismatch"})
     stack, seen = TrainStack(Policy(loaded("llama")), on_zero_gradient=on_zero_gradient), []
     result = stack.update(objective, [items[:1], items[1:2], items[3:4]], before_first=seen.append)
     looked = [[item.key for item, _ in first] for first in seen]
@@ -39,9 +40,7 @@ def test_a_forward_pass_without_a_gradient_is_the_only_one_observed():
     first, second = trajectories(advantages=(1.0,))[:2]
     first = replace(first, loss_mask=np.zeros(len(first.tokens), np.bool_))
     stack, seen = TrainStack(Policy(loaded("llama"))), []
-    stack.update(
-        PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean()), [[first], [second]], before_first=seen.append
-    )
+    stack.update(OBJECTIVE, [[first], [second]], before_first=seen.append)
     assert [[item.key for item, _ in looked] for looked in seen] == [[first.key]]
 
 
@@ -53,7 +52,7 @@ def test_a_step_that_trains_nothing_is_compared(advantages, guard, compares, mon
     learner = Learner(
         policy=policy,
         stack=TrainStack(policy),
-        objective=PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean()),
+        objective=OBJECTIVE,
         guard=MismatchGuard(on_mismatch=guard, max_fresh=100.0),
     )
     asked, log_prob = [], learner.stack.log_prob

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from proxima.core import PpoClip, TokenMean
-from proxima.core.aggregate import SequenceMeanTokenMean
+from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum
 from proxima.core.value import ValueLoss
 from proxima.data import pack
 from proxima.model import Policy
@@ -70,6 +70,8 @@ def test_the_loss_of_values_by_hand():
     assert result.metrics["loss"] == pytest.approx(0.5 * tokens.mean(), rel=1e-5)
     assert result.metrics["value_loss"] == pytest.approx(tokens.mean(), rel=1e-5)
     assert result.metrics["value_mean"] == pytest.approx(value[mask].mean(), rel=1e-4)
+    _, summed = gradient(ValueObjective(loss=LOSS, aggregate=SequenceMeanTokenSum()), items, model=with_head())
+    assert summed.metrics["value_loss"] == pytest.approx(tokens.mean(), rel=1e-5)  # a record's, whatever the aggregate
 
 
 def test_a_critic_without_values_is_a_named_error():

@@ -1,5 +1,6 @@
 """What a resume compares: the files that a task names, and what changes the last bits."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,14 +11,15 @@ from proxima.runtime.launch.inputs import environment_hashes
 from proxima.system import machine
 
 
+class Journal(dict):
+    set, path = dict.__setitem__, Path("run/run.sqlite")
+
+
 @pytest.fixture
 def note(monkeypatch):
     """note(compiler, dtype): that of the next resume of a run on a CPU."""
     monkeypatch.setattr(inputs, "flat_values", lambda config: config)
     monkeypatch.setattr(inputs.torch.cuda, "is_available", lambda: False)
-
-    class Journal(dict):
-        set = dict.__setitem__
 
     def noted(compiler, dtype="bfloat16"):
         monkeypatch.setattr(machine.shutil, "which", {"g++": "/usr/bin/g++"}.get)
@@ -64,9 +66,6 @@ def test_the_file_of_an_environment_is_compared(given, tmp_path, monkeypatch):
     assert list(before) == ["task.environment: worlds_of_mine.py"]  # neither the interpreter nor `--fast`
     file.write_text("one = 2\n")
     now = environment_hashes("task", task)
-
-    class Journal(dict):
-        set, path = dict.__setitem__, tmp_path / "run" / "run.sqlite"
 
     with pytest.raises(UserError, match="task.environment: worlds_of_mine.py: changed .* --accept-changes resumes"):
         inputs.check_inputs(Journal(inputs=before), now)

@@ -13,10 +13,8 @@ import proxima
 from proxima.config import resolve
 from proxima.config.sections.preference_section import PreferenceConfig
 from proxima.data import UserError
-from proxima.runtime.state.folder import RunFolder
 from proxima.train.offline import preference_method
-from tests.runtime.offline.tiny_dpo import go
-from tests.runtime.tiny_run import Watcher, timeless
+from tests.runtime.tiny_run import Watcher, evals_of, go, steps_of, timeless
 
 
 @pytest.fixture
@@ -24,13 +22,9 @@ def tree(runs):
     return partial(runs.tree, "dpo")
 
 
-def records(folder, kind):
-    return [r for r in RunFolder(folder).read_metrics() if r["kind"] == kind]
-
-
 def test_a_run_learns_what_is_preferred(runs):
     folder = runs.finished("dpo")
-    steps, evals = records(folder, "train"), records(folder, "eval")
+    steps, evals = steps_of(folder), evals_of(folder)
     assert steps[0]["loss"] == pytest.approx(np.log(2), rel=1e-5)  # the policy is the reference
     assert steps[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
     assert steps[-1]["rewards/margins"] > 0.05 and steps[-1]["loss"] < 0.68
@@ -58,7 +52,7 @@ def test_the_reference_is_computed_once_and_a_damaged_file_again(tree, tmp_path,
 
     def losses(folder, **changes):
         go(tmp_path / folder, tree(preference__cache=str(cache), **changes))
-        return [timeless(r) for r in records(tmp_path / folder, "train")]
+        return [timeless(r) for r in steps_of(tmp_path / folder)]
 
     first = losses("first")
     assert computed == [20, 12] and len(list(cache.iterdir())) == 2
@@ -85,7 +79,7 @@ def test_the_reference_is_computed_once_and_a_damaged_file_again(tree, tmp_path,
 )
 def test_other_losses_and_conventions(preference, tree, tmp_path):
     go(tmp_path / "run", tree(preference=preference | {"cache": None}, train__tokens_per_micro_batch=60))
-    steps, evals = records(tmp_path / "run", "train"), records(tmp_path / "run", "eval")
+    steps, evals = steps_of(tmp_path / "run"), evals_of(tmp_path / "run")
     assert all(np.isfinite(r["loss"]) for r in steps) and steps[-1]["grad_norm"] > 0
     assert evals[-1]["rewards/margins"] > evals[0]["rewards/margins"]
     if preference.get("reference") == "none":
@@ -102,14 +96,14 @@ def test_one_loss_needs_no_list(loss, tree):
 @pytest.mark.parametrize(("name", "has_kl"), [("kto", True), ("kto without an anchor", False)])
 def test_kto_on_labeled_completions(name, has_kl, runs):
     folder = runs.finished(name)
-    steps, evals = records(folder, "train"), records(folder, "eval")
+    steps, evals = steps_of(folder), evals_of(folder)
     assert ("kl" in steps[0]) is has_kl
     assert (evals[0]["accuracy"], evals[0]["accuracy/low"], evals[0]["accuracy/high"]) == (0.5, 0.5, 0.5)
     assert evals[-1]["rewards/chosen"] - evals[-1]["rewards/rejected"] > 0
 
 
 def test_the_reference_of_an_adapter_is_the_base(runs):
-    assert records(runs.finished("dpo of an adapter"), "train")[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
+    assert steps_of(runs.finished("dpo of an adapter"))[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
 
 
 def test_kto_without_another_prompt_is_refused(tree, tmp_path):
@@ -127,7 +121,7 @@ def test_the_partner_of_a_row_is_the_next_in_the_data_however_long_the_run_is(tr
     changes |= {"eval__task": None, "eval__every": 0, "seed": 9}
     go(tmp_path / "short", tree(**changes, train__steps=2))
     go(tmp_path / "long", tree(**changes, train__steps=5))
-    short, long = (records(tmp_path / name, "train")[:2] for name in ("short", "long"))
+    short, long = (steps_of(tmp_path / name)[:2] for name in ("short", "long"))
     assert [r["kl"] for r in short] == pytest.approx([r["kl"] for r in long], rel=1e-4, abs=1e-6)
     assert [r["loss"] for r in short] == pytest.approx([r["loss"] for r in long], rel=1e-5)
     assert abs(short[1]["kl"]) > 1e-4
@@ -162,7 +156,7 @@ def test_a_model_that_is_changed_in_place_has_another_reference(tree, tiny_model
     save_file({name: -value for name, value in load_file(file).items()}, file, metadata={"format": "pt"})
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     go(tmp_path / "second", tree(**changes))
-    step = next(r for r in RunFolder(tmp_path / "second").read_metrics() if r["kind"] == "train")
+    step, *_ = steps_of(tmp_path / "second")
     assert abs(step["rewards/chosen"]) < 1e-4 and len(list((tmp_path / "cache").iterdir())) == 4
 
 
@@ -181,7 +175,7 @@ def test_before_the_first_step_no_item_has_a_reward(loss, tree, tmp_path):
         changes["model__log_prob_chunk"] = chunk
         folder = tmp_path / f"{budget}-{chunk}"
         go(folder, tree(preference__loss=[loss], train__steps=1, eval__after=False, **changes))
-        (before,) = (r for r in RunFolder(folder).read_metrics() if r["kind"] == "eval")
+        (before,) = evals_of(folder)
         assert before["accuracy"] == 0.5 and before["rewards/chosen"] == before["rewards/rejected"] == 0
 
 

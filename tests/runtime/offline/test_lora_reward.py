@@ -9,6 +9,7 @@ from transformers import AutoModelForSequenceClassification
 from proxima.model import load_scalar_model
 from proxima.reward import ModelReward
 from proxima.runtime.state.export import export, find_checkpoint
+from tests.runtime.tiny_run import evals_of
 
 TOKENS = torch.arange(3, 40)[None]
 
@@ -38,8 +39,4 @@ def test_a_reward_model_continues_from_an_adapter(whole, runs, tmp_path):
     start = export(whole, tmp_path / "adapter", adapter=True)
     lora = {"rank": 4, "alpha": 8.0, "path": str(start)}
     runs.go("reward model of an adapter", tmp_path / "run", model__lora=lora, train__steps=1)
-    records = [
-        [json.loads(line) for line in (folder / "metrics.jsonl").open() if '"eval"' in line]
-        for folder in (whole, tmp_path / "run")
-    ]
-    assert records[1][0]["loss"] == pytest.approx(records[0][-1]["loss"], rel=1e-6)
+    assert evals_of(tmp_path / "run")[0]["loss"] == pytest.approx(evals_of(whole)[-1]["loss"], rel=1e-6)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from proxima.data import FieldErrors, UserError
-from tests.runtime.offline.tiny_sft import go, recipe
-from tests.runtime.tiny_run import assert_same, steps_of, traces
+from tests.runtime.offline.tiny_sft import recipe
+from tests.runtime.tiny_run import assert_same, go, steps_of, traces
 
 
 def test_more_epochs_than_at_first(runs, tmp_path):

@@ -12,8 +12,8 @@ from proxima.runtime.state.export import find_checkpoint
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from tests.runtime.offline import tiny_dpo, tiny_reward
-from tests.runtime.offline.tiny_sft import go, recipe
-from tests.runtime.tiny_run import Watcher, summary_of
+from tests.runtime.offline.tiny_sft import recipe
+from tests.runtime.tiny_run import Watcher, evals_of, go, summary_of
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def finished(runs):
 
 
 def test_the_held_out_loss_falls(finished):
-    evals = [r for r in RunFolder(finished).read_metrics() if r["kind"] == "eval"]
+    evals = evals_of(finished)
     losses = [r["loss"] for r in evals]
     assert [r["step"] for r in evals] == [0, 2, 4] and losses == sorted(losses, reverse=True)
     assert all(r["loss/low"] < r["loss"] < r["loss/high"] and r["examples"] == 5 for r in evals)
@@ -110,12 +110,12 @@ def test_rows_that_are_no_pairs_are_skipped_and_named(method, tiny_model, tmp_pa
     changes = bad_rows(tmp_path, *({"question": f"{c[:1]}?", "chosen": c, "rejected": r} for c, r in pairs))
     tree = method.recipe(tiny_model("llama"), tmp_path / "rows", **changes)
     watcher = Watcher()
-    method.go(tmp_path / "run", tree, observer=watcher)
+    go(tmp_path / "run", tree, observer=watcher)
     (note,) = (text for text in watcher.warnings if "skipped" in text)
     assert "task: 3 of 4 rows are skipped" in note
     assert "rejected equals chosen" in note and "chosen is empty (row 2)" in note and "has no room" in note
     with pytest.raises(FieldError, match="data.unusable='refuse' refuses row 1 of task: rejected='same' equals chosen"):
-        method.go(tmp_path / "other", tree | {"data": {"unusable": "refuse"}})
+        go(tmp_path / "other", tree | {"data": {"unusable": "refuse"}})
 
 
 def test_rows_of_which_none_can_be_used(tiny_model, tmp_path):

@@ -13,8 +13,7 @@ from proxima.model import save
 from proxima.reward import ModelReward
 from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
-from proxima.train.checkpoint import checkpoints
-from tests.runtime.offline.tiny_reward import go
+from tests.runtime.tiny_run import evals_of, go, saved_in, steps_of
 
 
 @pytest.fixture
@@ -30,13 +29,13 @@ def unbroken(runs):
 def test_the_run_leaves_a_model_for_hugging_face_and_for_rl(unbroken, tmp_path):
     """What is exported loads as a sequence classifier, and is a reward, normalised by the last evaluation."""
     export(str(unbroken), tmp_path / "exported")
-    record = [r for r in RunFolder(unbroken).read_metrics() if r["kind"] == "eval"][-1]
+    record = evals_of(unbroken)[-1]
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported")
     assert model.config.num_labels == 1
     expected = {"mean": record["score/mean"], "std": record["score/std"]}
     assert model.config.reward_normalization == expected
     ModelReward(path=str(tmp_path / "exported"), normalize=True).check()
-    last = checkpoints(RunFolder(unbroken).checkpoints)[-1].model
+    last = saved_in(unbroken)[-1].model
     again = AutoModelForSequenceClassification.from_pretrained(last)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
     assert {"accuracy", "accuracy/low", "length_only/accuracy", "random/accuracy", "calibration/error"} <= record.keys()
@@ -44,10 +43,10 @@ def test_the_run_leaves_a_model_for_hugging_face_and_for_rl(unbroken, tmp_path):
 
 def test_training_continues_from_a_reward_model(unbroken, tree, tmp_path):
     """Its head stays; from a language model the head is drawn by the run's seed."""
-    last = checkpoints(RunFolder(unbroken).checkpoints)[-1].model
+    last = saved_in(unbroken)[-1].model
     head = AutoModelForSequenceClassification.from_pretrained(last).score.weight
     go(tmp_path / "run", tree(model__path=str(last), train__optimizer__lr=0.0, train__steps=1))
-    kept = checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].model
+    kept = saved_in(tmp_path / "run")[-1].model
     assert torch.equal(AutoModelForSequenceClassification.from_pretrained(kept).score.weight, head)
 
 
@@ -55,8 +54,7 @@ def test_margins_of_the_data_change_the_run(unbroken, tree, tmp_path):
     go(tmp_path / "run", tree(reward_model__margin_column="lead", train__steps=1))
     go(tmp_path / "same", tree(reward_model__margin=0.5, train__steps=1))
     first, same, other = (
-        [r["loss"] for r in RunFolder(folder).read_metrics() if r["kind"] == "train"]
-        for folder in (tmp_path / "run", tmp_path / "same", unbroken)
+        [r["loss"] for r in steps_of(folder)] for folder in (tmp_path / "run", tmp_path / "same", unbroken)
     )
     assert first == same and first[0] > other[0]
 

@@ -1,14 +1,9 @@
 """DPO runs of seconds on a tiny model."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proxima.config import resolve
-from proxima.config.sections.preference_section import PreferenceConfig
-from proxima.runtime.launch.run import train
-from proxima.runtime.state.summary import Summary
 from tests.runtime.offline import tiny_sft
 from tests.runtime.tiny_run import changed
 
@@ -42,8 +37,3 @@ def recipe(model: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     tree["eval"]["task"] = tree["task"] | {"path": str(preferences(folder, "held-out", 3))}
     tree["preference"] = {"loss": [{"kind": "sigmoid", "beta": 0.5}], "cache": str(folder / "cache")}
     return changed(tree, changes)
-
-
-def go(folder: Path, tree: Mapping[str, Any], *, observer: Any = None, resume: bool = False) -> Summary:
-    resolved = resolve({**tree, "folder": str(folder)}, root=PreferenceConfig)
-    return train(resolved.config, resolved=resolved, observer=observer, resume=resume)

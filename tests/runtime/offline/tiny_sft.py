@@ -1,14 +1,9 @@
 """SFT runs of seconds on a tiny model."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proxima.config import resolve
-from proxima.config.sections.sft_section import SftConfig
-from proxima.runtime.launch.run import train
-from proxima.runtime.state.summary import Summary
 from tests.runtime.tiny_run import changed
 
 
@@ -47,8 +42,3 @@ def recipe(model: Path, folder: Path, **changes: Any) -> dict[str, Any]:
         "seed": 3,
     }
     return changed(tree, changes)
-
-
-def go(folder: Path, tree: Mapping[str, Any], *, observer: Any = None, resume: bool = False) -> Summary:
-    resolved = resolve({**tree, "folder": str(folder)}, root=SftConfig)
-    return train(resolved.config, resolved=resolved, observer=observer, resume=resume)

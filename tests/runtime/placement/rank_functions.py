@@ -69,12 +69,3 @@ def note(folder: str, **values: Any) -> None:
 
 def write(text: str) -> None:
     sys.stderr.write(text)
-
-
-if __name__ == "__main__":  # a supervisor: FOLDER ACTS
-    from proxima.config.sections.ranks_section import RayPlacement
-    from proxima.runtime.placement.ray_supervisor import supervise
-
-    spec = RayPlacement(ranks=2, gpus_per_rank=0, cpus_per_rank=0.5)
-    function = "tests.runtime.placement.rank_functions:play"
-    sys.exit(supervise(function, spec, {"folder": sys.argv[1], "acts": json.loads(sys.argv[2])}))

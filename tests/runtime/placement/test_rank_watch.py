@@ -4,7 +4,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,7 @@ from proxima.runtime.placement import rank_messages, rank_watch
 from proxima.runtime.placement.rank_messages import Channel, FoldedLines, RankFailure, follows_from_loss, span_of
 from proxima.runtime.placement.rank_watch import RankWatch, last_line
 from proxima.view.log_lines import closing_line
+from tests.processes import eventually
 
 IDLE = {"call": "", "part": "", "collective": "", "waits": False, "issued": 4, "still": 0.0}
 
@@ -58,15 +59,8 @@ def failure_of(error: BaseException) -> dict[str, Any]:
     return asdict(RankFailure.of(error))
 
 
-def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 300
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def failure(watch: RankWatch) -> RankFailure:
-    until(lambda: watch.failure)
+    eventually(lambda: watch.failure)
     assert watch.failure is not None
     return watch.failure
 
@@ -81,7 +75,7 @@ def test_the_missing_ranks_are_named_and_a_stranger_is_none() -> None:
     with watching(5) as watch:
         strangers = [call(watch, 3, token="guessed"), call(watch, 4, hello={"x": [1]}, token=0)]
         known = call(watch, 2)
-        until(lambda: 2 in watch.peers and all(stranger.receive() is None for stranger in strangers))  # hung up on
+        eventually(lambda: 2 in watch.peers and all(stranger.receive() is None for stranger in strangers))  # hung up on
         with pytest.raises(UserError, match=r"^ranks 1, 3-4 of 5 did not call port .* start all ranks again$"):
             watch.meet(0.01)
         known.connection.close()
@@ -93,7 +87,7 @@ def test_a_rank_that_dies_is_the_cause_and_not_what_follows_from_it(monkeypatch:
     with met(3, own=own, in_call=True) as (watch, (first, second)):
         lost = RuntimeError("[…/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:52")
         first.send(error=failure_of(lost))
-        until(lambda: watch.losing)
+        eventually(lambda: watch.losing)
         second.connection.close()
         assert failure(watch).text.startswith("rank 2 on node died during update of policy, micro-batch 2 of 3: ")
         assert watch.cause(lost) is watch.failure
@@ -128,7 +122,7 @@ def test_a_rank_that_says_good_bye_has_not_died() -> None:
     with met(2) as (watch, (channel,)):
         channel.send(bye=True)
         channel.connection.close()
-        until(lambda: len(watch._selector.get_map()) == 1)  # it has read the end
+        eventually(lambda: len(watch._selector.get_map()) == 1)  # it has read the end
         assert watch.cause(ValueError("of rank 0's own")) is None
     assert watch.failure is None
 
@@ -147,7 +141,7 @@ def test_an_error_of_a_rank_is_told_with_its_traceback_in_the_log(
             channel.send(error=failure_of(error))
         line = "rank 1 on node: MemoryError: out of memory: 3 GiB; its traceback is in log.txt; resume with --resume"
         assert last_line(failure(watch)) == line
-        until(lambda: cancelled)
+        eventually(lambda: cancelled)
     assert capsys.readouterr().err == f"error: {line}\n"
     assert '[rank 1]     raise MemoryError("out of memory' in (tmp_path / "log.txt").read_text()
 
@@ -178,11 +172,11 @@ def test_equal_lines_of_ranks_are_folded(tmp_path: Path, monkeypatch: pytest.Mon
         for channel in channels:
             channel.send(lines=["a warning"])
         channels[1].send(lines=["of one rank", "of one rank"])
-        until(lambda: len(added) == 5)
+        eventually(lambda: len(added) == 5)
         watch.lines.flush()
         assert not log.exists()  # another rank may say it too
         monkeypatch.setattr(rank_messages, "FOLD_SECONDS", 0.0)
-        until(log.exists)
+        eventually(log.exists)
     assert sorted(log.read_text().splitlines()) == ["[rank 2] of one rank (× 2)", "[ranks 1-3] a warning"]
 
 
@@ -205,7 +199,7 @@ def test_a_silent_rank_is_named_and_then_given_up() -> None:
     with met(3, heartbeat=100.0) as (watch, (silent, lively)), watch.attached(log, warnings.append, lambda: None):
         silent.send(beat=IDLE | {"call": "update of policy", "collective": "gather"})
         lively.send(beat=IDLE)
-        until(lambda: all(peer.beat is not None for peer in watch.peers.values()))
+        eventually(lambda: all(peer.beat is not None for peer in watch.peers.values()))
         since = watch.peers[1].heard
         watch.peers[2].heard = since + 400
         for seconds in (299, 301, 599):
@@ -232,7 +226,7 @@ def test_the_rank_that_differs(issued: int, still: float, in_call: bool, sentenc
     own = IDLE | {"call": "gather of policy", "still": 40.0}
     with met(2, own=own, in_call=in_call, heartbeat=10.0) as (watch, (channel,)):
         channel.send(beat=IDLE | {"issued": issued, "still": still, "call": "update of policy" * (issued < 4)})
-        until(lambda: watch.peers[1].beat is not None)
+        eventually(lambda: watch.peers[1].beat is not None)
         late = watch.late(watch.peers[1].heard)
     assert late is None if sentence is None else late is not None and re.match(sentence, late[1])
 

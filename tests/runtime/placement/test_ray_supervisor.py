@@ -5,11 +5,8 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +20,7 @@ from proxima.runtime.placement.node_actors import ActorPlace
 from proxima.runtime.placement.rank_group import RankGroup
 from proxima.runtime.placement.ray_supervisor import RankEnd, describe_end, first_cause, is_over, supervise
 from tests import ray_cluster
-from tests.processes import is_running
+from tests.processes import eventually, is_running
 
 pytest.importorskip("ray")
 FUNCTIONS = "tests.runtime.placement.rank_functions"
@@ -178,14 +175,6 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
-    until = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.1)
-    return value
-
-
 @pytest.mark.waits
 def test_an_actor_that_is_killed_and_then_ctrl_c(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address())
@@ -207,35 +196,7 @@ def test_an_actor_that_is_killed_and_then_ctrl_c(tmp_path, monkeypatch, capsys):
     for rank in noted:
         assert (rank["WORLD_SIZE"], rank["LOCAL_RANK"], rank["LOCAL_WORLD_SIZE"]) == ("2", rank["RANK"], "2")
         assert (rank["GROUP_RANK"], rank["EXTRA"], rank["python"]) == ("0", "yes", sys.executable)
-    wait_for(lambda: not any(is_running(rank["pid"]) for rank in noted))
-
-
-@pytest.mark.campaign("tests/runtime/placement/test_node_actors.py::test_the_process_ends_with_its_actor")
-@pytest.mark.waits
-@pytest.mark.parametrize("how", ["ends", "is killed"])
-def test_a_cluster_of_its_own_ends_with_its_driver(how, tmp_path):
-    psutil = pytest.importorskip("psutil")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment["RAY_gcs_rpc_server_reconnect_timeout_s"] = "5"  # that Ray's agents look for a dead head; else 60
-    acts = [{"0": 0, "1": 0}] if how == "ends" else [{}]
-    driver = subprocess.Popen(
-        [sys.executable, "-m", FUNCTIONS, str(tmp_path), json.dumps(acts)],
-        env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAY_TMPDIR": ray_cluster.folder()},
-        start_new_session=True,
-    )
-    try:
-        below = wait_for(lambda: psutil.Process(driver.pid).children(recursive=True))
-        wait_for(lambda: len(records(tmp_path)) == 2 or driver.poll())
-        if how == "ends":
-            assert driver.wait() == 0
-        else:
-            below = psutil.Process(driver.pid).children(recursive=True)
-            assert {rank["pid"] for rank in records(tmp_path)} <= {process.pid for process in below}
-    finally:
-        driver.kill()
-        driver.wait()
-    pids = [*(process.pid for process in below), *(rank["pid"] for rank in records(tmp_path))]
-    wait_for(lambda: len(pids) > 2 and not any(map(is_running, pids)))
+    eventually(lambda: not any(is_running(rank["pid"]) for rank in noted))
 
 
 @pytest.mark.campaign("tests/runtime/placement/test_ray_supervisor.py::test_an_actor_that_is_killed_and_then_ctrl_c")
@@ -259,7 +220,7 @@ def test_nodes_of_a_cluster(tmp_path, monkeypatch, capsys):
 
         def lose_a_node() -> None:
             folder = tmp_path / "lost"
-            wait_for(lambda: len(records(folder)) == 4)
+            eventually(lambda: len(records(folder)) == 4)
             (lost,) = (rank for rank in records(folder) if rank["RANK"] == "1" and rank["resume"])
             raylet = next(process for process in psutil.Process(lost["pid"]).parents() if "raylet" in process.name())
             raylet.kill()
@@ -276,7 +237,7 @@ def test_nodes_of_a_cluster(tmp_path, monkeypatch, capsys):
         assert {rank["LOCAL_RANK"] for rank in noted} == {"0"}
         with pytest.raises(UserError, match="asks for 1 CPU each"):
             supervised(tmp_path / "late", [], **spread | {"ranks": 3, "start_timeout": 5})
-        wait_for(lambda: not any(is_running(rank["pid"]) for rank in noted))
+        eventually(lambda: not any(is_running(rank["pid"]) for rank in noted))
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -13,10 +13,8 @@ from proxima.config import resolve
 from proxima.data import UserError
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.journal import Journal
-from proxima.train.checkpoint import checkpoints
 from tests.runtime.interruptions import press, start, start_and_hold
-from tests.runtime.tiny_run import Watcher, assert_same, changed, go, recipe, steps_of, summary_of, traces
+from tests.runtime.tiny_run import Watcher, assert_same, changed, go, recipe, saved_in, steps_of, summary_of, traces
 
 STEPS = 4  # of the run called "policy"
 SHORT = {"train__steps": 1, "eval__every": 0, "eval__before": False, "eval__after": False}
@@ -54,23 +52,6 @@ def test_what_a_kill_between_writing_and_deleting_left_goes(runs, tmp_path):
     assert [place.name for place in folder.iterdir()] == ["000004"]
 
 
-@pytest.mark.parametrize("step", [1, 3])
-def test_a_step_that_is_stopped_midway_is_given_up_whole(step, runs, tmp_path, monkeypatch):
-    """And its prompts are drawn again: the checkpoint's cursor is behind the last finished step."""
-    config = runs.tree("policy", checkpoint__every=0)
-    at_first_score_of(step, press, monkeypatch)
-    summary = go(tmp_path / "run", config)
-    run = RunFolder(tmp_path / "run")
-    assert (summary.status, summary.steps) == ("stopped", step - 1)
-    saved = [(c.step, c.facts["cursor"]["cursor"]["drawn"]) for c in checkpoints(run.checkpoints)]
-    assert saved == [(step - 1, 4 * (step - 1))] * (step > 1)
-    with Journal(run.journal) as journal:
-        counts = journal.counts()
-        assert counts.get("consumed", 0) == 4 * (step - 1) and sum(counts.values()) == 4 * step
-    go(tmp_path / "run", config, resume=True)
-    assert_same(traces(tmp_path / "run"), runs.traces("policy"))
-
-
 def test_before_the_first_step_no_checkpoint_is_promised(runs, tmp_path, monkeypatch):
     for step, promise in ((1, "there is a checkpoint only if step 1 can end"), (2, "a checkpoint is written first")):
         watcher = Watcher()
@@ -90,7 +71,7 @@ def test_a_closed_terminal_stops_a_run_with_a_checkpoint_unless_nohup_ignores_it
         assert signal.getsignal(signal.SIGHUP) == (signal.SIG_IGN if ignored else signal.SIG_DFL)
     finally:
         signal.signal(signal.SIGHUP, before)
-    saved = [checkpoint.step for checkpoint in checkpoints(tmp_path / "run" / "checkpoints")]
+    saved = [checkpoint.step for checkpoint in saved_in(tmp_path / "run")]
     assert (summary.status, saved) == (("done", [STEPS]) if ignored else ("stopped", [1]))
 
 
@@ -243,7 +224,7 @@ def test_ctrl_c_in_a_real_process(runs, tmp_path):
     assert process.returncode == 130, err
     assert "Traceback" not in err
     summary = summary_of(folder)
-    saved = [c.step for c in checkpoints(folder / "checkpoints")]
+    saved = [c.step for c in saved_in(folder)]
     assert summary["status"] == "stopped" and saved == [summary["steps"]]
     go(folder, config, resume=True)
     assert_same(traces(folder), runs.traces("policy"))
@@ -288,7 +269,7 @@ def test_a_second_ctrl_c_ends_at_once(runs, tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "run", config, observer=Watcher(again))
-    assert checkpoints(RunFolder(tmp_path / "run").checkpoints) == []
+    assert saved_in(tmp_path / "run") == []
     watcher = Watcher()
     assert go(tmp_path / "run", config, observer=watcher, resume=True).status == "done"
     assert watcher.warnings[0].startswith(

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.disk import Disk, StoppedWaiting
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from proxima.system.full_disk import as_disk_full, is_disk_full
+from tests.runtime.interruptions import press
 from tests.runtime.tiny_run import Watcher, assert_same, go, traces
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -127,7 +127,7 @@ def test_ctrl_c_ends_a_run_that_waits(tree, whole, tmp_path, monkeypatch):
     """In the middle of a step, and again while the last checkpoint is written; a resume finds what there was."""
     monkeypatch.setattr("proxima.runtime.state.journal.Journal.consume", full_at(2, Journal.consume))
     for _ in range(2):
-        watcher = Watcher(lambda event, *facts: event == "warning" and "run waits" in facts[0] and interrupt())
+        watcher = Watcher(lambda event, *facts: event == "warning" and "run waits" in facts[0] and press())
         summary = go(tmp_path / "run", tree, observer=watcher, resume=True)
         assert (summary.status, summary.steps) == ("stopped", 1)
         end = "without another checkpoint; --resume continues from the checkpoint of step 1"
@@ -144,11 +144,6 @@ def full_at(step, consume):
         consume(journal, number, *arguments, **options)
 
     return call
-
-
-def interrupt():
-    """Ctrl-C: the handler runs in the main thread."""
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_calls_are_made_in_order_and_as_often_as_needed(tmp_path):

@@ -33,12 +33,6 @@ def test_events_that_nobody_asked_for_in_time_are_counted() -> None:
     assert others == [f"event {number}" for number in range(3, EVENTS + 3)]
 
 
-def test_an_engine_that_keeps_all_its_events_needs_no_count() -> None:
-    watch = EngineWatch("engine.log")
-    assert news(watch, events=["a"]) == ["a"]
-    assert news(watch, events=["a", "b"]) == ["b"]
-
-
 def test_a_lost_answer_points_to_a_log_that_is_there() -> None:
     (ours,) = news(EngineWatch("engine.log"), replicas={"lost": 1}, log=None)
     assert ours.endswith("requested again; see engine.log")

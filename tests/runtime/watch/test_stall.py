@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,16 +31,12 @@ class Engine:
         return Health(ok=True, version=3, running=4, waiting=1, tokens=tokens, detail={"pid": 123})
 
 
-class Rewards:
-    def __init__(self):
-        self.awaited = {"code": [], "length": []}
-
-
 class Scene:
     """A watch over an activity, for so many virtual minutes."""
 
     def __init__(self, tmp_path, seconds=10 * MINUTE, **facts):
-        self.clock, self.rewards, self.told, self.heard = VirtualClock(), Rewards(), [], []
+        self.clock, self.told, self.heard = VirtualClock(), [], []
+        self.rewards = SimpleNamespace(awaited={"code": [], "length": []})
         self.activity = Activity(self.clock, 0.0, Timeline(tmp_path / "timeline.json", print))
         self.generator = GroupGenerator(Engine(self.clock, **facts), self.rewards, GroupSpec(sampling=None), None)
         self.seconds = seconds

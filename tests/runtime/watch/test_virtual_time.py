@@ -24,16 +24,6 @@ def test_sleeps_end_in_order_and_take_no_time():
     assert wall == "2026-01-01T01:00:00.000+00:00"
 
 
-def test_a_timeout_fires():
-    async def main():
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.Event().wait(), 7.0)
-
-    clock = VirtualClock()
-    run_virtually(main(), clock)
-    assert clock.now() == pytest.approx(7.0)
-
-
 def test_a_deadlock_is_an_error():
     async def main():
         await asyncio.Event().wait()
