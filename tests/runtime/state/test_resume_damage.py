@@ -10,6 +10,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.runs import CARRIED
+from tests.runtime.state.test_folder_check import flip
 from tests.runtime.tiny_run import Watcher, assert_same, changed, go, recipe, traces
 
 
@@ -45,10 +46,7 @@ def resume(run, tiny_model, **changes):
 def test_a_flipped_bit_costs_a_checkpoint_not_the_run(name, file, runs, tmp_path):
     run, watcher = RunFolder(shutil.copytree(runs.finished(name), tmp_path / "run")), Watcher()
     *before, last = (checkpoint.step for checkpoint in checkpoints(run.checkpoints))
-    damaged = run.checkpoint(last) / file
-    content = bytearray(damaged.read_bytes())
-    content[-2] ^= 4
-    damaged.write_bytes(content)
+    flip(run.checkpoint(last) / file, at=1.0, bit=2)
     shutil.copytree(run.checkpoint(1), run.checkpoints / "000001 copy")
     runs.go(name, run.path, resume=True, observer=watcher, checkpoint__keep_best=name == "adapter")
     said = f"{last:06}: {file} is damaged; it is now {last:06}.damaged, and the checkpoint before it, {last - 1:06}"
