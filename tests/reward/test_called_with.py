@@ -1,13 +1,9 @@
 """A function that can't be called with what it is called with is refused before any weights are loaded."""
 
-from pathlib import Path
-
 import pytest
 
-from proxima.cli.main import main
 from proxima.reward import Function, FunctionBatch
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
 SOURCE = """
 def noargs(): return 1.0
 def one(groups): return 1.0
@@ -58,10 +54,3 @@ def test_of_the_whole_batch(file):
     for name, message in wrong.items():
         with pytest.raises(ValueError, match=rf"'function_batch' calls with \(groups\), .*{message}"):
             FunctionBatch(path=f"{file}:{name}").check_code()
-
-
-@pytest.mark.parametrize("kind", ["function", "function_batch"])
-def test_the_command_line_says_it_in_one_line(file, kind, capsys):
-    assert main(["train", f"{RECIPE}", f"reward={{kind: {kind}, path: {file}:noargs}}"]) == 2
-    output = capsys.readouterr().err.strip()
-    assert output.startswith("error: ") and "\n" not in output and "it is defined with (): " in output

@@ -70,15 +70,6 @@ def forks(prompt, completion):
         os.waitpid(pid, 0)
     if completion.text == "deep": return forks(prompt, completion)
     return len(completion.text)
-
-def writes(prompt, completion):
-    forged = {"forged": b'{"result": {"value": 99}}\\n', "half": b"{", "bytes": b"\\xff\\n"}
-    forged["deep"] = b"[" * 100_000 + b"\\n"
-    for fd in range(3, 50):
-        target = os.path.realpath(f"/proc/self/fd/{fd}").rpartition("/")[2]
-        if completion.text in forged and target.startswith("socket:"):
-            os.write(fd, forged[completion.text])
-    return len(completion.text)
 """
 
 
@@ -142,16 +133,6 @@ def test_a_child_that_returns_and_a_recursion_without_end_shift_no_score(folder)
     values = [[score.value if score.valid else None for score in row] for row in messages]
     assert values == [[1, 2, 4, 3, 4, None, 5], [10, 20], [30]]
     assert messages[0][5].error.startswith("forks: RecursionError: maximum recursion depth exceeded")
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the worker's socket as Linux names it")
-@pytest.mark.parametrize("how", ["forged", "half", "deep", "bytes"])
-def test_what_is_written_into_the_workers_socket_is_no_score(folder, how):
-    with runner(Function(path=f"{folder}/my_reward.py:writes")) as made:
-        messages = [asyncio.run(made.score(prompt(), completions("a", how, "ccc", "dddd")))]
-        messages += [asyncio.run(made.score(prompt(), completions("a" * 10, "b" * 20)))]
-    assert [[score.value if score.valid else None for score in row] for row in messages] == [[1, None, 3, 4], [10, 20]]
-    assert messages[0][1].error.startswith("writes: something wrote into its worker's socket")
 
 
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="Linux only")

@@ -137,33 +137,18 @@ def test_errors_that_stay_are_invalid_and_never_zero(status, requests):
     assert score.error.startswith(f"http: PostFailed: {server.url} answers {status} ") and score.error.endswith(times)
 
 
-def test_a_connection_that_breaks_off_is_tried_again():
+def test_a_connection_that_breaks_off_is_tried_again_and_the_server_is_asked_again_when_it_is_back():
     def answer(request, n):
-        if n == 0:
+        if n in (0, 3):
             raise ConnectionAbortedError
-        if n == 1:
+        if n in (1, 2):
             return 200, b'{"scores": [1', {"Content-Length": "100"}
         return lengths(request, n)
 
-    with scorer(answer) as server:
-        (score,) = run(quick(server.url), "abcd")
-    assert score.value == 4.0 and len(server.requests) == 3
-
-
-def test_a_server_that_dies_during_the_run_makes_scores_invalid_and_is_asked_again_when_it_is_back():
-    state = {"dead": False}
-
-    def answer(request, n):
-        if state["dead"]:
-            raise ConnectionResetError
-        return lengths(request, n)
-
-    with scorer(answer) as server, runner(quick(server.url, retries=1)) as made:
-        messages = []
-        for state["dead"] in (False, True, False):
-            messages += asyncio.run(made.score(prompt(), completions("abc")))
-    assert [score.valid for score in messages] == [True, False, True] and messages[2].value == 3.0
-    assert "closed the connection" in messages[1].error
+    with scorer(answer) as server, runner(quick(server.url, retries=2)) as made:
+        scores = [asyncio.run(made.score(prompt(), completions("abcd")))[0] for _ in range(2)]
+    assert not scores[0].valid and "closed the connection" in scores[0].error and scores[0].error.endswith(", 3 times")
+    assert scores[1].value == 4.0 and len(server.requests) == 5
 
 
 @contextmanager

@@ -124,17 +124,6 @@ def test_a_completion_that_is_too_long_has_no_score(folder):
     assert "the limit is 256" in exact(folder).score(prompt, answers)[3].error
 
 
-def test_a_score_that_is_not_a_number_is_invalid(folder, monkeypatch):
-    """Alone: those of the other completions stay."""
-    reward = exact(folder)
-    monkeypatch.setattr(type(reward._scorer), "scores", lambda *_: np.array([1.5, np.nan, np.inf], np.float32))
-    tokenizer = tiny_tokenizer()
-    with runner(reward) as made:
-        scores = asyncio.run(made.score(asked(tokenizer), answered(tokenizer, "a", "b", "c")))
-    assert [score.valid for score in scores] == [True, False, False] and scores[0].value == 1.5
-    assert scores[1].error == "model: ValueError: returned nan, expected a finite number"
-
-
 def test_normalised_scores(folder, tmp_path):
     loaded = load_scalar_model(folder, device="cpu")
     set_score_normalization(loaded.model.config, -0.5, 2.0)

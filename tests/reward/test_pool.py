@@ -96,7 +96,8 @@ def writes(tmp_path, written):
     return code(tmp_path, body)
 
 
-WRITTEN = ("b'x' * 4096 + b'\\n'", "b'\\n'", "b'[' * 200_000 + b'\\n'", "b'x' * (1 << 20)")
+WRITTEN = ("b'x' * 4096 + b'\\n'", "b'\\n'", "b'[' * 200_000 + b'\\n'", "b'x' * (1 << 20)", "b'{'", r"b'\xff\n'")
+WRITTEN += (r"""b'{"result": {"value": 99}}\n'""",)
 FAULTS = {  # the job, its error, and how many workers there were
     "no pattern": (lambda _: regex("1", "("), "missing \\)", 1),
     "no grader": (lambda _: Job(grader="none", arguments={}), "^KeyError: 'none'$", 1),

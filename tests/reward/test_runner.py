@@ -122,6 +122,7 @@ class Careless:
             raise asyncio.CancelledError
         some = {
             "nothing": None,
+            "too few": [],
             "one": Score(value=1.0),
             "number": [1.0],
             "text part": [Score(value=1.0, parts={"note": "good"})],
@@ -133,10 +134,11 @@ class Careless:
         return some[prompt.answer]
 
 
-@pytest.mark.parametrize("answer", ["nothing", "one", "number", "text part", "no parts", "cancelled"])
+@pytest.mark.parametrize("answer", ["nothing", "too few", "one", "number", "text part", "no parts", "cancelled"])
 def test_what_is_no_score_costs_its_completion(answer):
     (score,) = scored([Careless()], answer, "x")
-    assert not score.valid and score.error.startswith("careless: ")
+    told = "ValueError: returned 0 scores for 1 completions" if answer == "too few" else ""
+    assert not score.valid and score.error.startswith(f"careless: {told}")
 
 
 @pytest.mark.parametrize("answer", ["generator", "int", "numpy"])
@@ -167,16 +169,6 @@ def test_a_reward_of_the_whole_group_sees_it_and_fails_as_one():
     scores = scored([Best(name="best"), Length()], None, "a", "raise")
     assert [score.error for score in scores] == ["best: RuntimeError: no winner"] * 2
     assert [score.parts for score in scores] == [{"length": 0.0}] * 2
-
-
-def test_a_wrong_number_of_scores_is_a_failure():
-    @dataclass(frozen=True)
-    class Short:
-        def score(self, prompt, completions):
-            return []
-
-    (score,) = scored([Short()], None, "a")
-    assert score.error == "short: ValueError: returned 0 scores for 1 completions"
 
 
 def test_many_groups_at_once_keep_their_order():
