@@ -2,6 +2,8 @@
 
 import json
 
+from proxima.lab import compare_runs, find_runs, read_run
+
 CONFIG = """\
 model:
   path: models/m                 # r.yaml:1
@@ -81,3 +83,8 @@ def make_sweep(root, cells):
             listed.append({"cell": name, "seed": seed, "folder": f"{name}/seed-{seed}"})
     (root / "sweep.json").write_text(json.dumps({"runs": listed}))
     return root
+
+
+def comparison(root, **more):
+    """Of all runs below a folder."""
+    return compare_runs([read_run(folder) for folder in find_runs([root])], **more)

@@ -5,14 +5,10 @@ import math
 
 import pytest
 
-from proxima.lab import compare_runs, find_runs, read_run
+from proxima.lab import compare_runs
 from proxima.lab.cell_statistics import HELD_OUT
 from proxima.view.comparison_page import page_values
-from tests.lab.runs import CONFIG, answered, curve, make_run, make_sweep, step
-
-
-def comparison(root, **more):
-    return compare_runs([read_run(folder) for folder in find_runs([root])], **more)
+from tests.lab.runs import CONFIG, answered, comparison, curve, make_run, make_sweep, step
 
 
 @pytest.fixture
@@ -206,16 +202,6 @@ def test_runs_of_different_lengths_and_a_seed_each_are_said(tmp_path):
         "the runs have different numbers of steps (long 4, short 2): compare the curves at equal steps",
     )
     assert result.notes == ("one seed per cell: no intervals, and a difference may be chance; run more seeds",)
-
-
-def test_the_warnings_of_a_run_are_reported(tmp_path):
-    folder = make_run(tmp_path / "one", curve([0.1, 0.5]))
-    messages = [{"step": 1, "text": "too long", "times": 3}, {"step": 2, "text": "masked", "times": 1}]
-    (folder / "summary.json").write_text(json.dumps({"status": "done", "steps": 2, "warnings": messages}))
-    assert comparison(tmp_path).notes == (
-        "one seed 1: too long; see report.html",
-        "one seed 1: masked; see report.html",
-    )
 
 
 def test_an_equal_warning_is_reported_once_with_its_runs(tmp_path):

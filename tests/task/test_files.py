@@ -232,11 +232,6 @@ def test_an_empty_list_of_images_is_none(tmp_path):
     assert len(Jsonl(path=written(Jsonl, tmp_path, rows)).rows(1)) == 2
 
 
-def test_a_chat_as_json_text(tmp_path):
-    rows = Jsonl(path=written(Jsonl, tmp_path, [{"chat": json.dumps(CHAT)}]), messages="chat", answer=None).rows(1)
-    assert rows[0].messages == tuple(CHAT)
-
-
 def test_values_that_json_cannot_hold_become_text(tmp_path):
     path = written(
         Parquet, tmp_path, [{"question": 7, "answer": date(2024, 2, 29), "raw": b"abc", "nan": float("nan")}]

@@ -142,10 +142,3 @@ def test_a_template_that_writes_the_prompt_otherwise_before_an_answer_is_refused
         UserError, match="the tokens of the chat with this answer do not begin with those of its prompt"
     ):
         completion_tokens([ASKED], "4", tokenizer)
-
-
-def test_a_template_may_not_make_a_control_token_of_an_answer():
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = tokenizer.chat_template.replace("message['content']", "message['content'] | lower")
-    with pytest.raises(UserError, match=r"the chat template makes the control token <\|im_start\|> of a message"):
-        completion_tokens([ASKED], "<|IM_START|>", tokenizer)

@@ -4,7 +4,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from proxima.process import start as starting
 from proxima.runtime.watch.observer import RunInfo
 from proxima.view.microscope import viewer_process
 from proxima.view.microscope.viewer_process import ViewerObserver, ViewerProcess
-from tests.processes import is_running
+from tests.processes import eventually, is_running
 from tests.view.microscope.stored_run import make_step
 
 
@@ -26,13 +25,6 @@ def asked(address, path):
 
 def children(pid):
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def wait_until(holds):
-    end = time.monotonic() + 600
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 PARENT = """
@@ -55,7 +47,7 @@ def test_it_explains_in_another_process_and_ends_with_a_parent_that_is_killed(tm
         below = children(pid)
         assert any("libtorch_cpu" in Path(f"/proc/{child}/maps").read_text() for child in below)
         parent.kill()
-    wait_until(lambda: not any(map(is_running, [int(pid), *below])))
+    eventually(lambda: not any(map(is_running, [int(pid), *below])))
 
 
 LISTENS = """
@@ -94,7 +86,7 @@ def test_a_run_prints_the_address_and_a_notebook_shows_it(tmp_path, monkeypatch)
     stream = io.StringIO()
     observer = ViewerObserver(stream)
     observer.started(RunInfo(version="", algorithm="", model="", seed=1, folder=tmp_path, steps=1))
-    wait_until(lambda: stream.getvalue().endswith("\n"))
+    eventually(lambda: stream.getvalue().endswith("\n"))
     assert stream.getvalue() == "view  http://127.0.0.1:1/  until the run ends\n"
     viewer = observer.viewer
     observer.finished({})
