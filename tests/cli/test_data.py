@@ -5,19 +5,22 @@ import os
 
 import pytest
 
-from tests.prepare.published import LONG, gsm8k_folder, lines, math500_row, math_row, table, write_dapo, write_jsonl
+from tests.prepare.published import (
+    LONG,
+    go_offline,
+    gsm8k_folder,
+    lines,
+    math500_row,
+    math_row,
+    table,
+    write_dapo,
+    write_jsonl,
+)
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch, tmp_path):
-    """No network, empty caches."""
-    datasets = pytest.importorskip("datasets")
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "no-hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "no-datasets")
+    go_offline(monkeypatch, tmp_path / "caches")
 
 
 def test_prepare_show_check(done, proxima, here):

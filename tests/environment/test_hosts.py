@@ -5,7 +5,6 @@ import faulthandler
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.process.worker import Worker
 from tests.environment.hostile import CHILDREN, CLASS, DONE, END, RESET, RESPOND, SHORT, TIME
-from tests.processes import assert_all_end, eventually, family
+from tests.processes import assert_all_end, family
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 LONG = 600.0  # seconds for calls that end
@@ -332,29 +331,6 @@ def test_close_ends_what_runs_and_what_it_has_started(opened):
     running, (called, waited) = asyncio.run(run())
     assert isinstance(called, EnvironmentFailure) and called.reason == "its worker ended"
     assert isinstance(waited, asyncio.CancelledError | EnvironmentFailure)
-    assert_all_end(running)
-
-
-ORPHANS = """
-import asyncio
-from proxima.environment.hosts import HostLimits, Hosts
-from proxima.environment.interface import EnvironmentSpec
-async def main():
-    hosts = Hosts(EnvironmentSpec(kind="tests.environment.hostile:Hostile"), HostLimits(call_seconds=600))
-    row = {"kind": "many forks", "messages": [{"role": "user", "content": "x"}]}
-    instances = [await hosts.open(row, seed=0) for _ in range(2)]
-    await asyncio.gather(*(instance.respond("") for instance in instances))
-asyncio.run(main())
-"""
-
-
-def test_no_process_outlives_the_run():
-    """The run, the two above its two workers, and what these have forked."""
-    with subprocess.Popen([sys.executable, "-c", ORPHANS]) as run:
-        eventually(lambda: run.poll() is not None or len(family(run.pid)) >= 5 + 2 * CHILDREN)
-        running = family(run.pid)
-        run.kill()
-    assert len(running) >= 5 + 2 * CHILDREN
     assert_all_end(running)
 
 

@@ -3,15 +3,9 @@ from pathlib import Path
 
 import pytest
 
-RECIPE = """\
-model: {{path: {model}, compute_dtype: float32}}
-task: {{kind: arithmetic, low: 1, high: 9, size: 20}}
-reward: number
-algorithm: cppo
-engine: {{slots: 8, dtype: float32}}
-sampling: {{max_tokens: 4}}
-train: {{steps: 2, prompts_per_step: 2, completions_per_prompt: 2, optimizer: {{lr: 1e-4}}}}
-"""
+from tests.cli.conftest import TINY
+
+RECIPE = TINY.partition("eval:")[0]  # without evaluations, and with any number of threads
 
 
 @pytest.fixture

@@ -3,7 +3,12 @@
 import json
 
 import pyarrow as pa
+import pytest
 from pyarrow import parquet
+
+from proxima.prepare import SOURCES
+
+PARTS = {part.name: part for parts in SOURCES.values() for part in parts}
 
 BEFORE = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
@@ -88,3 +93,14 @@ def table(path):
 
 def lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def go_offline(monkeypatch, folder):
+    """No network; the caches are below this folder, and empty."""
+    datasets = pytest.importorskip("datasets")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "datasets")

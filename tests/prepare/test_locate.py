@@ -5,12 +5,21 @@ import json
 import pytest
 
 from proxima.data import UserError
-from proxima.prepare import SOURCES, locate_files
+from proxima.prepare import locate_files
 from proxima.prepare.locate import DataNotFound
 
-from .published import GSM8K_TEST, GSM8K_TRAIN, gsm8k_folder, math_row, write_dapo, write_jsonl, write_parquet
+from .published import (
+    GSM8K_TEST,
+    GSM8K_TRAIN,
+    PARTS,
+    go_offline,
+    gsm8k_folder,
+    math_row,
+    write_dapo,
+    write_jsonl,
+    write_parquet,
+)
 
-PARTS = {part.name: part for parts in SOURCES.values() for part in parts}
 COMMIT = "e53f048856ff4f594e959d75785d2c2d37b678ee"
 
 
@@ -20,14 +29,7 @@ def names(origin):
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch, tmp_path):
-    """No network, empty caches."""
-    datasets = pytest.importorskip("datasets")
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    go_offline(monkeypatch, tmp_path)
 
 
 def cached(tmp_path, name, write):

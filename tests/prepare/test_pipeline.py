@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from proxima.prepare import (
-    SOURCES,
     EvalSet,
     PrepareOptions,
     load_eval_set,
@@ -23,9 +22,8 @@ from proxima.prepare.write_files import COLUMNS
 from proxima.task.prepared import PREPARED
 from tests.warm import run_warm
 
-from .published import AFTER, BEFORE, GSM8K_TRAIN, LONG, gsm8k_folder, lines, table, write_dapo
+from .published import AFTER, BEFORE, GSM8K_TRAIN, LONG, PARTS, gsm8k_folder, lines, table, write_dapo
 
-PARTS = {part.name: part for parts in SOURCES.values() for part in parts}
 FRUIT = ("apples", "pears", "plums", "figs", "limes")
 
 

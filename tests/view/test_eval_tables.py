@@ -127,8 +127,6 @@ def test_failed_scores_are_no_opinion():
     facts_of = {"estimates": {}, "known": 0, "correct": 0, "reward": None}
     text = results_table(result(mine=facts(**facts_of, answers=4, invalid=4)), {}, io.StringIO())
     assert "mine: accuracy unknown: 4 of 4 answers have no score" in text and "no reward gives it" not in text
-    text = results_table(result(mine=facts(**facts_of, answers=4, invalid=1)), {}, io.StringIO())
-    assert "1 of 4 answers have no score" in text
 
 
 def test_a_terminal_gets_colours_and_no_more_than_its_width(monkeypatch):

@@ -90,12 +90,6 @@ def test_a_resume_continues_there_and_logs_no_step_twice(folder):
     assert [number for number, _ in again.logged] == [2, 4]  # the evaluation of step 2, and the new step
 
 
-def test_a_tracker_that_is_added_at_a_resume_gets_the_steps_before(tmp_path):
-    folder = make_run(tmp_path / "mine", [answered(0, 0.0, "before"), step(1), step(2)], steps=3)
-    track(folder, recorder.Recorder(), [step(3)])
-    assert [number for number, _ in recorder.SESSIONS[0].logged] == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("error", ["ConnectionError", "SystemExit", "KeyboardInterrupt"])
 def test_a_tracker_that_fails_or_exits_is_one_warning_and_counted(folder, error):
     warnings, links = track(folder, recorder.Recorder(fails="log", error=error), [step(1), step(2), step(3)])
