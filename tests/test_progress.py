@@ -6,16 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.progress import Progress, command
+from tests.terminal import Terminal
 
 
 def reported(test: str, outcome: str, when: str = "call") -> SimpleNamespace:
     kinds = {kind: outcome == kind for kind in ("passed", "failed", "skipped")}
     return SimpleNamespace(nodeid=test, outcome=outcome, when=when, **kinds)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def played(stream: io.StringIO) -> list[tuple[str, str, str]]:

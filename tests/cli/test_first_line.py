@@ -10,6 +10,7 @@ import pytest
 from proxima.cli import main as command_line
 from proxima.data import UserError
 from proxima.view.log_lines import lines_to
+from tests.terminal import Terminal
 
 PROGRAM = """
 import sys
@@ -59,11 +60,6 @@ def test_each_stage_before_the_start_is_said_once():
     for stage in ("load", "tokenize", "tokenize", "load"):
         lines.progress(stage, 0, 1, "models")
     assert [line.split("  ")[1] for line in stream.getvalue().splitlines()] == ["loading model", "tokenizing"]
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "generate"])

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.runtime.state.folder import RunFolder
@@ -142,12 +143,8 @@ def group(uid, texts, rights, question=None, failed=()):
     for i, (text, right) in enumerate(zip(texts, rights, strict=True)):
         tokens = tuple(range(10, 11 + len(text) % 5))
         log_prob = tuple(-0.1 * (t + 1) for t in range(len(tokens)))
-        facts = {"sampled_log_prob": log_prob, "untruncated_log_prob": log_prob, "policy_version": (0,) * len(tokens)}
-        completions.append(
-            Completion(
-                prompt_uid=uid, sample=i, tokens=tokens, text=text, finish_reason="stop", temperature=1.0, **facts
-            )
-        )
+        plain = Completion.of_text(uid, i, text, tokens)
+        completions.append(replace(plain, sampled_log_prob=log_prob, untruncated_log_prob=log_prob))
         good = Score(value=float(right), parts={"answer": float(right), "format": 0.5}, correct=bool(right))
         scores.append(Score.failed("timed out after 5 s") if i in failed else good)
     return Group(prompt=prompt, completions=tuple(completions), scores=tuple(scores))

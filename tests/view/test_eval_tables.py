@@ -9,11 +9,7 @@ from proxima.evaluate.question_pairs import PairedComparison
 from proxima.view.eval_tables import EvalProgress, comparison_table, p_value, results_table, verdict
 from proxima.view.terminal import StageProgress
 from tests.manual_clock import ManualClock
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+from tests.terminal import Terminal
 
 
 def facts(**more):

@@ -25,6 +25,7 @@ from proxima.view.log_lines import (
 )
 from proxima.view.run_views import RunViews, screen
 from tests.manual_clock import ManualClock
+from tests.terminal import Terminal
 from tests.view.synthetic import evaluation, info, make_run, record, sample
 
 
@@ -237,10 +238,6 @@ def test_an_ascii_stream_gets_question_marks_not_a_crash(clock):
 
 
 def test_the_view_follows_the_stream(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     monkeypatch.setenv("TERM", "xterm-256color")
     assert isinstance(screen(io.StringIO()), LogLines)
     assert isinstance(screen(Terminal()), LiveView)

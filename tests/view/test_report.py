@@ -354,9 +354,8 @@ def test_no_question_changed_and_no_gain_is_not_green(tmp_path):
     assert "<em class=better>+0.125</em>" in write_report(folder.path).read_text(encoding="utf-8")
 
 
-def played(uid, reward, forked=False, failure=""):
+def played(uid, reward, forked=False):
     """An episode of the group `uid`: a call, its answer, a call that can't be read, its answer, and an end."""
-    facts = {"prompt_uid": uid, "sample": int(forked), "finish_reason": "stop", "temperature": 1.0}
     spans = (
         Span(
             role="assistant", tokens=2, text="let me", sampled=True, calls=(ToolCall(name="add", arguments={"a": 1}),)
@@ -366,17 +365,14 @@ def played(uid, reward, forked=False, failure=""):
         Span(role="tool", tokens=1, text="error: no brace", turn=1, error=True),
         Span(role="assistant", tokens=1, text="It is 2.", sampled=True, turn=2, reward=reward),
     )
-    episode = Episode(spans=spans, reward=reward, cut="turns", attempts=2, forks=int(forked), failure=failure)
-    values = {"sampled_log_prob": (-0.5,) * 6, "untruncated_log_prob": (-0.5,) * 6, "policy_version": (0,) * 6}
+    episode = Episode(spans=spans, reward=reward, cut="turns", attempts=2, forks=int(forked))
     sampled = tuple(span.sampled for span in spans for _ in range(span.tokens))
-    main = Completion(
-        **facts, **values, tokens=(1,) * 6, text="It is 2.", sampled=sampled, episode=episode, turn=int(forked)
-    )
+    plain = Completion.of_text(uid, int(forked), "It is 2.", (1,) * 6)
+    main = replace(plain, sampled=sampled, episode=episode, turn=int(forked))
     if not forked:
         return main
-    older = replace(main, turn=0, episode=replace(episode, spans=spans[:3], reward=None), tokens=(1,) * 4,
-                    sampled=(False, False, False, True), sampled_log_prob=(-0.5,) * 4,
-                    untruncated_log_prob=(-0.5,) * 4, policy_version=(0,) * 4, text="{")  # fmt: skip
+    before = replace(episode, spans=spans[:3], reward=None)
+    older = replace(Completion.of_text(uid, 1, "{", (1,) * 4), sampled=(False, False, False, True), episode=before)
     return replace(main, earlier=(older,))
 
 

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from proxima.data import Completion, FieldError, Prompt, UserError
+from proxima.data import FieldError, Prompt, UserError
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment.agents import AgentJob, AgentSpec
 from proxima.environment.hosts import EnvironmentFailure
@@ -23,7 +23,7 @@ from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.turn_template import TurnTemplate
 from tests.engine.helpers import engine, trainer_log_prob
 from tests.rollout.episodes import agent_functions
-from tests.rollout.episodes.test_player import Watched
+from tests.rollout.episodes.test_player import Engine, Watched
 from tests.tiny import tiny_tokenizer
 from tests.uvicorn_ticks import quick_ticks
 
@@ -32,26 +32,19 @@ ASKING = AgentSpec(run=f"{HERE}:named_by_its_row").build()
 TOKENIZER = tiny_tokenizer()
 
 
-class Scripted:
-    """Says what `says` makes of the context; keeps the requests."""
+class Scripted(Engine):
+    """Says what `says` makes of the context."""
 
     def __init__(self, says):
-        self.says, self.requests = says, []
+        super().__init__()
+        self.says = says
 
-    async def generate(self, requests):
-        for request in requests:
-            self.requests.append(request)
-            text = self.says(TOKENIZER.decode(request.prompt.tokens), request)
-            tokens = [*TOKENIZER(text, add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
-            tokens, cut = tokens[: request.sampling.max_tokens], len(tokens) > request.sampling.max_tokens
-            yield completed(request, tokens, text, "length" if cut else "stop")
+    def text_of(self, request):
+        return self.says(TOKENIZER.decode(request.prompt.tokens), request)
 
-
-def completed(request, tokens, text, reason):
-
-    made = Completion.of_text(request.prompt.uid, request.sample, text, tokens, reason)
-    log_prob = -np.arange(1, len(tokens) + 1, dtype=np.float32)
-    return replace(made, turn=request.turn, sampled_log_prob=log_prob, untruncated_log_prob=log_prob)
+    @property
+    def requests(self):
+        return [request for call in self.calls for request in call]
 
 
 def prompt(text="begin", uid=3):

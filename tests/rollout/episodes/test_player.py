@@ -59,8 +59,11 @@ class Engine:
         finally:
             self.running -= 1
 
+    def text_of(self, request):
+        return self.texts[request.sample][request.turn]
+
     def completion(self, request, version):
-        text = self.texts[request.sample][request.turn]
+        text = self.text_of(request)
         if isinstance(text, Exception):
             raise text
         cut = text.endswith("…")

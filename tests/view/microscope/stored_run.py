@@ -25,19 +25,19 @@ def fields_of(table, spec):
     return {"kind": table.name_of(type(spec)), **asdict(spec)}
 
 
-def recipe(surrogate, corrections=(), proximal="behavior", updates=1, model="no-model-here"):
+def recipe(surrogate, corrections, model):
     return {
         "model": {"path": model},
         "reward": [{"kind": "number", "weight": 1.0}],
         "algorithm": {
             "preset": "none",
-            "proximal": proximal,
+            "proximal": "behavior",
             "next_missing": "decoupled",
             "surrogate": fields_of(SURROGATES, surrogate),
             "correction": [fields_of(CORRECTIONS, spec) for spec in corrections],
             "advantage": {"kind": "grpo"},
         },
-        "train": {"updates_per_step": updates, "epochs_per_step": 1},
+        "train": {"updates_per_step": 1, "epochs_per_step": 1},
     }
 
 
@@ -93,7 +93,7 @@ def make_step(
         optional["top_k_divergence"] = divergence(batch, surrogate.divergence).numpy()
     folder = Path(folder)
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(recipe(surrogate, corrections, model=model)))
+    (folder / "config.yaml").write_text(yaml.safe_dump(recipe(surrogate, corrections, model)))
     groups, records = [], {}
     columns = {name: getattr(batch, name).numpy() for name in ("log_prob", "behavior_log_prob", "entropy", "advantage")}
     starts = np.cumsum([0, *lengths])
@@ -107,10 +107,8 @@ def make_step(
             own = slice(starts[at], starts[at + 1])
             behavior, ids = columns["behavior_log_prob"][own], draw.integers(*ids_in, lengths[at], np.int32)
             answer = text or "".join(WORDS[i % len(WORDS)] for i in ids)
-            completion = Completion(
-                prompt_uid=uid, sample=sample, tokens=ids, text=answer, sampled_log_prob=behavior,
-                untruncated_log_prob=behavior, policy_version=np.zeros_like(ids), finish_reason="stop", temperature=1.0,
-            )  # fmt: skip
+            plain = Completion.of_text(uid, sample, answer, ids)
+            completion = replace(plain, sampled_log_prob=behavior, untruncated_log_prob=behavior)
             value = float(draw.random())
             completions.append(completion)
             scores.append(Score(value=value, parts={"number": value, text or "format": 0.5}, correct=value > 0.5))

@@ -4,6 +4,7 @@ from proxima.data.episode import EpisodeLife
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.timeline import ENGINE, TRAINER, Lane, Timeline, TimelineSpan, timeline_spans
 from proxima.view.microscope.stages import last_stages
+from tests.manual_clock import ManualClock
 
 
 def written(path, steps=8, closed=True):
@@ -44,7 +45,7 @@ def test_the_last_six_steps_lane_by_lane(tmp_path):
 def test_episodes_have_lanes_and_their_environments_one_beside_the_engine(tmp_path):
     """Two episodes: turns 0–1 and 2–3 of the one, 0–2 of the other, whose environment takes 2–3.5."""
     timeline = Timeline(tmp_path / "timeline.json", print)
-    activity = Activity(Stopped(), 0.0, timeline)
+    activity = Activity(ManualClock(), 0.0, timeline)
     timeline.span("step", 0.0, 4.0, TRAINER, step=1)
     timeline.span("generating", 0.0, 4.0, ENGINE)
     activity.played(EpisodeLife(7, 0, 0.0, 3.0, [(0.0, 1.0), (2.0, 3.0)]))
@@ -63,10 +64,3 @@ def test_episodes_have_lanes_and_their_environments_one_beside_the_engine(tmp_pa
     ]
     assert own[:3] == [("turn", 0.0, 1.0, 0), ("environment", 1.0, 2.0, None), ("turn", 2.0, 3.0, 1)]
     assert own[3:] == [("environment", 3.125, 3.25, None), ("turn", 3.25, 3.375, 0)]
-
-
-class Stopped:
-    """A clock at 0."""
-
-    def now(self):
-        return 0.0
