@@ -2,19 +2,18 @@
 
 import ast
 import gc
-import importlib
 import re
 import sys
 import tomllib
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import proxima
 import proxima_peers
 import proxima_plan
+from scripts import house, make_docs
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
@@ -30,18 +29,9 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(package.parent)).removeprefix("proxima/")
 
 
-def script(name: str) -> ModuleType:
-    """scripts/NAME.py as a module."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.pop(0)
-
-
 @cache
 def modules():
-    return {module.path: module for module in script("house").read_modules()}
+    return {module.path: module for module in house.read_modules()}
 
 
 def imported(path: Path) -> set[str]:
@@ -62,7 +52,7 @@ def no_collector():
 
 def test_the_package_breaks_no_rule():
     """Sizes, names with one meaning, circles, code that nothing reaches."""
-    assert {rule: problems for rule, problems in script("house").violations().items() if problems} == {}
+    assert {rule: problems for rule, problems in house.violations().items() if problems} == {}
 
 
 def test_every_slow_test_exists():
@@ -118,7 +108,6 @@ def test_the_mathematics_imports_torch_and_the_standard_library_only(room):
 
 def test_the_reference_is_what_the_code_says():
     """`make docs` writes it."""
-    make_docs = script("make_docs")
     pages = {make_docs.REFERENCE: make_docs.reference()}
     pages |= {make_docs.REFERENCE.parent / page: make_docs.with_metrics(page) for page in make_docs.METRICS}
     for page, text in pages.items():

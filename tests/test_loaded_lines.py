@@ -1,9 +1,10 @@
 """A quickstart loads what it runs."""
 
-import sys
 from pathlib import Path
 
 import pytest
+
+from scripts import loaded_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_CODE_LINES = 18_600  # with what a forward pass of the trainer loads
@@ -12,11 +13,6 @@ UNUSED = (ROOT / "tests" / "unused.txt").read_text().split()  # by a quickstart;
 
 @pytest.fixture(scope="module")
 def loaded(tiny_model, tmp_path_factory):
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import loaded_lines
-    finally:
-        sys.path.pop(0)
     return loaded_lines.loaded_by_quickstart(tiny_model("llama"), tmp_path_factory.mktemp("loaded"))
 
 

@@ -1,6 +1,5 @@
 """What `make demo` shows, and what the other scripts make."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -12,20 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from scripts import demo, mutants, test_times
 from tests.warm import forked_subprocess
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_demo_shows_accuracy_five_questions_and_the_report(tmp_path, monkeypatch):
-    demo = script("demo")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evals").mkdir()
     for step, label, texts in ((0, "before", ["Sure!\nIt is 11."] * 6), (40, "after", [str(10 + i) for i in range(6)])):
@@ -58,7 +50,7 @@ def test_demo_shows_every_probe_of_a_server(tmp_path):
     ]
     measured = [{"kind": "eval"}] + [step | {"mismatch/log_prob_absdiff_mean": 0.25 * step["step"]} for step in steps]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in measured))
-    assert script("demo").probes(tmp_path).splitlines()[1:] == [
+    assert demo.probes(tmp_path).splitlines()[1:] == [
         "  step    mean      max   bounds         seconds",
         "     1  0.0213   0.1100                    0.42",
         "     2  0.0200   0.1000   0.1 1            0.00",
@@ -67,7 +59,6 @@ def test_demo_shows_every_probe_of_a_server(tmp_path):
 
 
 def test_demo_asks_the_untrained_model_again_with_room_to_finish(tmp_path, monkeypatch, tiny_model, capfd):
-    demo = script("demo")
     monkeypatch.setattr(demo, "REPOSITORY", tmp_path)
     monkeypatch.setattr(demo, "subprocess", forked_subprocess())
     monkeypatch.setattr(demo, "RECIPE", str(SCRIPTS.parent / "recipes" / "quickstart.yaml"))
@@ -106,7 +97,6 @@ time.sleep(60)
 
 
 def test_a_mutant_is_the_source_with_one_change(tmp_path, monkeypatch):
-    mutants = script("mutants")
     monkeypatch.setattr(mutants, "CORE", tmp_path)
     (tmp_path / "spec.py").write_text(
         "class Spec:\n    examples: tuple = (-1,)\n"
@@ -125,7 +115,6 @@ def test_a_mutant_is_the_source_with_one_change(tmp_path, monkeypatch):
 
 
 def test_a_mutant_meets_what_executes_it_and_a_constant_whatever_runs_its_file(monkeypatch):
-    mutants = script("mutants")
     covered = {("spec.py", 3): ["a"], ("spec.py", 9): ["b", "a"], ("other.py", 3): ["c"]}
     monkeypatch.setattr(mutants, "COVERED", {"golden": covered})
     inside = mutants.Mutant("spec.py", 0, (3, 4), "spec.py.loss()  x + 1  ->  x - 1")
@@ -135,4 +124,4 @@ def test_a_mutant_meets_what_executes_it_and_a_constant_whatever_runs_its_file(m
 
 def test_a_function_is_slow_if_most_of_its_cases_are():
     measured = {"a::f[1]": 0.3, "a::f[2]": 0.2, "a::f[3]": 0.0, "a::g[1]": 0.1, "a::g[2]": 0.01, "a::h": 0.09}
-    assert script("test_times").slow(measured, limit=0.1) == {"a::f", "a::g[1]"}
+    assert test_times.slow(measured, limit=0.1) == {"a::f", "a::g[1]"}

@@ -3,7 +3,6 @@ show."""
 
 import re
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -13,16 +12,11 @@ import yaml
 from proxima.config import resolve
 from proxima.config.presets import ALGORITHMS
 from proxima.rollout.dynamic_sampling import DynamicSampling
+from scripts import first_screen, method_pages
 from tests.docs.printed import STARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-sys.path.insert(0, str(ROOT / "scripts"))
-try:
-    import first_screen
-    import method_pages
-finally:
-    sys.path.pop(0)
 
 PAGES = sorted(
     [

@@ -1,28 +1,14 @@
 """`proxima.core` in loops that are not ours: plain PyTorch always, TRL where it is installed."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from examples import core_in_plain_pytorch as plain
 from proxima.core import Cppo, Reinforce
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-def example(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def plain():
-    return example("core_in_plain_pytorch")
 
 
 def test_plain_pytorch_fits_on_two_screens_and_imports_torch_only():
@@ -32,7 +18,7 @@ def test_plain_pytorch_fits_on_two_screens_and_imports_torch_only():
     assert imports == {"argparse", "torch", "proxima"}
 
 
-def test_plain_pytorch_learns_to_count(plain, capsys):
+def test_plain_pytorch_learns_to_count(capsys):
     history = plain.train(steps=40)
     assert history[0]["reward"] < 0.15  # one place in ten is right by chance
     assert history[-1]["reward"] > 0.7
@@ -40,12 +26,12 @@ def test_plain_pytorch_learns_to_count(plain, capsys):
     assert capsys.readouterr().out.count("step ") == 4
 
 
-def test_plain_pytorch_is_a_function_of_its_seed(plain):
+def test_plain_pytorch_is_a_function_of_its_seed():
     runs = [plain.train(steps=2, seed=seed, verbose=False) for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_plain_pytorch_gradient_is_the_sum_over_sampled_tokens(plain):
+def test_plain_pytorch_gradient_is_the_sum_over_sampled_tokens():
     """One update of REINFORCE against the formula by hand, with stop tokens inside the rows."""
     torch.manual_seed(0)
     policy = plain.Counter()
@@ -119,9 +105,10 @@ def test_without_bounds_it_is_trls_own_update(trl_run, accumulation):
     denominators."""
     from trl import GRPOTrainer
 
-    trainer = example("core_in_trl").CppoTrainer
+    from examples.core_in_trl import CppoTrainer
+
     unbounded = Cppo(delta=float("inf"), delta_b=float("inf"))
-    ours, log = trl_run(trainer, unbounded, gradient_accumulation_steps=accumulation)
+    ours, log = trl_run(CppoTrainer, unbounded, gradient_accumulation_steps=accumulation)
     theirs, _ = trl_run(
         GRPOTrainer, None, gradient_accumulation_steps=accumulation, loss_type="dapo", epsilon=1e6, epsilon_high=1e6
     )
@@ -132,8 +119,9 @@ def test_without_bounds_it_is_trls_own_update(trl_run, accumulation):
 
 
 def test_bounds_act_in_trl(trl_run):
-    trainer = example("core_in_trl").CppoTrainer
-    loose, _ = trl_run(trainer, Cppo(delta=float("inf"), delta_b=float("inf")), learning_rate=1.0)
-    tight, log = trl_run(trainer, Cppo(delta=1e-3, delta_b=0.0), learning_rate=1.0)
+    from examples.core_in_trl import CppoTrainer
+
+    loose, _ = trl_run(CppoTrainer, Cppo(delta=float("inf"), delta_b=float("inf")), learning_rate=1.0)
+    tight, log = trl_run(CppoTrainer, Cppo(delta=1e-3, delta_b=0.0), learning_rate=1.0)
     assert max(entry.get("proxima/masked_fraction", 0) for entry in log) > 0
     assert any(not torch.equal(tight[name], loose[name]) for name in tight)

@@ -1,38 +1,26 @@
 """The teaching loop runs as it stands, and learns."""
 
 import asyncio
-import importlib.util
-import sys
 from pathlib import Path
 
-import pytest
-
+from examples import one_file_grpo as example
 from proxima.data import Score
 from tests.tiny import VOCABULARY
 
 FILE = Path(__file__).resolve().parents[2] / "examples" / "one_file_grpo.py"
 
 
-@pytest.fixture(scope="module")
-def example():
-    spec = importlib.util.spec_from_file_location("one_file_grpo", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["one_file_grpo"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_it_fits_on_a_few_screens():
     assert len(FILE.read_text().splitlines()) <= 250
 
 
-def test_no_question_is_both_trained_and_held_out(example):
+def test_no_question_is_both_trained_and_held_out():
     training, held_out = example.arithmetic(seed=1)
     assert len(training) == 300 and len(held_out) == 100
     assert not {q.text for q in training} & {q.text for q in held_out}
 
 
-def test_the_policy_learns_what_is_rewarded(example, tiny_model, capsys):
+def test_the_policy_learns_what_is_rewarded(tiny_model, capsys):
     """On a random model: tokens of the upper half of the vocabulary. One update a batch, so the ratio is 1 and nothing
     is masked."""
 
