@@ -7,35 +7,9 @@ import pytest
 
 from proxima.check import check_law, laws_of
 from proxima.cli.main import main
+from tests.docs.printed import fence
 
-SOUND = """
-    from dataclasses import dataclass
-    from typing import ClassVar
-
-    import torch
-
-    from proxima.core import PolicyBatch, Surrogate, TokenLoss
-    from proxima.core.ratio import masked_ratio
-    from proxima.data import require
-
-    @dataclass(frozen=True)
-    class SoftClip(Surrogate):
-        slope: float = 0.2
-        zero_advantage_inert: ClassVar[bool] = True
-        examples: ClassVar = (
-            {
-                "inputs": {"mask": [[1]], "log_prob": [[-0.5]], "proximal_log_prob": [[-0.5]], "advantage": [[2.0]]},
-                "expected": {"loss": 0.0, "grad_log_prob": [[-2.0]]},
-            },
-        )
-
-        def __post_init__(self):
-            require(self.slope > 0, "slope", self.slope, "must be > 0")
-
-        def __call__(self, b: PolicyBatch) -> TokenLoss:
-            bent = self.slope * torch.tanh((masked_ratio(b) - 1) / self.slope)
-            return TokenLoss(-b.masked("advantage") * bent, b.loss_mask, {})
-"""
+SOUND = fence("CONTRIBUTING.md", "class SoftClip")
 
 
 def test_a_strangers_surrogate_is_one_file(stranger, capsys):
@@ -50,11 +24,9 @@ def test_a_strangers_surrogate_is_one_file(stranger, capsys):
     ("change", "law", "message"),
     [
         (("-b.masked", "b.masked"), "on_policy", "gradient at ratio 1"),
-        (('b.masked("advantage")', "b.advantage"), "masked_nan", "loss is not 0 outside the loss mask"),
         (("(masked_ratio(b) - 1)", "(masked_ratio(b) - 1).detach() * b.log_prob"), "derivative", "central difference"),
         (("b.loss_mask, {})", "b.loss_mask | True, {})"), "shape", "keep is True outside the loss mask"),
         (("_ratio(b) - 1", '_ratio(b) - b.masked("behavior_log_prob").exp()'), "needs", "add what it reads"),
-        (("torch.tanh(", "torch.rand(()) * torch.tanh("), "pure", "two calls give different losses"),
         (("-b.masked(", "-b.loss_mask.sum() * b.masked("), "micro_batches", "summed over micro-batches"),
         (("-b.masked(", "0.1 - b.masked("), "zero_advantage", "advantage 0"),
     ],
@@ -70,17 +42,10 @@ def test_what_is_wrong_is_found_with_a_small_counterexample(stranger, change, la
     assert "counterexample: lengths [" in result.detail
 
 
-def test_broken_laws_are_in_the_json(stranger, capsys):
-    stranger("broken_json", SOUND.replace("-b.masked", "b.masked").replace('{"loss": 0.0', '{"loss": 0.25'))
-    assert main(["check", "--json", "broken_json:SoftClip"]) == 1
-    results = {r["law"]: r for r in json.loads(capsys.readouterr().out)["results"]}
-    assert results["by_hand"]["status"] == "FAILED" and "loss: 0, expected 0.25" in results["by_hand"]["detail"]
-    assert results["on_policy"]["status"] == "FAILED" and "counterexample: lengths [" in results["on_policy"]["detail"]
-
-
 @pytest.mark.parametrize(
     ("change", "law", "message"),
     [
+        (('{"loss": 0.0', '{"loss": 0.25'), "by_hand", "loss: 0, expected 0.25"),
         (("torch.tanh(", "torch.sinh("), "extreme_ratios", "the loss is "),
         (
             ("-b.masked(", "-(1 if b.entropy is None else 2) * b.masked("),
@@ -88,12 +53,12 @@ def test_broken_laws_are_in_the_json(stranger, capsys):
             "without entropy the result is another one; add what it reads to needs",
         ),
         (
-            ("slope: float = 0.2", "slope: float = 0.2\n        needs: ClassVar = Surrogate.needs | {'entropy'}"),
+            ("slope: float = 0.2", "slope: float = 0.2\n    needs: ClassVar = Surrogate.needs | {'entropy'}"),
             "needs_are_read",
             "needs declares entropy, which changes no result; remove it from needs",
         ),
         (
-            ("slope: float = 0.2", "slope: float = 0.2\n        exempt_laws: ClassVar = frozenset({'on_policy'})"),
+            ("slope: float = 0.2", "slope: float = 0.2\n    exempt_laws: ClassVar = frozenset({'on_policy'})"),
             "on_policy",
             "exempt, but holds: remove the exemption",
         ),
@@ -113,31 +78,16 @@ def test_an_exempt_law_is_run(capsys):
     assert "skipped  scale: exempt, and indeed fails: loss at 4 times the advantage" in capsys.readouterr().out
 
 
-def test_a_class_that_is_not_frozen_goes_no_further(stranger, capsys):
-    stranger("thawed", SOUND.replace("@dataclass(frozen=True)", "@dataclass"))
-    assert main(["check", "thawed:SoftClip"]) == 1
-    assert "FAILED   declared: decorate the class with @dataclass(frozen=True)" in capsys.readouterr().out
+RECKLESS = """
+@dataclass(frozen=True, kw_only=True)
+class Reckless(WeightedReward):
+    def score_one(self, prompt, completion):
+        return Score(value=float(completion.text[0] == "4"))
+"""
 
 
 def test_a_strangers_reward(stranger, capsys):
-    source = """
-        from dataclasses import dataclass
-        from proxima.data import Score
-        from proxima.reward import WeightedReward
-
-        @dataclass(frozen=True, kw_only=True)
-        class Short(WeightedReward):
-            limit: int = 64
-
-            def score_one(self, prompt, completion):
-                return Score(value=max(0.0, 1 - len(completion.text) / self.limit))
-
-        @dataclass(frozen=True, kw_only=True)
-        class Reckless(WeightedReward):
-            def score_one(self, prompt, completion):
-                return Score(value=float(completion.text[0] == "4"))
-    """
-    stranger("reward_lab", source)
+    stranger("reward_lab", fence("CONTRIBUTING.md", "class Short") + RECKLESS)
     assert main(["check", "reward_lab:Short", "limit=32"]) == 0
     assert "reward reward_lab:Short: 5 passed, 0 FAILED, 1 skipped" in capsys.readouterr().out
     assert main(["check", "reward_lab:Reckless"]) == 1
@@ -152,53 +102,14 @@ def test_our_kinds(kind, capsys):
     assert "FAILED " not in capsys.readouterr().out.replace("0 FAILED", "")
 
 
-ENGINE = """
-    from dataclasses import dataclass
-
-    from proxima.data import Completion
-    from proxima.engine import Capabilities, EngineSetup, EngineSpec, Health
-
-    @dataclass(frozen=True)
-    class Echo(EngineSpec):
-        text: str = "42"
-
-        def build(self, setup: EngineSetup):
-            return EchoEngine()
-
-    class EchoEngine:
-        capabilities = Capabilities(weight_updates=frozenset({"module"}), deterministic=True)
-        version = 0
-
-        async def generate(self, requests):
-            for r in requests:
-                yield Completion(
-                    prompt_uid=r.prompt.uid, sample=r.sample, turn=r.turn, tokens=[5, 3], text="42",
-                    sampled_log_prob=0.0, untruncated_log_prob=0.0, policy_version=self.version, finish_reason="stop",
-                    temperature=r.sampling.temperature,
-                )
-
-        async def publish(self, update):
-            self.version = update.version
-
-        async def pause(self, mode="keep"): ...
-        async def resume(self): ...
-        async def abort(self, prompt_uid): ...
-        async def health(self):
-            return Health(ok=True, version=self.version)
-"""
-
-
 def test_a_strangers_engine(stranger, capsys):
-    stranger("echo_lab", ENGINE)
-    assert main(["check", "echo_lab:Echo"]) == 0
-    assert "engine echo_lab:Echo: 6 passed, 0 FAILED, 11 skipped" in capsys.readouterr().out
-    stranger(
-        "stale_lab",
-        ENGINE.replace("policy_version=self.version", "policy_version=0").replace(
-            "tokens=[5, 3]", "tokens=[5, len(requests)]"
-        ),
-    )
-    assert main(["check", "stale_lab:Echo"]) == 1
+    sound = fence("CONTRIBUTING.md", "class Scripted")
+    stranger("scripted_lab", sound)
+    assert main(["check", "scripted_lab:Scripted"]) == 0
+    assert "engine scripted_lab:Scripted: 7 passed, 0 FAILED, 10 skipped" in capsys.readouterr().out
+    stale = sound.replace("policy_version=self.version", "policy_version=0")
+    stranger("stale_lab", stale.replace("tokens=self.tokens,", "tokens=[5, len(requests)],"))
+    assert main(["check", "stale_lab:Scripted"]) == 1
     output = capsys.readouterr().out
     assert "FAILED   versions: tokens carry versions {" in output
     assert "FAILED   determinism: prompt 0, sample 0 differs when it is alone" in output

@@ -5,17 +5,7 @@ import os
 
 import pytest
 
-from tests.prepare.published import (
-    LONG,
-    go_offline,
-    gsm8k_folder,
-    lines,
-    math500_row,
-    math_row,
-    table,
-    write_dapo,
-    write_jsonl,
-)
+from tests.prepare.published import go_offline, gsm8k_folder, lines, math500_row, math_row, table, write_dapo, write_jsonl
 
 
 @pytest.fixture(autouse=True)
@@ -165,13 +155,3 @@ def test_a_run_trains_on_it(done, proxima, here, recipe):
     assert summary["steps"] == 1 and summary["eval"]["after"]["questions"] == 2
     with_template = "task={kind: parquet, path: data/gsm8k/train.parquet, messages: messages}"
     assert proxima("train", "r.yaml", "--quiet", "folder=run2", with_template)[0] == 0
-
-
-def test_long_questions_of_one_wording(done, here):
-    """GSM8K's way of asking the same with other numbers, on both sides: listed with the words they share."""
-    train = [{"question": LONG.format(n=i), "answer": f"#### {i}"} for i in range(3)] + [
-        {"question": "Other?", "answer": "#### 1"}
-    ]
-    gsm8k_folder(here / "raw", train=train, test=[{"question": LONG.format(n=50), "answer": "#### 50"}])
-    out = done("data", "prepare", "gsm8k", "--from", "raw")
-    assert "3 contaminated its own test split 3; contaminated.jsonl" in out

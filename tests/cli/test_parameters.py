@@ -3,57 +3,11 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import pytest
 
-from proxima.cli.command_module import load_command
-from proxima.cli.main import COMMANDS
-from proxima.cli.parameters import Actions, Argument, add_command, add_parameters, bound
-
-
-def show(
-    run: Annotated[Sequence[str], Argument("run folders", words="+")],
-    *,
-    out: Annotated[Path | None, Argument("the page", "FILE")] = None,
-    only: Annotated[Literal["loss", "weight"] | None, Argument("one of the two")] = None,
-    metric: Annotated[Sequence[str], Argument("repeatable", words="append")] = (),
-    max_lag: Annotated[Sequence[int], Argument("lags", read=lambda word: [int(n) for n in word.split(",")])] = (0,),
-    as_json: Annotated[bool, Argument("for programs", flag="--json")] = False,
-):
-    return run, out, only, list(metric), list(max_lag), as_json
-
-
-@pytest.fixture
-def parser():
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    add_parameters(parser, show)
-    return parser
-
-
-@pytest.mark.parametrize(
-    ("words", "values"),
-    [
-        (["a"], (["a"], None, None, [], [0], False)),
-        (["a", "b", "--out", "p.html", "--json"], (["a", "b"], Path("p.html"), None, [], [0], True)),
-        (["a", "--metric", "x", "--metric", "y", "--max-lag", "1,2"], (["a"], None, None, ["x", "y"], [1, 2], False)),
-        (["a", "--only", "loss"], (["a"], None, "loss", [], [0], False)),
-    ],
-)
-def test_words_become_typed_values(parser, words, values):
-    assert bound(show, parser.parse_args(words))() == values
-    assert bound(show, parser.parse_args(["a"]))() == (["a"], None, None, [], [0], False)  # a default does not grow
-
-
-def test_what_is_no_value_is_refused(parser):
-    with pytest.raises(argparse.ArgumentError, match="invalid choice: 'los'"):
-        parser.parse_args(["a", "--only", "los"])
-
-
-def test_help_has_the_names_and_meanings(parser):
-    text = parser.format_help()
-    assert "[--out FILE]" in text and "the page" in text and "{loss,weight}" in text and "--json" in text
+from proxima.cli.parameters import Actions, Argument, add_command, bound
 
 
 @dataclass(frozen=True)
@@ -138,9 +92,3 @@ def test_help_of_actions(actions, capsys):
     text = capsys.readouterr().out
     assert "Ask a server.\n" in text and "Not in the help" not in text
     assert text.count("limits:\n") == 1 and "deadline; 60.0" in text and "tokens; 64" in text
-
-
-def test_every_command_declares_its_arguments_in_a_signature():
-    for name, (place, _) in COMMANDS.items():
-        command, description = load_command(name, place)
-        assert (callable(command) or isinstance(command, Actions)) and description, name

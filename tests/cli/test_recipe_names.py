@@ -46,13 +46,6 @@ def test_in_the_folder_of_the_recipes_the_file_is_the_recipe(monkeypatch, proxim
     assert (code, err) == (0, "")
 
 
-def test_a_recipe_of_ones_own_extends_one_of_proxima(here):
-    (here / "mine.yaml").write_text("extends: quickstart\nalgorithm: grpo\n")
-    resolved = resolve("mine")
-    assert (resolved.config.algorithm.preset, resolved.config.train.steps) == ("grpo", 50)
-    assert resolved.entry("train.steps").source.startswith("quickstart:")
-
-
 def test_a_sweep_by_name(here, proxima):
     code, out, err = proxima("sweep", "sweeps/grpo_cppo", "--dry-run")
     assert (code, err) == (0, "")

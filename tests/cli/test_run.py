@@ -140,33 +140,23 @@ def test_generate_text_goes_to_standard_output_and_the_rate_to_standard_error(pr
     assert [line.partition("  →")[0] for line in out.splitlines()] == ["one", "two"]
 
 
-def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
-    seen = {}
+def test_a_run_lends_its_system_prompt_and_its_threads(run, proxima, here, monkeypatch):
+    seen = []
 
     def generate(path, questions, **options):
-        seen.update(options, path=path)
+        seen.append((options["threads"], options["system"], path))
         return [], 1.0
 
     monkeypatch.setattr("proxima.api.local_answers.generate", generate)
     config = here / "run" / "config.yaml"
-    config.write_text(config.read_text().replace("system: null", "system: Be brief."))
-    assert proxima("generate", "run", "hi")[0] == 0
-    assert seen["system"] == "Be brief."
-    assert seen["path"].endswith("checkpoints/000002/model")
-
-
-def test_a_run_lends_its_threads(run, proxima, here, monkeypatch):
-    seen = []
-    monkeypatch.setattr("proxima.api.local_answers.generate", lambda *_, **o: (seen.append(o), ([], 1.0))[1])
-    config = here / "run" / "config.yaml"
-    stored = config.read_text()
+    stored = config.read_text().replace("system: null", "system: Be brief.")
     (own,) = re.findall(r"^  threads: .*$", stored, re.MULTILINE)
-    for written in ("  threads: 0", "  threads: 3"):
+    for written in ("  threads: 0", "  threads: 3", ""):
         config.write_text(stored.replace(own, written))
         assert proxima("generate", "run", "hi")[0] == 0
-    config.write_text(stored.replace(own, ""))
-    assert proxima("generate", "run", "hi")[0] == 0
-    assert [options["threads"] for options in seen] == [0, 3, 0]
+    assert [threads for threads, *_ in seen] == [0, 3, 0]
+    assert {system for _, system, _ in seen} == {"Be brief."}
+    assert all(path.endswith("checkpoints/000002/model") for *_, path in seen)
     for written, says in (("-1", "must be in [0, 1024]; 0 uses all cores"), ("1.5", "must be a whole number")):
         config.write_text(stored.replace(own, f"  threads: {written}"))
         code, out, err = proxima("generate", "run", "hi")

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from proxima.config import resolve
-from proxima.config.presets import ALGORITHMS
 from proxima.core.advantage import Gpg, Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.correction import CapFloor
@@ -70,8 +69,3 @@ def test_completion_pruning_is_its_grpo_and_a_rate(recipe, name, rate, kept):
     assert (preset.aggregate, preset.proximal) == (SequenceMeanTokenMean(), "recompute")
     assert preset.reference_kl == K3(coefficient=0.04)
     assert preset.dynamic_sampling is None
-
-
-def test_presets_share_nothing_that_could_be_changed():
-    prunes = [ALGORITHMS[name]["selection"][0] for name in sorted(ALGORITHMS) if name.startswith("cppo_prune")]
-    assert len({id(prune) for prune in prunes}) == len(prunes) == 5

@@ -252,14 +252,6 @@ def test_fields_of_the_one_reward_need_no_index(recipe):
     assert (reward.kind, reward.weight, reward.name) == ("exact", 1, "other")
 
 
-def test_fields_of_one_of_several_rewards_need_an_index(recipe):
-    name = recipe(ONE.replace("{kind: number, weight: 0.5}", "[number, math]"))
-    line = "reward.weight=2 (command line): 'reward' has 2 entries; did you mean reward.0.weight?"
-    with pytest.raises(ConfigError) as caught:
-        resolve(name, ["reward.weight=2"])
-    assert str(caught.value) == line
-
-
 def test_an_evaluation_taken_away_is_not_asked_for(recipe):
     name = recipe(f"{ONE}eval: {{every: 2, task: tests.config.fakes:Sums}}\n")
     resolved = resolve(name, ["eval.task=null"])

@@ -23,19 +23,6 @@ def shaped(spec, beta=None):
     return spec(SCORE, OLD, REFERENCE, MASK, CU, beta)
 
 
-def test_by_hand():
-    """The other estimators are in records; garbage stands outside the loss here."""
-    rewards = shaped(RewardKl(0.1, "k3"))
-    a, b, c, d, e = math.exp(-0.5) - 0.5, math.e - 2.0, 0.0, math.exp(-2.0) + 1.0, math.e - 2.0
-    assert rewards.reward.tolist() == pytest.approx(
-        [-0.1 * a, -0.1 * b, 1.0 - 0.1 * c, -0.1 * d, 0.0, -2.0 - 0.1 * e, 0.0, 0.0], abs=1e-6
-    )
-    assert rewards.total.tolist() == pytest.approx([1.0 - 0.1 * (a + b + c), -2.0 - 0.1 * (d + e), 0.5], abs=1e-6)
-    assert rewards.paid.tolist() == pytest.approx([0.1 * (a + b + c), 0.1 * (d + e), 0.0], abs=1e-6)
-    assert rewards.kl.tolist() == pytest.approx([(a + b + c) / 3, (d + e) / 2, 0.0], abs=1e-6)
-    assert rewards.mean_kl == pytest.approx(((a + b + c) / 3 + (d + e) / 2) / 2, abs=1e-6)
-
-
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["k1", "k2", "k3", "abs"]), st.floats(0, 2))
 def test_sums_and_signs(seed, estimator, beta):
     """The rewards of the tokens add up to the total; only k1 may pay a token; the reference itself pays nothing."""

@@ -44,31 +44,6 @@ def gradients(b: PolicyBatch, *corrections: Any) -> tuple[Tensor, Tensor, float]
     return token, head, float(loss.value.detach())
 
 
-def test_by_hand() -> None:
-    """μ = .5, .3, tail .2; π = .4, .2, tail .4: ρ = ½, so that the coefficients are .5 − .2 = .3 and .3 − .1 = .2."""
-    token, head, value = gradients(of_heads([0.5, 0.3], [0.4, 0.2]))
-    assert token.tolist() == pytest.approx([-2.0])
-    assert head[0].tolist() == pytest.approx([2 * 0.3, 2 * 0.2])
-    assert value == pytest.approx(-2 * (math.log(0.4) - 0.3 * math.log(0.4) - 0.2 * math.log(0.2)))
-    metrics = ScoreCentering()(of_heads([0.5, 0.3], [0.4, 0.2])).metrics
-    assert metrics["correction/score_centering_drift"].value == pytest.approx(0.5)
-    assert metrics["correction/score_centering_tail"].value == pytest.approx(0.2)
-
-
-def test_weights_by_hand() -> None:
-    """Truncated at 1.1: w = .8, 1.5 → 1.1 for the head μ = .5, .2, π = .4, .3, and 1 for the tails, which are equal.
-    The coefficients: .5 · .8 − .4 = 0 and .2 · 1.1 − .3 = −.08. The token's own weight, .8, is not that of the mean."""
-    token, head, _ = gradients(of_heads([0.5, 0.2], [0.4, 0.3]), TRUNCATED)
-    assert token.tolist() == pytest.approx([-2 * 0.8])
-    assert head[0].tolist() == pytest.approx([0.0, 2 * -0.08], abs=1e-12)
-
-
-def test_the_weight_of_the_tail_by_hand() -> None:
-    """Tails .2 under μ, .3 under π: its ratio 1.5 is truncated to 1.1, and ρ w = ⅔ · 1.1."""
-    _, head, _ = gradients(of_heads([0.5, 0.3], [0.5, 0.2]), TRUNCATED)
-    assert head[0].tolist() == pytest.approx([2 * (0.5 - 1.1 / 1.5 * 0.5), 2 * (0.3 * 2 / 3 - 1.1 / 1.5 * 0.2)])
-
-
 def test_equal_policies_and_exact_weights_need_no_centering() -> None:
     assert gradients(of_heads([0.5, 0.3], [0.5, 0.3]))[1].tolist() == [[0.0, 0.0]]
     exact = Importance(towards="current", bound="none")
@@ -131,15 +106,6 @@ def test_the_mean_gradient_has_no_drift(weight: Any, seed: int) -> None:
     for k in (4, 3):
         assert drift(world, k, [*weights, ScoreCentering()]) < 1e-14
     assert 1e-3 < drift(world, 2, [*weights, ScoreCentering()]) < 0.9 * alone
-
-
-def test_a_token_whose_weight_is_0_is_centered_too() -> None:
-    """The mean is subtracted at every token, whatever happens to be sampled there."""
-    b = of_heads([0.5, 0.3], [0.2, 0.35])
-    token, head, _ = gradients(b, CLIPPED)  # .4 and 1.17: the sampled token is out, the other weighs 1.17
-    tail = 0.2 / 0.45 * 0  # its ratio 2.25 is out too
-    assert token.tolist() == [0.0]
-    assert head[0].tolist() == pytest.approx([2 * (0 - tail), 2 * 0.35], abs=1e-12)
 
 
 @pytest.mark.parametrize(

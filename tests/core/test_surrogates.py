@@ -1,6 +1,5 @@
 """Surrogates: worked examples, limits, and invalid fields."""
 
-import itertools
 import math
 from typing import Any
 
@@ -77,32 +76,6 @@ def test_binary_kl_of_a_certain_token_is_finite() -> None:
 def test_an_invalid_field_is_named(make: Any, line: str) -> None:
     with pytest.raises(ValueError, match=line):
         make()
-
-
-def test_top_k_divergences_lie_between_binary_and_exact_and_reach_it_with_the_whole_vocabulary() -> None:
-    draw = torch.Generator().manual_seed(0)
-    p, q = (torch.rand(8, 6, generator=draw, dtype=torch.float64).log_softmax(1) for _ in range(2))
-    p, order = p.sort(1, descending=True)
-    q = q.gather(1, order)
-    exact = {"tv": 0.5 * (p.exp() - q.exp()).abs().sum(1), "kl": (p.exp() * (p - q)).sum(1)}
-    for token in range(6):
-        for kind, want in exact.items():
-            divergences = []
-            for k in (0, 1, 3, 6):
-                b = PolicyBatch(
-                    log_prob=q[:, token],
-                    behavior_log_prob=p[:, token],
-                    behavior_top_k_log_prob=p[:, :k],
-                    top_k_log_prob=q[:, :k],
-                    token=torch.full((8,), token),
-                    top_k=torch.arange(k).expand(8, k),
-                    loss_mask=torch.ones(8, dtype=torch.bool),
-                    cu_seqlens=torch.tensor([0, 8]),
-                )
-                divergences.append(divergence(b, f"topk_{kind}"))
-            torch.testing.assert_close(divergences[0], divergence(b, f"binary_{kind}"), rtol=1e-9, atol=1e-12)
-            torch.testing.assert_close(divergences[-1], want, rtol=1e-9, atol=1e-12)
-            assert all(bool((less <= more + 1e-12).all()) for less, more in itertools.pairwise(divergences))
 
 
 def test_a_token_tied_with_the_kth_has_a_bucket_of_its_own() -> None:

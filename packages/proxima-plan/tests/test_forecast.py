@@ -67,10 +67,15 @@ def test_an_adapter_is_cheaper_to_train_and_a_reference_takes_memory(tiny_model)
     words = [f"model.path={tiny_model('qwen3')}", "placement=torchrun"]
     (devices,) = read_devices("8xH100-80G")
     whole = plan_recipe(resolve("qwen3_4b_grpo", words, root=None), devices)
-    adapter = plan_recipe(resolve("qwen3_4b_grpo", [*words, "model.lora={rank: 2}"], root=None), devices)
+    adapter = plan_recipe(
+        resolve("qwen3_4b_grpo", [*words, "model.lora={rank: 2}", "algorithm.reference_kl=k3"], root=None), devices
+    )
     update, cheaper = (next(s for s in p.stages if s.name == "update") for p in (whole, adapter))
     assert cheaper.parts["compute"] == pytest.approx(update.parts["compute"] * 3 / 4)
     assert cheaper.sent["gather dense"] < update.sent["gather dense"]
+    added = adapter.memory.trainer["weights"] - whole.memory.trainer["weights"]
+    assert added == 4 * 2 * 2 * 608 // 8  # 608: in + out of the matrices of each of two layers
+    assert adapter.memory.trainer["optimizer"] == 2 * added and "frozen models" not in adapter.memory.trainer
     against = plan_recipe(resolve("qwen3_4b_grpo", [*words, "algorithm.reference_kl=k3"], root=None), devices)
     assert against.memory.trainer["frozen models"] == against.memory.trainer["weights"]
     assert against.load.forwards == whole.load.forwards + 1
