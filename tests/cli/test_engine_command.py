@@ -2,8 +2,7 @@
 
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -14,6 +13,7 @@ from proxima.cli.engine import check_action
 from tests.engine.helpers import saved
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 from tests.ports import kept_port
+from tests.reward.server import served
 
 
 class Page(BaseHTTPRequestHandler):
@@ -39,23 +39,6 @@ class Json(Page):
     body = b'{"status": "fine"}'
 
 
-@pytest.fixture
-def web():
-    """`web(Handler)` starts a server on a free port and gives its address."""
-    running = []
-
-    def start(handler):
-        server = HTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        running.append(server)
-        return f"http://127.0.0.1:{server.server_port}"
-
-    yield start
-    for server in running:
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.mark.parametrize("action", ["probe", "check"])
 def test_no_server(proxima, action):
     url = f"http://127.0.0.1:{kept_port()}"
@@ -66,9 +49,9 @@ def test_no_server(proxima, action):
 
 @pytest.mark.parametrize("action", ["probe", "check"])
 @pytest.mark.parametrize("handler", [Page, Json])
-def test_a_server_of_something_else(proxima, web, action, handler):
-    url = web(handler)
-    code, out, err = proxima("engine", action, url)
+def test_a_server_of_something_else(proxima, action, handler):
+    with served(handler) as url:
+        code, out, err = proxima("engine", action, url)
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert f"error: {url} is " in err and "give the address of the server itself" in err
 
@@ -97,7 +80,7 @@ def test_a_server_with_a_key(proxima, monkeypatch):
 
 
 @pytest.fixture
-def served(tmp_path, monkeypatch):
+def known(tmp_path, monkeypatch):
     """A tiny model and its folder; 600 draws are for a fault smaller than those here."""
     monkeypatch.setattr(check_action, "LEAST_DRAWS", 30)
     tiny = tiny_model()
@@ -105,8 +88,8 @@ def served(tmp_path, monkeypatch):
 
 
 @pytest.mark.campaign("tests/cli/test_engine_command.py::test_check_of_a_server_with_raw_log_probs_and_no_model")
-def test_check_of_a_sound_server(proxima, served):
-    tiny, folder = served
+def test_check_of_a_sound_server(proxima, known):
+    tiny, folder = known
     options = FakeSglangOptions(pace=0.001, context_length=256, holds=("proxima-check-pause-",))
     with FakeSglang(tiny, options) as server:
         code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--control", "--draws", "30")
@@ -117,8 +100,8 @@ def test_check_of_a_sound_server(proxima, served):
     assert {line.split()[1] for line in lines if line.startswith("passed")} >= {"frequencies", "weights", "tokenizer"}
 
 
-def test_check_of_a_server_with_raw_log_probs_and_no_model(proxima, served):
-    tiny, _ = served
+def test_check_of_a_server_with_raw_log_probs_and_no_model(proxima, known):
+    tiny, _ = known
     options = FakeSglangOptions(return_original_logprob=True, pace=0.001, context_length=256)
     with FakeSglang(tiny, options) as server:
         code, out, _ = proxima("engine", "check", server.url, "--json")
@@ -136,9 +119,9 @@ class Inverse(FakeSglang):
         return super().probabilities(logits, sampling | {"temperature": 1.0 / max(sampling["temperature"], 0.01)})
 
 
-def test_check_of_a_server_with_a_defect(proxima, served, monkeypatch):
+def test_check_of_a_server_with_a_defect(proxima, known, monkeypatch):
     """The law that finds it, and the next one, which passes."""
-    tiny, folder = served
+    tiny, folder = known
     monkeypatch.setattr(live_check, "ENGINE_LAWS", [law for law in ENGINE_LAWS if law.name in ("greedy", "lengths")])
     with Inverse(tiny, FakeSglangOptions(context_length=256)) as server:
         code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--draws", "30")

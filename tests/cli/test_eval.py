@@ -49,10 +49,12 @@ def amc23(here):
 SMALL = ("engine.slots=8", "engine.dtype=float32", "runtime.threads=1", "--max-tokens", "6")
 
 
-def test_several_samples_of_a_run_on_a_named_set(done, proxima, run, gsm8k):
+def test_several_samples_of_a_run_on_a_named_set(done, proxima, run, here, gsm8k):
     """Its own evaluation is greedy, and says nothing about a named set."""
-    out = done("eval", "run", "--task", "gsm8k", "--samples", "2", "--out", "found", *SMALL)
+    out = done("eval", "run", "--task", "gsm8k", "--samples", "2", "--checkpoint", "1", "--out", "found", *SMALL)
     assert "temperature 1" in out.splitlines()[1]
+    result = json.loads((here / "found" / "result.json").read_text())
+    assert result["model"]["path"] == "run/checkpoints/000001/model"
     code, _, err = proxima("eval", "run", "--task", "gsm8k", "--samples", "2", "--temperature", "0", *SMALL)
     assert code == 2 and "greedy answers are identical" in err
 
@@ -127,11 +129,6 @@ def test_a_recipe_and_a_run(done, here, run, tiny_model):
     assert record["answers"]["arithmetic"][0]["question"].startswith("What is ")
     (folder,) = (here / "evals").iterdir()
     assert folder.name.startswith("llama-0-") and record["folder"] == f"evals/{folder.name}"
-
-
-def test_a_run_on_a_named_set(done, here, run, gsm8k):
-    done("eval", "run", "--task", "gsm8k", "--checkpoint", "1", "--out", "o", "--max-tokens", "4")
-    assert json.loads((here / "o" / "result.json").read_text())["model"]["path"] == "run/checkpoints/000001/model"
 
 
 def test_samples_of_a_recipe_are_drawn_as_in_training(done, here, recipe, tiny_model):
@@ -212,20 +209,14 @@ def test_compare_refuses(proxima, here):
 def test_a_sweep_and_a_misspelt_run(proxima, here, gsm8k):
     make_run(here / "runs/mine", [step(1)])
     make_sweep(here / "runs/all", {"a": {1: ([step(1)], {})}})
+    meant = "does not exist; did you mean 'runs/mine'?"
     for words in ([], ["--task", "gsm8k"]):
-        message = "error: runs/all is a sweep, not a run; name one of its runs, such as runs/all/a/seed-1\n"
-        assert proxima("eval", "runs/all", *words) == (2, "", message)
-        assert proxima("eval", "run/mine", *words) == (
-            2,
-            "",
-            "error: run/mine does not exist; did you mean 'runs/mine'?\n",
-        )
-    for words in ([], ["--task", "gsm8k"]):  # a run was meant
-        assert proxima("eval", "runs/mein", *words) == (
-            2,
-            "",
-            "error: runs/mein does not exist; did you mean 'runs/mine'?\n",
-        )
+        for name, said in (
+            ("runs/all", "is a sweep, not a run; name one of its runs, such as runs/all/a/seed-1"),
+            ("run/mine", meant),
+            ("runs/mein", meant),  # a run was meant
+        ):
+            assert proxima("eval", name, *words) == (2, "", f"error: {name} {said}\n")
 
 
 def test_a_folder_that_holds_something(proxima, here, tiny_model, gsm8k):

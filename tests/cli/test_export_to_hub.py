@@ -2,14 +2,14 @@
 
 import base64
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 import yaml
 from huggingface_hub import constants
 
 from proxima.cli.main import main
+from tests.reward.server import served
 from tests.runtime.tiny_run import go, recipe
 
 
@@ -18,7 +18,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.asked.append((self.path, self.headers["Authorization"], body))
+        Hub.asked.append((self.path, self.headers["Authorization"], body))
         if "/theirs/" in self.path:
             return self.reply(403, {"error": "no write access"})
         if self.path.endswith("/preupload/main"):
@@ -52,21 +52,9 @@ def run(tiny_model, tmp_path_factory):
 
 
 @pytest.fixture
-def hub():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.asked = []
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-@pytest.fixture
-def export(hub, monkeypatch, capsys):
+def export(monkeypatch, capsys):
     """Exit code, standard output and standard error of the command with that hub and a token."""
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{hub.server_address[1]}")
+    monkeypatch.setattr(Hub, "asked", [], raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
 
@@ -74,18 +62,20 @@ def export(hub, monkeypatch, capsys):
         code = main(["export", *map(str, words)])
         return code, *capsys.readouterr()
 
-    return export
+    with served(Hub) as url:
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        yield export
 
 
-def test_the_exported_folder_is_pushed_in_one_commit(hub, export, run, tmp_path):
+def test_the_exported_folder_is_pushed_in_one_commit(export, run, tmp_path):
     code, out, err = export(run, tmp_path / "out", "--to-hub", "ours/model", "--private")
     assert code == 0, err
     assert "pushed to " in out and "/ours/model" in out
-    assert {token for _, token, _ in hub.asked} == {"Bearer hf_secret"}
-    ((_, _, made),) = [entry for entry in hub.asked if entry[0] == "/api/repos/create"]
+    assert {token for _, token, _ in Hub.asked} == {"Bearer hf_secret"}
+    ((_, _, made),) = [entry for entry in Hub.asked if entry[0] == "/api/repos/create"]
     assert (json.loads(made)["name"], json.loads(made)["organization"]) == ("model", "ours")
     assert json.loads(made).get("private") is True or json.loads(made).get("visibility") == "private"
-    ((_, _, commit),) = [entry for entry in hub.asked if "/commit/main" in entry[0]]
+    ((_, _, commit),) = [entry for entry in Hub.asked if "/commit/main" in entry[0]]
     lines = [json.loads(line)["value"] for line in commit.splitlines() if json.loads(line)["key"] == "file"]
     sent = {entry["path"]: base64.b64decode(entry["content"]) for entry in lines}
     assert sent == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}

@@ -101,7 +101,6 @@ def test_only_a_finite_cppo_of_the_sampled_tokens_is_measurable():
 
 
 NO_BOUND = "the run used cppo,delta=inf,delta_b=inf, which has no such threshold: drawn is what cppo would have done\n"
-CLIPPED = ("algorithm=grpo", "algorithm.skip_zero_advantage=false", "folder=runs/clipped", "train.steps=1")
 
 
 @pytest.fixture
@@ -136,21 +135,6 @@ def test_recipe_and_its_run(proxima, here, calibrated):
     )
     assert proxima("plot", "divergence", folder, "--step", 1, "--out", "d.png")[1].endswith("\nd.png\n")
     assert (here / "d.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_threshold_that_the_run_did_not_have_is_called_hypothetical(proxima, here, recipe):
-    assert proxima("train", recipe(), *CLIPPED, "--quiet")[0] == 0
-    said = "the run used ppo_clip, which has no such threshold: drawn is what cppo would have done\n"
-    assert proxima("plot", "threshold", "runs/clipped") == (0, "threshold.svg\n", said)
-    text = (here / "threshold.svg").read_text()
-    assert "hypothetical, the run used ppo_clip: step 1" in text and "would be masked" in text
-
-
-def test_a_named_folder_is_not_overwritten(proxima, here, recipe):
-    words = ("plot", "divergence", recipe(), "folder=mine", "train.steps=1")
-    assert proxima(*words)[0] == 0
-    code, _, err = proxima(*words)
-    assert code == 2 and "mine" in err
 
 
 def test_bad_input_of_a_run(proxima, calibrated):

@@ -77,10 +77,3 @@ def test_a_sweep_and_its_comparison(run, here, done, proxima):
     assert "reward" not in out and "a 1 6.862 6.862 6.862 7.0" in out and "b 1 6.862 4.790 4.790 4." in out, out
     page = re.sub(r"<style>.*?</style>", "", (here / "compare.html").read_text(), flags=re.DOTALL)
     assert '"title": "loss"' in page and "Training figures" in page and "reward" not in page.lower()
-
-
-def test_a_sweep_runs(run, here, proxima, warm_processes):
-    (here / "sweep.yaml").write_text("recipe: mine.yaml\nseeds: [1]\nset: {train.steps: 2}\n")
-    assert proxima("sweep", "sweep.yaml")[0] == 0
-    out = proxima("compare", "runs/sweep")[1]
-    assert "loss before" in out and "5.825" in out, out

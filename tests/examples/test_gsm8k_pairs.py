@@ -31,8 +31,6 @@ def test_pairs_are_of_one_question_and_questions_are_split(tmp_path):
         assert pair["chosen"].startswith(f"{number} by ") and pair["chosen"][-1] in "01"
         assert pair["rejected"].startswith(f"{number} by ") and pair["rejected"] != pair["chosen"]
     assert max(sum(p["question"] == q for p in pairs["train"]) for q in asked["train"]) == 4
-    row = Jsonl(path=str(files["train"]), answer=None).rows(0)[0]
-    assert row.messages[0]["content"].startswith("q ") and {"chosen", "rejected"} <= row.metadata.keys()
     questions = Jsonl(path=str(tmp_path / "out" / "questions.jsonl")).rows(0)
     held_out = {questions[i].messages[0]["content"]: questions[i].answer for i in range(len(questions))}
     assert asked["test"] <= held_out.keys() and not asked["train"] & held_out.keys()

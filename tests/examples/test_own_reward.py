@@ -27,14 +27,6 @@ def test_the_command_of_the_page_prints_what_the_page_shows(capsys):
     assert capsys.readouterr().out == shown
 
 
-def test_the_recipe_is_tried_with_score(capsys):
-    assert (
-        main(["reward", "score", "examples/own_reward/answers.jsonl", "--reward", "examples/own_reward/recipe.yaml"])
-        == 0
-    )
-    assert "4 of 8 correct" in capsys.readouterr().out
-
-
 def test_the_functions_of_the_page_are_those_of_the_example(tmp_path):
     near, brief = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "page.py").write_text(near + "\n\n" + brief)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import proxima
-from proxima.task import Jsonl
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "rollout_pairs.py"
 
@@ -51,8 +50,3 @@ def test_pairs_are_of_one_question_in_whichever_run(pairs):
             assert of[0] == (f"right {number}", f"often {number}") and len(of) == len(set(of)) == 4
             assert {right for right, _ in of} == {f"right {number}", f"fine {number}"}
             assert {wrong for _, wrong in of} == {f"{word} {number}" for word in ("often", "rare", "other", "wrong")}
-
-
-def test_proxima_reward_reads_them(pairs):
-    row = Jsonl(path=str(pairs["train"]), answer=None).rows(0)[0]
-    assert row.messages[0]["content"].startswith("q ") and {"chosen", "rejected"} <= row.metadata.keys()

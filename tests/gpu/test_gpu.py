@@ -39,6 +39,13 @@ def policy(folder, device, dtype=torch.float32, attention="auto"):
     return Policy(load(str(folder), device=device), compute_dtype=dtype, attention=attention)
 
 
+def requests(prompts, lengths):
+    """For each prompt a completion of each length."""
+    asked = [Prompt(uid=i, messages=(), tokens=np.arange(3, 9 + 4 * i, dtype=np.int32)) for i in range(prompts)]
+    sampling = [Sampling(max_tokens=length) for length in lengths]
+    return [Request(prompt=p, sample=i, sampling=s, seed=1) for p in asked for i, s in enumerate(sampling)]
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.25)])
 def test_log_probs_and_gradients(kind, dtype, tolerance, tiny_model):
@@ -85,12 +92,7 @@ def test_an_update_moves_the_weights_as_on_a_cpu(tiny_model):
 def test_cuda_graphs_give_what_single_kernels_give(kind, tiny_model):
     """Rows end and enter, and weights come twice; in float32, so that rounding draws no other token."""
     loaded, given = load(str(tiny_model(kind)), device=DEVICE), []
-    prompts = [Prompt(uid=i, messages=(), tokens=np.arange(3, 9 + 4 * i, dtype=np.int32)) for i in range(5)]
-    asked = [
-        Request(prompt=prompt, sample=i, sampling=Sampling(max_tokens=80 + 9 * i), seed=1)
-        for prompt in prompts
-        for i in range(5)
-    ]
+    asked = requests(prompts=5, lengths=range(80, 125, 9))
     for graphs in (True, False):
         engine = LocalEngine(loaded, Local(slots=16, dtype="float32", cuda_graphs=graphs))
         for version in (1, 2):
@@ -108,11 +110,9 @@ def test_the_engine_reports_what_the_trainer_computes(dtype, tiny_model):
     loaded = load(str(tiny_model("qwen3")), device=DEVICE)
     engine = LocalEngine(loaded, Local(slots=8, dtype=dtype))
     asyncio.run(engine.publish(WeightUpdate(version=1, module=loaded.model)))
-    prompts = [Prompt(uid=i, messages=(), tokens=np.arange(3, 9 + 4 * i, dtype=np.int32)) for i in range(3)]
-    sampling = Sampling(max_tokens=12)
-    asked = [Request(prompt=entry, sample=i, sampling=sampling, seed=1) for entry in prompts for i in range(4)]
+    asked = requests(prompts=3, lengths=[12] * 4)
     completions = asyncio.run(collect(engine, asked))
-    by_uid = {prompt.uid: prompt.tokens for prompt in prompts}
+    by_uid = {request.prompt.uid: request.prompt.tokens for request in asked}
     wanted = [
         ScoreRequest(prompt_tokens=by_uid[entry.prompt_uid], tokens=entry.tokens, temperature=entry.temperature)
         for entry in completions

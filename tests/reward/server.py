@@ -57,7 +57,7 @@ def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/score"
+        yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()
@@ -78,7 +78,8 @@ def scorer(answer: Callable[[Any, int], Any]) -> Iterator[Scorer]:
 
         def log_message(self, *args: Any) -> None: ...
 
-    with served(Handler) as made.url:
+    with served(Handler) as address:
+        made.url = f"{address}/score"
         yield made
 
 

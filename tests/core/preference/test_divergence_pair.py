@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from proxima.core.preference import PREFERENCES, PreferencePairs
+from proxima.core.preference import PREFERENCES
 from tests.core.preference.pairs import pairs
 
 
@@ -14,14 +14,7 @@ def test_discopop_is_finite_where_exp_overflows(dtype: torch.dtype) -> None:
     """exp(-x) σ(x/τ) is exp((1/τ - 1) x) for x -> -inf, but inf · 0 as a product: from x = -89 in float32."""
     for x in (-88.0, -100.0, -2000.0):
         chosen = torch.tensor([x * 10], dtype=dtype, requires_grad=True)
-        zero, length = torch.zeros(1, dtype=dtype), torch.ones(1, dtype=torch.long)
-        even = {
-            "reference_chosen": zero,
-            "reference_rejected": zero,
-            "chosen_length": length,
-            "rejected_length": length,
-        }
-        loss = PREFERENCES["discopop"]()(PreferencePairs(chosen=chosen, rejected=zero, **even))
+        loss = PREFERENCES["discopop"]()(pairs(chosen, torch.zeros(1, dtype=dtype)))
         assert float(loss.detach()) == pytest.approx(-x)  # -log σ(x), as the second term vanishes
         assert float(torch.autograd.grad(loss.sum(), chosen)[0]) == pytest.approx(-0.1)
     wide = PREFERENCES["discopop"](tau=2.0)(pairs([-10.0], [0.0]))  # x = -1
