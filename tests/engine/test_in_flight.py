@@ -1,15 +1,12 @@
 """What an engine says of the completions that nobody has got yet: no token is missing, at any moment."""
 
 import asyncio
-from itertools import pairwise
 
-import numpy as np
 import pytest
 
 from proxima.engine.executor import Executor
-from proxima.engine.local import Local, LocalEngine, collect
+from proxima.engine.local import collect
 from proxima.engine.protocol import WeightUpdate
-from proxima.model.compute_thread import ComputeThread
 from tests.engine.helpers import engine, prompt, requests
 from tests.model.rows import loaded
 
@@ -72,29 +69,3 @@ async def test_asking_changes_nothing_and_an_abandoned_caller_leaves_nothing():
     assert await passed_on.in_flight() == []
     _, made = await watched(local, [asked])
     assert [made[request.key] for request in asked] == await collect(engine(), asked)
-
-
-def test_with_the_decoding_in_another_thread():
-    compute = ComputeThread()
-
-    async def go():
-        engine = LocalEngine(loaded("llama"), Local(slots=8, dtype="float32"), compute=compute)
-        assert engine.capabilities.in_flight
-        made, seen = {}, []
-
-        async def gather():
-            async for completion in engine.generate(requests(2, 3, max_tokens=20)):
-                made[completion.key] = completion
-
-        task = asyncio.create_task(gather())
-        while not task.done():
-            flying = await engine.in_flight()
-            seen.append({**{entry.key: entry for entry in flying}, **made})
-            await asyncio.sleep(0)
-        await task
-        for before, after in pairwise(seen):
-            for key, entry in before.items():
-                assert np.array_equal(after[key].tokens[: len(entry.tokens)], entry.tokens)
-        return len(seen)
-
-    assert compute.serve(go()) > 1

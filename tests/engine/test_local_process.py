@@ -4,12 +4,9 @@ import asyncio
 import contextlib
 import gc
 import os
-import random
 import signal
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +23,7 @@ from proxima.engine.protocol import Engine, EngineSetup, ScoreRequest, WeightUpd
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from tests.engine.helpers import engine, prompt, repetitive, requests, run, untruncated
-from tests.engine.test_interrupt import SEEDS, teacher_forced, with_kept_kv
+from tests.engine.test_interrupt import SEEDS, with_kept_kv
 from tests.engine.test_kept_prefixes import first_turns, next_turns
 from tests.engine.test_speculation import SAMPLINGS
 from tests.model.families import make
@@ -159,12 +156,7 @@ async def test_all_that_a_completion_may_carry_arrives(warm_processes):
     assert health.detail["speculation"]["accepted"] > 0 and health.detail["pid"]
 
 
-KEEP = "tests/engine/test_local_process.py::test_weights_published_midway[keep]"
-OTHERS = [pytest.param(interrupt, marks=pytest.mark.campaign(KEEP)) for interrupt in ("recompute", "finish")]
-
-
-@pytest.mark.parametrize("interrupt", ["keep", *OTHERS])
-def test_weights_published_midway(interrupt, warm_processes):
+def test_weights_published_midway(warm_processes):
     """Completions of several versions, with the KV that each version has computed."""
     asked = requests(4, 4, max_tokens=60, top_k=200)
 
@@ -179,17 +171,13 @@ def test_weights_published_midway(interrupt, warm_processes):
             await engine.resume()
         return await task
 
-    with served(interrupt=interrupt) as engine:
+    with served(interrupt="keep") as engine:
         pid_of(engine)
         for _ in range(5):  # again, where this process was too slow to publish while anything ran
             made = asyncio.run(go(engine))
             pairs = [pair for pair in zip(asked, made, strict=True) if len(set(pair[1].policy_version)) > 1]
-            if pairs or interrupt == "finish":
+            if pairs:
                 break
-    assert bool(pairs) == (interrupt != "finish")
-    if interrupt != "keep":
-        torch.testing.assert_close(untruncated(made), teacher_forced(asked, made), rtol=0, atol=2e-5)
-        return
     some, mixed = zip(*pairs[:4], strict=True)
     torch.testing.assert_close(untruncated(mixed), with_kept_kv(some, mixed), rtol=0, atol=2e-5)
 
@@ -206,36 +194,6 @@ async def test_killed_while_completions_arrive_the_others_come_once(warm_process
             arrived.append(completion)
     plain = await collect(engine(), asked)
     assert sorted(arrived, key=lambda completion: completion.key) == plain
-
-
-@pytest.mark.campaign("tests/engine/test_local_process.py::test_killed_while_completions_arrive_the_others_come_once")
-def test_killed_at_random_instants_nothing_is_lost_or_changed(warm_processes):
-    asked = requests(6, 6, max_tokens=200, temperature=1.2)
-    plain = run(engine(slots=8, seed=4), asked)
-    draws, stop = random.Random(5), threading.Event()
-
-    def killer(local):
-        for delay in (0.0, 0.02, 0.05, 0.1, draws.uniform(0, 0.5)):
-            while not (local._supervisor.ready or stop.is_set()):
-                time.sleep(0.002)
-            if stop.wait(delay):
-                return
-            kill(local._supervisor.process.pid)
-
-    with served(restarts=8) as local:
-        asyncio.run(local.publish(WeightUpdate(version=7, module=loaded("llama", 4).model)))
-        thread = threading.Thread(target=killer, args=(local,))
-        thread.start()
-        eventually(lambda: local._supervisor.exits)
-        made = [run(local, asked) for _ in range(2)]
-        stop.set()
-        thread.join()
-    for again in made:
-        assert [c.tokens.tolist() for c in again] == [c.tokens.tolist() for c in plain]
-        assert all(
-            c.sampled_log_prob.tolist() == p.sampled_log_prob.tolist() for c, p in zip(again, plain, strict=True)
-        )
-        assert {v for c in again for v in c.policy_version} == {7}
 
 
 async def test_killed_in_a_pause_and_in_a_publish(warm_processes):

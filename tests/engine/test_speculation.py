@@ -15,7 +15,7 @@ from proxima.engine import Local, LocalEngine, LocalProcess, ProcessEngine, Requ
 from proxima.engine.local import collect
 from proxima.engine.protocol import EngineSetup
 from proxima.engine.speculation import NgramDrafter, SpeculativeScheduler
-from tests.engine.helpers import engine, prompt, repetitive, requests, run, steps, threads, untruncated
+from tests.engine.helpers import engine, prompt, repetitive, requests, run, steps, untruncated
 from tests.engine.test_interrupt import SEEDS, teacher_forced
 from tests.engine.test_kept_prefixes import next_turns
 from tests.engine.test_local import wide
@@ -83,14 +83,8 @@ def test_every_draft_gives_the_same_completions(kind, decoder, dtype, slots, mos
     assert local.scheduler.generated_tokens == made == counts["steps"] + counts["accepted"] + len(asked)
 
 
-SMALL = "tests/engine/test_speculation.py::test_at_real_sizes_too[bfloat16-1]"
-
-
-@pytest.mark.parametrize(
-    ("dtype", "count"),
-    [("float32", 1), ("bfloat16", 1), pytest.param("bfloat16", 2, marks=pytest.mark.campaign(SMALL))],
-)
-def test_at_real_sizes_too(dtype, count, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_at_real_sizes_too(dtype, monkeypatch):
     """With the kernels of the machine, where it has any."""
     model = wide("llama")
     asked = [
@@ -98,12 +92,11 @@ def test_at_real_sizes_too(dtype, count, monkeypatch):
         for i in range(3)
         for s in range(3)
     ]
-    with threads(count):
-        plain = run(LocalEngine(model, Local(slots=16, dtype=dtype)), asked)
-        drafter_that_knows(plain, asked, random.Random(1), monkeypatch)
-        engine = LocalEngine(model, Local(slots=8, dtype=dtype, num_speculative_tokens=5))
-        assert run(engine, asked) == plain
-        assert engine.scheduler.accepted > 40
+    plain = run(LocalEngine(model, Local(slots=16, dtype=dtype)), asked)
+    drafter_that_knows(plain, asked, random.Random(1), monkeypatch)
+    engine = LocalEngine(model, Local(slots=8, dtype=dtype, num_speculative_tokens=5))
+    assert run(engine, asked) == plain
+    assert engine.scheduler.accepted > 40
 
 
 def test_routes_are_those_of_the_accepted_tokens(monkeypatch):

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import FieldError
 from proxima.engine.decoder import packs_bfloat16
-from proxima.model import LoadedModel, Policy, files, load, save
+from proxima.model import Policy, files, load, save
 from proxima.model.load import ALIGNMENT
 from proxima.model.pretrained import check_path, load_config, load_shape, load_tokenizer
 from tests.model.folders import edited
@@ -194,12 +194,6 @@ def test_a_file_that_only_says_gguf(tmp_path):
     (tmp_path / "x.gguf").write_bytes(b"GGUF but no")
     with pytest.raises(ValueError, match=r"model.path=.*x.gguf"):
         load(str(tmp_path / "x.gguf"), device="cpu")
-
-
-def test_loaded_model_names():
-    llama = loaded("llama")
-    for path, name in {"org/model": "model", "/a/b/": "b", "x": "x"}.items():
-        assert LoadedModel(model=llama.model, tokenizer=llama.tokenizer, path=path).name == name
 
 
 @pytest.mark.parametrize("padding", range(0, 64, 24))

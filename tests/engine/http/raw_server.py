@@ -20,7 +20,6 @@ class RawServer(HttpListener):
     Args:
         script: from the good response to the bytes of another, in parts.
         is_target: (path, body) → whether the call is answered by the script.
-        left: how many of these calls are.
     """
 
     def __init__(self, loop: EventLoopThread, fake: FakeVllm | None = None, port: int = 0) -> None:
@@ -28,7 +27,6 @@ class RawServer(HttpListener):
         self.fake = fake or FakeVllm()
         self.script: Callable[[httpx.Response], AsyncIterator[bytes | None]] | None = None
         self.is_target: Callable[[str, Any], bool] = lambda path, body: False
-        self.left: float = 0
         self.sent = self.hit = 0  # most bytes of a script that left here, and calls that scripts answered
         loop.call(self.listen(port))
 
@@ -40,11 +38,10 @@ class RawServer(HttpListener):
     async def respond(self, call: Call, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         writer.transport.set_write_buffer_limits(1 << 16)
         good = self.fake.answer(httpx.Request(call.method, f"http://x{call.target}", content=call.content))
-        if self.script is None or self.left <= 0 or not self.is_target(call.path, call.body):
+        if self.script is None or not self.is_target(call.path, call.body):
             writer.write(whole(good.status_code, good.content))
             await writer.drain()
             return True
-        self.left -= 1
         self.hit += 1
         leaving = asyncio.ensure_future(reader.read(1))
         writing = asyncio.ensure_future(self._write(writer, self.script(good)))

@@ -105,15 +105,6 @@ async def test_failing_hanging_dying_and_coming_back(invariant, fleet):
     assert any("is out of service" in line for line in health.detail["events"])
 
 
-async def test_a_server_that_was_started_again_gets_the_newest_weights_first(fleet):
-    """Without anything running, so that no connection breaks."""
-    engine, servers = fleet(2, published=True)
-    servers[0].restart()
-    await until(lambda: engine._pool.counts["returned"] == 1)
-    check(requests(6, 2), await collect(engine, requests(6, 2)), 1)
-    assert servers[0].weights == WEIGHTS[1]
-
-
 async def test_a_server_that_takes_no_weights_is_ejected_and_catches_up(fleet):
     engine, servers = fleet(2)
     servers[0].failing = {"/weights"}

@@ -1,9 +1,6 @@
 """What servers may do at the worst moment: no token gets another version, nobody waits forever, nothing is left."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -15,7 +12,6 @@ from proxima.data import FieldError, UserError
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.dialect import Chunk
 from proxima.engine.http.generation_job import GenerationJob
-from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import LetterTokenizer, sequence_log_probs
@@ -35,7 +31,6 @@ from tests.engine.http.plain_dialect import (
     update,
     versions,
 )
-from tests.warm import WarmPopen
 
 
 def jobs_of(engine):
@@ -253,24 +248,3 @@ async def test_an_engine_closes_though_a_health_check_fails_at_that_moment(fleet
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------
-
-HOLD = (
-    "import sys, time; from pathlib import Path; from proxima.engine.http.locked_folder import LockedFolder; "
-    "held = LockedFolder(Path(sys.argv[1])); print(held.path, flush=True); time.sleep(600)"
-)
-
-
-def test_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay(tmp_path):
-    ours = LockedFolder(tmp_path)
-    (tmp_path / "proxima-weights-strange").mkdir()  # it may be of another release
-    with WarmPopen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
-        try:
-            theirs = other.stdout.readline().strip()
-            assert os.path.isdir(theirs) and remove_leftovers(tmp_path) == []
-        finally:
-            other.kill()
-    assert [str(path) for path in remove_leftovers(tmp_path)] == [theirs]
-    assert sorted(folder.name for folder in tmp_path.iterdir()) == sorted(["proxima-weights-strange", ours.path.name])
-    ours.remove()
-    ours.remove()
-    assert not ours.path.exists()

@@ -5,7 +5,6 @@ import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,16 @@ import httpx
 import numpy as np
 import pytest
 
-from proxima.data import Completion, Prompt, UserError
+from proxima.data import Prompt, UserError
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import ServerFacts, ServerHealth
-from proxima.engine.http.engine import HttpEngine
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_checks import introduce
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.http.vllm_facts import find_vllm_facts
-from proxima.engine.local import collect
 from proxima.engine.protocol import Request, Sampling
 from tests.engine.http.fake_vllm import VOCABULARY, FakeVllm, log_softmax, logits_after
 from tests.engine.http.raw_server import PAUSE, RawServer
@@ -48,10 +45,6 @@ class Words:
 
     def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
         return {"input_ids": [len(word) for word in text.split()]}
-
-
-class NoSync:
-    async def close(self) -> None: ...
 
 
 # ---- scripts ---------------------------------------------------------------------------------------------------------
@@ -196,28 +189,21 @@ STREAM: dict[str, Script] = {
     "redirects to nonsense": status(302, head=b"Location: http://[::\r\n"),
     "an error of megabytes": endless(b"HTTP/1.1 500 X\r\nContent-Length: %d\r\n\r\n" % OFFERED, b"x" * 65536),
     "an error that is a gzip bomb": raw(b"HTTP/1.1 500 X\r\nContent-Encoding: gzip\r\n\r\n", bomb),
-    "status 42": raw(b"HTTP/1.1 42 X\r\n\r\n"),
     # headers
     "closes at once": raw(),
-    "closes in the headers": raw(b"HTTP/1.1 200 OK\r\nContent-Ty"),
     "hangs before the headers": raw(PAUSE),
     "drips its headers": drip(b"H", 0.02),
     "a header of 200 KB": raw(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000 + b"\r\n\r\n"),
     "endless headers": endless(b"HTTP/1.1 200 OK\r\n", b"X-A: b\r\n" * 1000),
     "endless 1xx": drip(b"HTTP/1.1 102 Processing\r\n\r\n", 0.001),
-    "header bytes that are none": raw(b"HTTP/1.1 200 OK\r\n\x00\xff: \xfe\r\n\r\n"),
     "no HTTP": raw(b"SSH-2.0-OpenSSH_9.6\r\n"),
-    "cookies": status(200, head=b"Set-Cookie: a=%s\r\n" % (b"x" * 50_000)),
     "switches protocols": raw(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"),
     # framing
     "headers and then nothing": raw(CHUNKED, PAUSE),
     "headers and the end": raw(CHUNKED),
-    "a chunk size that is none": raw(CHUNKED, b"zz\r\nhello\r\n"),
     "a chunk of 2^64": raw(CHUNKED, b"FFFFFFFFFFFFFFFF\r\n", PAUSE),
     "a chunk header without end": endless(CHUNKED, b"1;" + b"x" * 4096),
     "trailers without end": endless(CHUNKED + b"0\r\n", b"X-A: b\r\n" * 1000),
-    "a negative length": raw(b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nhello"),
-    "two lengths": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello"),
     "less than its length": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\ndata: {}\n"),
     "more than its length": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\ndata: {}\n\ndata: [DONE]\n\n"),
     "a gigabyte announced": endless(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n", b"x" * 65536),
@@ -375,7 +361,6 @@ async def _nothing() -> None: ...
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 0.005)
     monkeypatch.setattr("proxima.engine.http.client.LONGEST_BREAK", 0.02)
-    monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.05)
     monkeypatch.setattr("proxima.engine.http.replica.READ_OUT_SECONDS", 0.1)
 
 
@@ -392,23 +377,12 @@ def hostile(loop: EventLoopThread, script: Script, is_target: Callable[[str, Any
 RULES = CompletionRules(tokenizer=Words(), stop_tokens=(), vocabulary=VOCABULARY, max_length=64)
 
 
-def requests(first: int) -> list[Request]:
-    sampling = Sampling(max_tokens=4)
-    prompts = [Prompt(uid=first + i, messages=(), tokens=[5 + i, 6 + i]) for i in range(2)]
-    return [Request(prompt=prompt, sample=0, sampling=sampling, seed=1) for prompt in prompts]
-
-
 def check_tokens(request: Request, tokens: Any, log_prob: Any) -> None:
     """They are what the fake's model samples, with its log-probs."""
     assert len(tokens) == 4
     before = [int(request.prompt.tokens[-1]), *map(int, tokens[:-1])]
     right = [log_softmax(logits_after(b, "default"))[t] for b, t in zip(before, tokens, strict=True)]
     np.testing.assert_allclose(log_prob, right, atol=1e-5)
-
-
-def check(asked: list[Request], given: list[Completion]) -> None:
-    for request, completion in zip(asked, given, strict=True):
-        check_tokens(request, completion.tokens, completion.sampled_log_prob)
 
 
 def is_one_line(error: Exception) -> bool:
@@ -425,7 +399,6 @@ def one_call(server: RawServer, seconds: float, ask: Callable[[Replica], Awaitab
     async def work() -> Any:
         spec = Vllm(url=server.url, idle_seconds=seconds, call_seconds=seconds)
         replica = Replica(spec.addresses[0], spec.dialect(), spec, "hostile")
-        server.left = float("inf")
         try:
             return await ask(replica)
         except (ServerError, WrongAnswerError, UserError) as error:
@@ -459,7 +432,9 @@ def joined(replica: Replica, facts: ServerFacts) -> Replica:
 
 
 def new_job() -> GenerationJob:
-    return GenerationJob(requests(0)[0], RULES, lambda _: None)
+    prompt = Prompt(uid=0, messages=(), tokens=[5, 6])
+    request = Request(prompt=prompt, sample=0, sampling=Sampling(max_tokens=4), seed=1)
+    return GenerationJob(request, RULES, lambda _: None)
 
 
 def check_job(job: GenerationJob) -> None:
@@ -542,75 +517,3 @@ def test_a_stream_that_hangs_at_the_start(loop: EventLoopThread) -> None:
     with hostile(loop, raw(CHUNKED, PAUSE), is_completion) as server:
         _, (error,) = one_call(server, 0.1, lambda replica: introduce([replica], Words()))
     assert is_one_line(error)
-
-
-# ---- an engine -------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def engine_of(server: RawServer, name: str) -> Iterator[HttpEngine]:
-    """Its limits are those of `limit`, but only when it has begun."""
-    hurry = {"idle_seconds": limit(name), "call_seconds": limit(name)}
-    seconds = {"idle_seconds": 30.0, "call_seconds": 30.0, "health_seconds": 0.01, "away_seconds": 0.1}
-    engine = HttpEngine(Vllm(url=server.url, retries=2, **seconds), RULES, NoSync())  # type: ignore[arg-type]
-    (replica,) = engine._pool.replicas
-    replica.spec = engine._pool.spec = replace(engine.spec, **hurry)
-    replica.client.seconds = limit(name)
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
-def outcome(work: Callable[[], Any]) -> Any:
-    """What it gives, or the user's line; anything else is a bug."""
-    try:
-        return asyncio.run(asyncio.wait_for(work(), LONG))
-    except UserError as error:
-        assert is_one_line(error), error
-        return error
-
-
-def twice_then_always(server: RawServer, name: str, ask: Callable[[HttpEngine, int], Any]) -> list[Any]:
-    """What comes of it when the script answers two calls, and when it answers all."""
-    collected = []
-    with engine_of(server, name) as engine:
-        for number, left in enumerate((2, float("inf"))):
-            server.left = left
-            collected.append(outcome(lambda number=number: ask(engine, 10 * number)))
-    assert server.hit > 0 and server.sent <= TAKEN
-    return collected
-
-
-FAILURES = ("status 500", "refuses with 401", "busy", "hangs before the headers", "closes in the headers")
-WRONG = ("an event without end", "cut in the middle", "an error", "token -1", "log-prob nan")
-
-
-@pytest.mark.parametrize("name", (*FAILURES, *WRONG, *CUT_OFF))
-def test_completions_of_an_engine(name: str, loop: EventLoopThread) -> None:
-    async def ask(engine: HttpEngine, number: int) -> list[Completion]:
-        return list(await collect(engine, requests(number)))
-
-    with hostile(loop, STREAM[name], is_completion) as server:
-        for number, result in enumerate(twice_then_always(server, name, ask)):
-            if not isinstance(result, UserError):
-                check(requests(10 * number), result)
-            assert name in CUT_OFF or number == 0 or isinstance(result, UserError)
-
-
-AT_ANY_TIME = [("/v1/models", name) for name in ("another model", "empty", "refused", "hangs", "busy")]
-AT_ANY_TIME += [("/weight_info", name) for name in ("version 'other'", "no version", "megabytes")]
-
-
-@pytest.mark.parametrize(("path", "name"), AT_ANY_TIME)
-def test_health_checks_of_an_engine(path: str, name: str, loop: EventLoopThread) -> None:
-    async def ask(engine: HttpEngine, number: int) -> list[Completion]:
-        given = list(await collect(engine, requests(number)))
-        while server.hit == 0 or (server.left == float("inf") and server.hit < 3):
-            await asyncio.sleep(0.001)
-        return given
-
-    with hostile(loop, CALLS[path][name], lambda asked, body: asked == path) as server:
-        for number, result in enumerate(twice_then_always(server, name, ask)):
-            if not isinstance(result, UserError):
-                check(requests(10 * number), result)

@@ -156,13 +156,6 @@ async def test_scores_are_those_of_the_given_tokens(tiny):
     assert outcome.dtype == np.float32 and none.shape == (0,)
 
 
-async def test_a_closed_stream_ends_its_request(tiny):
-    async with fake(tiny, pace=0.003) as talk:
-        async with aclosing(talk.stream(request(max_tokens=300))) as chunks:
-            await anext(chunks)
-        await talk.runs(0)
-
-
 def handover(folder, version=1):
     return WeightHandover(version=version, label=f"run-{version}", folder=folder, seconds=LONG)
 
@@ -197,18 +190,6 @@ async def test_new_weights_while_requests_run(tiny, other):
     (first, start, seam), (second, again, end) = chunks[-1].version_spans
     assert (first, start, second, again, end) == ("default", 0, "run-1", seam, 40) and len(tokens_of(chunks)) == 40
     assert loading["flush_cache"] is False and loading["abort_all_requests"] is False
-
-
-async def test_a_pause_that_aborts_returns_when_nothing_runs(tiny):
-    async with fake(tiny, **HELD) as talk:
-        task = await talk.begun(max_tokens=300)
-        await talk.pause("abort")
-        health = await talk.health()
-        assert not talk.server.running
-        await talk.resume()
-        chunks = await task
-        assert [call.body for call in talk.server.calls if call.path == "/pause_generation"] == [{"mode": "abort"}]
-    assert health.waiting == 0 and chunks[-1].finish_reason == "abort"
 
 
 async def test_a_flush_that_fails_is_an_error(tiny):

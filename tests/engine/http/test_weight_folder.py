@@ -118,7 +118,7 @@ def test_what_killed_runs_have_left_in_a_given_folder_goes_where_it_is_certain(
     for entry in folders[:2]:
         end(entry)
     (elsewhere.parent / locked_folder.LOCK_FILE).write_text("another kernel, whose locks nobody sees here")
-    (before := place / "0a1b2c3d.1.v1").mkdir()  # of an earlier release, or somebody's own
+    (before := place / "proxima-weights-strange").mkdir()  # it may be of another release
     again = WeightFolders(place)
     assert written(again, llama).is_dir()
     assert not gone.parent.exists()

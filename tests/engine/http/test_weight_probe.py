@@ -181,17 +181,6 @@ async def test_the_message_says_who_how_far_and_what_to_do(llama: LoadedModel) -
         assert part in line
 
 
-def test_perturbed_weights_are_as_before_afterwards(loaded: LoadedModel) -> None:
-    tokens = probe_tokens(loaded.tokenizer, 64, 128)
-    before = {name: weight.clone() for name, weight in loaded.model.state_dict().items()}
-    first = trainer_log_prob(loaded.model, tokens)
-    with pytest.raises(KeyError), perturbed(loaded.model, tokens):
-        assert all(not torch.equal(weight, before[name]) for name, weight in loaded.model.named_parameters())
-        assert np.sqrt(np.mean((trainer_log_prob(loaded.model, tokens) - first) ** 2)) > 0.2
-        raise KeyError
-    assert all(torch.equal(weight, before[name]) for name, weight in loaded.model.state_dict().items())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_module_in_training_is_left_as_it_was(
     dtype: torch.dtype, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch

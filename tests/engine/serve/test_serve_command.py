@@ -112,11 +112,3 @@ def test_a_model_that_does_not_exist_starts_nothing(recipe, tmp_path, capsys, mo
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"error: model.path={model} (command line): {reason}")
     assert err.count("\n") == 1 and not (tmp_path / "runs").exists()
-
-
-def test_a_server_that_dies_while_it_loads_is_one_line(recipe, tmp_path, capsys):
-    program = fake_program(tmp_path)
-    engine = f'engine={{kind: vllm, serve: {{executable: {program}, arguments: [--die, "ValueError: no room"]}}}}'
-    assert main(["engine", "serve", recipe, engine]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "exit code 1: ValueError: no room; see runs/server.log" in err
