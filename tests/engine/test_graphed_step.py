@@ -70,11 +70,6 @@ def failing(launch):
     raise RuntimeError("operation not permitted when stream is capturing\nCompile with TORCH_USE_CUDA_DSA")
 
 
-def wrong(launch):
-    replay, out = recorded(launch)
-    return lambda: (replay(), out.mul_(1.5)), out
-
-
 def failing_without_a_word(launch):
     raise RuntimeError
 
@@ -95,8 +90,7 @@ def not_finite(launch):
     [
         (failing, "operation not permitted when stream is capturing\n"),
         (failing_without_a_word, ": RuntimeError\n"),
-        (wrong, "a result that is 0.5 of its norm apart"),
-        (empty, "of its norm apart"),
+        (empty, "a result that is "),
         (not_finite, "of its norm apart"),
     ],
 )

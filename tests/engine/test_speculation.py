@@ -7,15 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from proxima.check import check_law
-from proxima.check.engine_case import EngineUnderTest, tiny_model
-from proxima.check.engine_laws import ENGINE_LAWS
 from proxima.data import FieldError
 from proxima.engine import Local, LocalEngine, LocalProcess, ProcessEngine, Request, Sampling, WeightUpdate
 from proxima.engine.local import collect
-from proxima.engine.protocol import EngineSetup
 from proxima.engine.speculation import NgramDrafter, SpeculativeScheduler
-from tests.engine.helpers import engine, prompt, repetitive, requests, run, steps, untruncated
+from tests.engine.helpers import engine, prompt, repetitive, run, steps, untruncated
 from tests.engine.test_interrupt import SEEDS, teacher_forced
 from tests.engine.test_kept_prefixes import next_turns
 from tests.engine.test_local import wide
@@ -99,15 +95,6 @@ def test_at_real_sizes_too(dtype, monkeypatch):
     assert engine.scheduler.accepted > 40
 
 
-def test_routes_are_those_of_the_accepted_tokens(monkeypatch):
-    asked = requests(4, 3, max_tokens=24)
-    plain = run(LocalEngine(make("Qwen3-MoE"), Local(dtype="float32", slots=8, routed_experts=True)), asked)
-    drafter_that_knows(plain, asked, random.Random(2), monkeypatch)
-    drafting = Local(dtype="float32", slots=8, routed_experts=True, num_speculative_tokens=4)
-    engine = LocalEngine(make("Qwen3-MoE"), drafting)
-    assert run(engine, asked) == plain and engine.scheduler.accepted > 50
-
-
 def test_text_that_repeats_itself_takes_fewer_steps():
     asked = repetitive(samples=1, temperature=0.0, max_tokens=100)
     plain = run(engine("qwen3"), asked)
@@ -132,31 +119,25 @@ async def test_weights_published_midway(interrupt):
     """Tokens say which weights sampled them, with the log-probs of these; a prompt may be aborted."""
     result, asked = engine(num_speculative_tokens=6, interrupt=interrupt), repetitive(5, 4, max_tokens=80)
     task = asyncio.ensure_future(collect(result, asked))
+    running = []
     for version, seed in list(enumerate(SEEDS))[1:]:
         await steps(result, 2)
         await result.pause()
-        running = await result.in_flight()
-        assert all(len(part.tokens) == len(part.policy_version) for part in running)
+        running += await result.in_flight()
         await result.publish(WeightUpdate(version=version, module=loaded("llama", seed).model))
         await result.resume()
     await result.abort(4)
     given = await task
-    assert result.scheduler.accepted > 20
+    final = {c.key: c for c in given}
+    for part in running:
+        assert part.tokens.tolist() == final[part.key].tokens[: len(part.tokens)].tolist()
+        assert part.policy_version.tolist() == final[part.key].policy_version[: len(part.tokens)].tolist()
+    assert running and result.scheduler.accepted > 20
     assert [c.finish_reason == "abort" for c in given] == [False] * 16 + [True] * 4
     assert any(len(set(c.policy_version)) > 1 for c in given)
     assert all(list(c.policy_version) == sorted(c.policy_version) for c in given)
     if interrupt == "recompute":
         torch.testing.assert_close(untruncated(given), teacher_forced(asked, given), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["abort", "in_flight", "pause", "versions"])
-def test_the_laws_of_what_interrupts_completions_hold(name, monkeypatch):
-    """A draft comes with every token that was there before. The other laws hold where completions are the same."""
-    monkeypatch.setattr("proxima.engine.speculation.NGRAM", 1)
-    monkeypatch.setattr("proxima.engine.speculation.LONGEST_PAUSE", 0)
-    (law,) = (law for law in ENGINE_LAWS if law.name == name)
-    spec = Local(slots=16, dtype="float32", num_speculative_tokens=3)
-    assert check_law(law, EngineUnderTest(spec, EngineSetup.of(tiny_model()))).status == "passed"
 
 
 def test_a_drafter_knows_what_followed():

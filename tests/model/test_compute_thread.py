@@ -9,7 +9,6 @@ import time
 import pytest
 
 from proxima.model.compute_thread import ComputeThread
-from tests.runtime.loop.test_controller import World
 
 
 def test_calls_run_in_the_thread_that_serves_and_the_loop_in_another():
@@ -162,29 +161,3 @@ def test_ctrl_c_cancels_a_coroutine_that_computes_nothing():
     with pytest.raises(KeyboardInterrupt):
         compute.serve(run())
     assert ended == [True]
-
-
-def test_a_stop_during_an_update_is_heard_at_once_and_loses_nothing(tmp_path):
-    world = World(tmp_path / "run", steps=5)
-    inner, release, waited = world.stack.update, threading.Event(), []
-
-    def update(*arguments, **options):
-        result = inner(*arguments, **options)
-        assert release.wait(600)
-        return result
-
-    async def run():
-        task = asyncio.ensure_future(world.controller.run())
-        while world.journal.counts() != {"selected": 3}:
-            await asyncio.sleep(0.001)
-        world.controller.stop()
-        for _ in range(20):
-            await asyncio.sleep(0.001)
-        waited.append(not task.done())
-        release.set()
-        return await asyncio.wait_for(task, 600)
-
-    world.stack.update = update
-    assert world.controller.learner.compute.serve(run()) is False
-    assert waited == [True] and world.journal.step == 1 and world.journal.counts() == {"consumed": 3}
-    assert [r["step"] for r in world.records()] == [1]

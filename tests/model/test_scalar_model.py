@@ -121,8 +121,6 @@ def test_a_new_head_is_drawn_by_its_seed(tiny_model):
     first, same, other = (load_scalar_model(folder, device="cpu", new_head=0.5, seed=s) for s in (4, 4, 5))
     assert torch.equal(first.model.score.weight, same.model.score.weight)
     assert not torch.equal(first.model.score.weight, other.model.score.weight)
-    draws = normals(10_000, VALUE_HEAD, mix(4))
-    assert abs(draws.mean()) < 0.03 and abs(draws.std() - 1) < 0.03
     torch.testing.assert_close(first.model.score.weight[0], torch.from_numpy(normals(32, VALUE_HEAD, mix(4))) * 0.5)
 
 

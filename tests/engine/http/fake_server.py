@@ -3,9 +3,8 @@
 Faults of a completion, by `script` (the next ones) or `rates` (each with its probability, by `seed`):
 
     error      status 500              overload   status 429           hang       a token, then nothing
-    break      a token, then the connection is closed                  short      fewer log-probs than tokens
-    nan        a log-prob is NaN       other      another prompt's answer         impossible   an id of no token
-    spill      more tokens than asked  unstopped  it goes on after the stop token
+    break      a token, then the connection is closed                  nan        a log-prob is NaN
+    unstopped  it goes on after the stop token
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from proxima.engine.event_loop_thread import EventLoopThread
-from tests.engine.http.fake_model import STOP, VOCABULARY, draw, log_probs, sequence_log_probs, states, truncated
+from tests.engine.http.fake_model import STOP, draw, log_probs, sequence_log_probs, states, truncated
 from tests.engine.http.small_http import Call, HttpListener, chunk, whole
 from tests.ports import kept_socket
 
@@ -158,8 +157,6 @@ class FakeServer(HttpListener):
     # ---- sampling ----------------------------------------------------------------------------------------------------
 
     async def _sample(self, body: dict[str, Any], fault: str | None, writer: asyncio.StreamWriter) -> None:
-        if fault == "other":
-            body = body | {"tokens": [1, 2, 3]}
         while self.paused:  # a request that comes in a pause waits
             await asyncio.sleep(0.001)
         request = FakeRequest(body, fault, self._kv(body))
@@ -179,11 +176,13 @@ class FakeServer(HttpListener):
                     return
                 await asyncio.Event().wait()
             message = {"tokens": request.tokens[at:], "log_probs": request.log_prob[at:], "finish": request.ended}
+            if fault == "nan":
+                message["log_probs"] = [float("nan")] * len(message["tokens"])
             if prompt is not None:
                 message["prompt"], prompt = prompt, None
             if request.ended is not None and self.facts["version_spans"]:
                 message["spans"] = spans_of(request.labels)
-            writer.write(chunk(json.dumps(_spoiled(message, fault)).encode() + b"\n"))
+            writer.write(chunk(json.dumps(message).encode() + b"\n"))
             await writer.drain()
             if request.ended is not None:
                 writer.write(chunk(b""))
@@ -271,18 +270,6 @@ def spans_of(labels: list[str]) -> list[tuple[str, int, int]]:
     """(label, start, end) of the labels of tokens."""
     starts = [i for i, label in enumerate(labels) if i == 0 or label != labels[i - 1]]
     return [(labels[a], a, b) for a, b in zip(starts, [*starts[1:], len(labels)], strict=False)]
-
-
-def _spoiled(message: dict[str, Any], fault: str | None) -> dict[str, Any]:
-    if fault == "nan":
-        message["log_probs"] = [float("nan")] * len(message["tokens"])
-    elif fault == "short":
-        message["log_probs"] = message["log_probs"][:-1]
-    elif fault == "spill":
-        message |= {"tokens": [1] * 100, "log_probs": [-1.0] * 100}
-    elif fault == "impossible":
-        message["tokens"] = [VOCABULARY for _ in message["tokens"]]
-    return message
 
 
 def _respond(writer: asyncio.StreamWriter, status: int, answer: Any, *, last: bool = False) -> None:

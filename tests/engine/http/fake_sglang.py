@@ -1,8 +1,8 @@
 """A FAKE of SGLang: its HTTP protocol, from the shapes that its documentation and server show, over a tiny model.
 
 It is no SGLang. It speaks `/generate` and the control calls, with the traps of the real one: streams that repeat
-themselves, `ignore_eos` that switches stop ids off, flushes that fail while requests hold on to the cache (and end the
-server when they are part of a weight update), log-probs before truncation.
+themselves, `ignore_eos` that switches stop ids off, flushes that fail while requests hold on to the cache, log-probs
+before truncation. Weights are loaded without a flush, with which the real one would end.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class FakeSglang(SmallHttpServer):
         self.version, self.weights = "default", 0
         self.running: dict[str, Running] = {}
         self.prefixes: dict[tuple, int] = {}
-        self.paused, self.stale, self.died = False, 0, False
+        self.paused, self.stale = False, 0
         self.random = np.random.default_rng(0)
         self._logits: dict[tuple, torch.Tensor] = {}
         self.controls = 0  # calls that pause
@@ -79,8 +79,6 @@ class FakeSglang(SmallHttpServer):
     # calls
 
     async def answer(self, call):
-        if self.died:
-            return Answer(drop=True)
         if self.options.api_key and call.headers.get("authorization") != f"Bearer {self.options.api_key}":
             return Answer({"error": "Unauthorized"}, 401)
         self.controls += call.path == "/pause_generation"
@@ -183,9 +181,6 @@ class FakeSglang(SmallHttpServer):
             return Answer(answer, 400)
         self.weights += 1
         self._logits.clear()
-        if body.get("flush_cache", True) and not self.flushed():
-            self.died = True  # an assertion of the scheduler
-            return Answer(drop=True)
         self.path = body["model_path"]
         self.version = body.get("weight_version") or self.version
         return Answer({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})

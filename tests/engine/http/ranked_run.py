@@ -72,13 +72,11 @@ class RankedRun:
                 stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
             )  # fmt: skip
 
-    def records(self) -> list[dict[str, Any]]:
+    def steps(self) -> list[dict[str, Any]]:
         """The metrics so far."""
         file = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-    def steps(self) -> list[dict[str, Any]]:
-        return [record for record in self.records() if record["kind"] == "train"]
+        records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [record for record in records if record["kind"] == "train"]
 
     def until(self, condition: Callable[[list[dict[str, Any]]], Any]) -> None:
         """Wait until the metrics of the steps, of which there is one, are so."""
@@ -89,17 +87,6 @@ class RankedRun:
             return bool(steps and condition(steps))
 
         until(holds, self.log)
-
-    def end(self, seconds: float = LONG) -> list[dict[str, Any]]:
-        """Wait for the end; the metrics of the steps."""
-        try:
-            code = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = -1
-        finally:
-            self.kill()
-        assert code == 0, self.log.read_text(errors="replace")[-6000:]
-        return self.steps()
 
     def kill(self) -> None:
         self.process.terminate()  # the launcher ends the ranks, which are in sessions of their own

@@ -88,13 +88,12 @@ def chunk(content: bytes) -> bytes:
 
 @dataclass
 class Answer:
-    """What a call answers: JSON, text, or events that are streamed; `drop` closes the connection instead."""
+    """What a call answers: JSON, text, or events that are streamed."""
 
     body: object = None
     status: int = 200
     text: str | None = None
     events: AsyncIterator[object] | None = None
-    drop: bool = False
 
 
 class SmallHttpServer(HttpListener):
@@ -116,8 +115,6 @@ class SmallHttpServer(HttpListener):
     async def respond(self, call, reader, writer) -> bool:
         self.calls.append(call)
         answer = await self.answer(call)
-        if answer.drop:
-            return False
         if answer.events is not None:
             await self._stream(answer, writer)
             return True

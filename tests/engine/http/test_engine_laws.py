@@ -22,7 +22,7 @@ def folder(tiny, tmp_path_factory):
     return saved(tiny, tmp_path_factory.mktemp("served"))
 
 
-@pytest.mark.parametrize("law", [*OF_BOTH, "versions"])
+@pytest.mark.parametrize("law", [*OF_BOTH, "versions", "in_flight"])
 def test_sglang(law, tiny, folder):
     setup = EngineSetup(model_path=str(folder), tokenizer=tiny.tokenizer, load_weights=lambda: tiny)
     with FakeSglang(tiny) as server:

@@ -135,23 +135,6 @@ async def test_abort_of_a_prompt_ends_its_completions_alone(fleet):
     check(asked[:2] + asked[4:], given[:2] + given[4:])
 
 
-async def test_in_flight_tells_what_runs(fleet):
-    asked = requests(4, 2)
-    engine, servers = fleet(2, published=True)
-    task = await begun(engine, servers, asked)
-    await engine.pause()
-    by_key = {entry.key: entry for entry in await engine.in_flight()}
-    go_on(servers)
-    await engine.resume()
-    given = {entry.key: entry for entry in await task}
-    assert by_key and not await engine.in_flight()
-    prompts = {(r.prompt.uid, r.sample, r.turn): r.prompt.tokens for r in asked}
-    for key, entry in by_key.items():
-        assert entry.tokens.tolist() == given[key].tokens[: len(entry.tokens)].tolist()
-        assert entry.policy_version.tolist() == [1] * len(entry.tokens)
-        assert np.array_equal(entry.prompt_tokens, prompts[key])
-
-
 async def test_old_kv_is_never_read(fleet):
     """The same prompts under one version after the other, at a server that keeps every prefix."""
     asked = requests(4, 2)

@@ -29,11 +29,6 @@ def notes(servers, needs=NEEDS, **settings):
     return check_servers_of(Plain(url=tuple(server.url for server in servers), **settings), needs)
 
 
-def test_servers_that_can_do_all_of_it_pass():
-    with fakes(2) as servers:
-        assert notes(servers) == []
-
-
 @pytest.mark.parametrize(
     ("facts", "needs", "settings", "line"),
     [
@@ -128,10 +123,8 @@ def test_a_server_that_is_away_is_a_warning_and_all_of_them_an_error():
         ({"url": "ftp://127.0.0.1"}, "must be http://HOST:PORT"),
         ({"url": "http://127.0.0.1:99999"}, "the port in 1..65535"),
         ({"url": "http://127.0.0.1:0"}, "must have a port in 1..65535"),
-        ({"url": "http://127.0.0.1:http"}, "the port in 1..65535"),
         ({"url": "http://127.0.0.1:8001", "serve": Serve()}, "is not used where `serve` starts the servers; leave one"),
         ({"url": ""}, "url='' must name a server; give its address, http://HOST:PORT"),
-        ({"url": ()}, r"url=\(\) must name a server; give its address, http://HOST:PORT"),
         ({"url": ("http://127.0.0.1:1", "")}, "must name a server; give its address"),
         ({"url": "http://example.com:8000"}, "is on another machine"),
         ({"url": ("http://127.0.0.1:1", "http://127.0.0.1:1/")}, "must name each server once"),

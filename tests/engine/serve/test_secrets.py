@@ -52,13 +52,8 @@ def test_a_secret_in_plain_text_is_refused_without_telling_it(settings, field):
 def test_what_is_no_secret_is_allowed(name, value):
     assert Serve(variables={name: value}, arguments=("--served-model-name", value)).environment_of(name) == value
     assert not is_secret_name(name) and not is_secret_value(value)
-
-
-@pytest.mark.parametrize(
-    "name", ["--max-num-batched-tokens", "--tokenizer-mode", "--ssl-keyfile", "--enable-auto-tool"]
-)
-def test_options_that_name_no_secret(name):
-    assert not is_secret_name(name)
+    for option in ("--max-num-batched-tokens", "--tokenizer-mode", "--ssl-keyfile", "--enable-auto-tool"):
+        assert not is_secret_name(option)
 
 
 def test_a_reference_is_what_is_written_and_its_value_what_the_server_gets(tmp_path, monkeypatch):

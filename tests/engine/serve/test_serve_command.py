@@ -80,14 +80,9 @@ def ended_by_ctrl_c(servers):
     [
         (["engine=local"], "error: engine.kind=local (command line): is not a server; set engine=vllm"),
         (
-            ["engine={kind: vllm, serve: {executable: /nowhere}}"],
-            "error: engine.serve.executable=/nowhere (command line)",
-        ),
-        (
             ["engine={kind: vllm, url: [http://127.0.0.1:8000, http://127.0.0.1:9000]}"],
             "error: engine.url=['http://127.0.0.1:8000', 'http://127.0.0.1:9000'] (command line): must have con",
         ),
-        (["engine={kind: vllm, serve: {dtyp: x}}"], "error: engine.serve.dtyp=x (command line): 'serve' has no field "),
     ],
 )
 def test_what_can_not_be_served_is_one_line(recipe, capsys, words, line):

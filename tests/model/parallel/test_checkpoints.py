@@ -33,7 +33,6 @@ def test_saved_on_two_loaded_on_one_and_four_and_back(models, tmp_path):
         *campaign(
             "test_checkpoints.py::test_ranks_that_split_matrices_tokens_and_experts_and_others",
             [
-                ("qwen3_moe", (E2, HYBRID | E2)),
                 ("split/qwen2", (T2, {}, T4, None, T2)),
                 ("split/qwen2", (T2 | C2, None, T2 | C2 | REPLICATE, T2 | C2)),
                 ("split/sparse", (T2, T2 | C2, None, C2 | E2, T4)),
