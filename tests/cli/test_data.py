@@ -5,7 +5,16 @@ import os
 
 import pytest
 
-from tests.prepare.published import go_offline, gsm8k_folder, lines, math500_row, math_row, table, write_dapo, write_jsonl
+from tests.prepare.published import (
+    go_offline,
+    gsm8k_folder,
+    lines,
+    math500_row,
+    math_row,
+    table,
+    write_dapo,
+    write_jsonl,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -66,7 +66,9 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(action, f"invalid choice: {value!r}; {suggestion(value, action.choices)}")
+            raise argparse.ArgumentError(
+                action, f"invalid choice: {value!r}; {suggestion(str(value), map(str, action.choices))}"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

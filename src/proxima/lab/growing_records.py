@@ -24,19 +24,21 @@ class GrowingRecords:
         the next call. A file that was rewritten, as by a resume, is read from its start.
 
         Raises:
-            OSError: the file can't be read. UserError: a line of it is damaged.
+            OSError: the file can't be read. UserError: a line of it is damaged; `records` has those before it.
         """
         with self.file.open("rb") as file:
             file.seek(self.end - len(self.last))
             if file.read(len(self.last)) != self.last:
                 self.records, self.end, self.last = [], 0, b""
             known = len(self.records)
-            for record, end in lines_from(self.file, self.end):
-                if not (isinstance(record.get("step"), int) and isinstance(record.get("kind"), str)):
-                    reason = "metrics.jsonl has a line without kind and step; restore the file, or delete the line"
-                    raise UserError(reason)
-                self.records.append(record)
-                self.end = end
-            file.seek(max(0, self.end - LAST))
-            self.last = file.read(min(LAST, self.end))
+            try:
+                for record, end in lines_from(self.file, self.end):
+                    if not (isinstance(record.get("step"), int) and isinstance(record.get("kind"), str)):
+                        reason = "metrics.jsonl has a line without kind and step; restore the file, or delete the line"
+                        raise UserError(reason)
+                    self.records.append(record)
+                    self.end = end
+            finally:
+                file.seek(max(0, self.end - LAST))
+                self.last = file.read(min(LAST, self.end))
         return self.records[known:]

@@ -82,12 +82,13 @@ class MetricsFollower:
         self._growing = GrowingRecords(progress.run.folder / "metrics.jsonl")
 
     def poll(self) -> list[Record]:
-        """The new records. A file that is missing has none, and neither has what follows a damaged line: the run
-        reports it on resume, and `compare` when it reads the folder."""
+        """The new records, up to a damaged line: the run reports it on resume, and `compare` when it reads the folder.
+        A file that is missing has none."""
+        known = len(self._growing.records)
         try:
             records: list[Record] = list(self._growing.poll())
         except (OSError, UserError):
-            records = []
+            records = list(self._growing.records[known:])
         if records or not self._growing.records:  # a resume may have emptied the file
             self.progress.metrics = Metrics.of(self._growing.records)
         return records

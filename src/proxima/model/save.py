@@ -27,7 +27,9 @@ def save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", 
     Args:
         folder: created if missing. For an atomic write, the caller writes to a temporary name and renames.
     """
+    dtype = model.config.dtype
     model.save_pretrained(folder)
+    model.config.dtype = dtype  # save_pretrained leaves its name there
     save_settings(model, tokenizer, Path(folder))  # also over the config, which names our attention
     return Path(folder)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
 from proxima.reward.base import NOT_APPLICABLE, Job, PooledReward, as_reward, unscored, validated
@@ -16,7 +16,6 @@ from proxima.reward.workers.threads import DaemonThreads
 if TYPE_CHECKING:
     from proxima.model.compute_thread import ComputeThread
     from proxima.process.worker import JobResult
-    from proxima.reward.model_reward import ModelReward
     from proxima.reward.workers.pool import WorkerPool
 
 LARGEST = 1e12  # a gradient scaled by this still has a finite square in float32
@@ -143,9 +142,9 @@ class RewardRunner:
         from proxima.model.compute_thread import ComputeThread
 
         for reward, label in zip(self.rewards, self.labels, strict=True):
-            if reward.where == "compute":
+            if (load := getattr(reward, "load", None)) is not None:  # a model's weights
                 with _named(label):
-                    (self.compute or ComputeThread()).call(cast("ModelReward", reward).load)
+                    (self.compute or ComputeThread()).call(load)
         for pool in self._pools.values():
             pool.start()
 

@@ -45,6 +45,8 @@ class ReplicaKeeper:
         self._any_proven = False  # a replica was found to compute with our weights
         self._numbers = count(1)
         self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter also during a return
+        self._loading: dict[Replica, asyncio.Task[Report]] = {}  # returning replicas that load weights
+        self._interrupted = set[Replica]()  # those that newer weights have interrupted, until they have returned
         self._away_since: float | None = None
         self._closed = False
         self._tasks = [asyncio.create_task(self._watch(replica)) for replica in pool.replicas]
@@ -74,6 +76,9 @@ class ReplicaKeeper:
 
     async def _publish(self, update: WeightUpdate) -> None:
         pool = self.pool
+        for replica in self._loading.keys() - self._interrupted:
+            self._loading[replica].cancel()  # it would return with outdated weights; next time it is not cancelled
+            self._interrupted.add(replica)
         async with self._syncing:
             label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
             started_at = monotonic()
@@ -214,8 +219,17 @@ class ReplicaKeeper:
         async with self._syncing:
             if self.published:
                 await replica.stop("interrupted")
+                load = self._loading[replica] = asyncio.create_task(self._push(replica))
                 try:
-                    await self._push(replica)
+                    await asyncio.wait({load})
+                finally:
+                    del self._loading[replica]
+                    load.cancel()
+                if load.cancelled():  # newer weights are on their way
+                    replica.check_soon.set()
+                    return
+                try:
+                    load.result()
                 except (ServerError, UserError):
                     replica.setbacks += 1
                     raise
@@ -229,6 +243,7 @@ class ReplicaKeeper:
             else:
                 await replica.resume()
             self.pool.move(replica, Event.RETURNED)
+            self._interrupted.discard(replica)
 
     def _fail_if_none_left(self) -> None:
         pool, now = self.pool, asyncio.get_running_loop().time()

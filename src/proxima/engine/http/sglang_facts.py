@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from proxima.data import UserError
 from proxima.engine.http.answer_values import one_line, plain_name, short_text, whole
 from proxima.engine.http.client import ServerClient, ServerError, as_expected
 from proxima.engine.http.dialect import ServerFacts
@@ -17,10 +18,14 @@ async def find_facts(client: ServerClient) -> ServerFacts:
     """Ask what the server can do. Generates a few tokens.
 
     Raises:
-        ServerError: it does not answer, or not like SGLang.
+        ServerError: it does not answer, or not like SGLang. UserError: it does not generate text.
     """
     model = await client.get("/model_info")
+    if model.get("is_generation") is False:
+        name = one_line(model["model_path"])
+        raise UserError(f"{client.url} generates nothing: it serves {name} as an embedding model")
     settings = await client.get("/server_info")
+    settings = settings if isinstance(settings, dict) else {}
 
     async def pair(prompt: tuple[int, ...], temperature: float) -> Pair | None:
         fields = {"input_ids": list(prompt), "top_logprobs_num": 2}
@@ -29,6 +34,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
 
     log_probs, why = await find_log_prob_mode(pair)
     meta = (await _generate(client, {"return_sampling_mask": True}, max_new_tokens=2, top_k=2))["meta_info"]
+    masks = meta.get("output_token_sampling_mask")
     deterministic = settings.get("enable_deterministic_inference") is True
     streams = "increments" if settings.get("incremental_streaming_output") is True else "whole answers again and again"
     return ServerFacts(
@@ -44,7 +50,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         prompt_echo=True,
         pauses=True,
         seeds=deterministic,
-        sampling_mask=bool(meta.get("output_token_sampling_mask")),
+        sampling_mask=bool(masks) and all(isinstance(mask, list) and len(mask) <= 2 for mask in masks),
         routed_experts=settings.get("enable_return_routed_experts") is True,
         latest_routes=True,
         batch_invariant=deterministic,

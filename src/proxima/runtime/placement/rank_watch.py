@@ -73,7 +73,7 @@ class RankWatch:
         self.failure: RankFailure | None = None
         self._held: list[int] = []
         self._causes: list[tuple[float, RankFailure]] = []  # when each was heard of
-        self._failed_at = 0.0
+        self._failed_at, self._closing = 0.0, CLOSING
         self._changed = threading.Condition()
         self._taken = self._closed = False
         self._warn: Callable[[str], None] = lambda text: print(f"WARNING {text}", file=sys.stderr, flush=True)
@@ -122,7 +122,7 @@ class RankWatch:
         try:
             yield
         finally:
-            self._cancel = None
+            self._cancel, self._closing = None, 2 * SETTLE  # the run has ended in order: the process soon does too
 
     @property
     def losing(self) -> bool:
@@ -250,7 +250,7 @@ class RankWatch:
             first = next((cause for _, cause in self._causes if not cause.follows), None)
             if first is not None or (self._causes and now - self._causes[0][0] >= SETTLE):
                 self._fail(first or self._causes[0][1], now)
-        elif now > self._failed_at + CLOSING:
+        elif now > self._failed_at + self._closing:
             self.lines.flush(at_once=True)
             with self._changed:
                 if self._taken:

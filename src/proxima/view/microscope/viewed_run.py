@@ -121,10 +121,11 @@ class ViewedRun:
         """Summarise the run, including any problem of its folder."""
         summary = self.summary()
         problem, steps = self.problem(), 0
-        try:
-            steps = self.last_step()
-        except UserError as error:
-            problem = str(error)
+        if problem is None or self.files.metrics.is_file():
+            try:
+                steps = self.last_step()
+            except UserError as error:
+                problem = str(error)
         return {
             "run": self.number,
             "name": self.files.path.resolve().name,
