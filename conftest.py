@@ -119,7 +119,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture
 def warm_processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Fork engine processes and sweep runs from a process that has imported torch; the list receives them."""
-    from proxima.lab import sweep_runner
+    from proxima.experiments import sweep_runner
     from proxima.process import start
     from tests.warm import forked_subprocess
 

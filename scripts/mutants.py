@@ -5,7 +5,7 @@
 
 A mutant differs from the source in one place: + and -, < and >, <= and >= are exchanged, a minus sign is removed, or
 the result of one `return` of a spec's `__call__` is multiplied by 1.01. It is checked by the golden records, then by
-the laws of `proxima.check`, then by `tests/core`, as far as they execute the line at all; the first failure catches it.
+the laws of `proxima.laws`, then by `tests/core`, as far as they execute the line at all; the first failure catches it.
 For a line that many kinds share, the laws of four are checked. Each mutant runs in a forked process, where the
 functions of the file get its code; only a change outside functions requires importing proxima anew. Examples of specs
 are not mutated: they are numbers that laws compare with. `--resume` keeps the mutants that FILE lists as caught, or as
@@ -214,7 +214,7 @@ def laws(cases: int | None = None) -> dict[str, Callable[[], bool]]:
     """Return a check for each kind: whether `proxima check` finds nothing, with `cases` on the first few cases of each
     law only."""
     from proxima import core
-    from proxima.check import spec_check
+    from proxima.laws import spec_check
 
     tables = {name: getattr(core, "PENALTIES" if name == "penalty" else f"{name.upper()}S") for name in spec_check.LAWS}
     tables["advantage"] = core.ADVANTAGES

@@ -40,7 +40,7 @@ def speed_gap(fitted_to: Path, folder: Path) -> dict[str, Any]:
     """Return the figures of a run, those of its simulation with times fitted to `fitted_to`, and their deviations:
     relative to the real figures, but absolute for idle shares."""
     from proxima.config import resolve
-    from proxima.lab.run_reader import read_run
+    from proxima.experiments.run_reader import read_run
     from proxima_plan.forecast import devices_here, plan_recipe
     from proxima_plan.simulation.fit import observed_run, with_speed
     from proxima_plan.simulation.lags import simulate_lag

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from proxima.check import check_law, laws_of
 from proxima.cli.main import main
+from proxima.laws import check_law, laws_of
 from tests.docs.printed import fence
 
 SOUND = fence("CONTRIBUTING.md", "class SoftClip")

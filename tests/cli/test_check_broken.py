@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxima.check import LAWS
-from proxima.check.engine_laws import ENGINE_LAWS
-from proxima.check.outcome_laws import GROUP_ADVANTAGE_LAWS, TOKEN_ADVANTAGE_LAWS
-from proxima.check.reward_laws import REWARD_LAWS
-from proxima.check.spec_check import DECLARATION
 from proxima.cli.main import main
+from proxima.laws import LAWS
+from proxima.laws.engine_laws import ENGINE_LAWS
+from proxima.laws.outcome_laws import GROUP_ADVANTAGE_LAWS, TOKEN_ADVANTAGE_LAWS
+from proxima.laws.reward_laws import REWARD_LAWS
+from proxima.laws.spec_check import DECLARATION
 
 HEAD = """import random
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def test_what_raises_again_is_not_told_twice(stranger, capsys):
 def test_two_nans_are_equal():
     import torch
 
-    from proxima.check.laws import require_close, same
+    from proxima.laws.law import require_close, same
 
     nan, entry = torch.tensor([float("nan"), 1.0]), torch.tensor([1.0, float("nan")])
     require_close(nan, nan.clone(), "x")

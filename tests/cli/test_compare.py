@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.lab.runs import curve, make_run, make_sweep
+from tests.experiments.runs import curve, make_run, make_sweep
 
 
 @pytest.fixture

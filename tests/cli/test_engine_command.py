@@ -6,10 +6,10 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from proxima.check import live_check
-from proxima.check.engine_case import tiny_model
-from proxima.check.live_check import ENGINE_LAWS
 from proxima.cli.engine import check_action
+from proxima.laws import live_check
+from proxima.laws.engine_case import tiny_model
+from proxima.laws.live_check import ENGINE_LAWS
 from tests.engine.helpers import saved
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 from tests.ports import kept_port

@@ -10,7 +10,7 @@ from proxima.cli.eval import _shown
 from proxima.data import Group, Score
 from proxima.evaluate.results import completions_table
 from tests.evaluate.test_group_metrics import FAILED, RIGHT, WRONG, group
-from tests.lab.runs import make_run, make_sweep, step
+from tests.experiments.runs import make_run, make_sweep, step
 from tests.reward.make import completion, prompt
 
 pytestmark = pytest.mark.usefixtures("lent_servers")

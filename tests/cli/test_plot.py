@@ -6,7 +6,7 @@ import pytest
 
 from proxima.cli.plot import parse_surrogate
 from proxima.core.surrogate import SURROGATES, Dppo, PpoClip
-from tests.lab.runs import make_run, step
+from tests.experiments.runs import make_run, step
 
 
 def test_several_kinds_in_one_figure(proxima, here):

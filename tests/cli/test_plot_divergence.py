@@ -8,7 +8,14 @@ import pytest
 
 from proxima.cli.plot import threshold_lines, with_values
 from proxima.core.surrogate import Cppo, Dppo
-from proxima.lab.divergences import Calibration, TrainedCompletion, as_batch, masked_share, measurable, read_trained
+from proxima.experiments.divergences import (
+    Calibration,
+    TrainedCompletion,
+    as_batch,
+    masked_share,
+    measurable,
+    read_trained,
+)
 from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure, most_masked
 
 

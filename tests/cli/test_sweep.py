@@ -6,8 +6,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from proxima.config import dump
-from proxima.lab import plan_runs, read_sweep
-from proxima.lab.sweep_runner import train_command
+from proxima.experiments import plan_runs, read_sweep
+from proxima.experiments.sweep_runner import train_command
 
 SWEEP = """\
 recipe: tiny.yaml

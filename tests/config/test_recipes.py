@@ -16,7 +16,7 @@ from proxima.config.validate import warnings
 from proxima.core.aggregate import SequenceMeanTokenSumNorm
 from proxima.core.correction import CORRECTION_PRESETS
 from proxima.core.surrogate import Cppo, Dppo, Drpo, PpoClip
-from proxima.lab import plan_runs, read_sweep
+from proxima.experiments import plan_runs, read_sweep
 from proxima.prepare.catalog import SOURCES
 from proxima_plan.devices import read_devices
 from proxima_plan.forecast import plan_recipe

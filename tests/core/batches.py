@@ -1,11 +1,11 @@
-"""Random packed batches of `proxima.check`, drawn by hypothesis or from a seed."""
+"""Random packed batches of `proxima.laws`, drawn by hypothesis or from a seed."""
 
 from random import Random
 
 from hypothesis import strategies as st
 
-from proxima.check.batches import CENTRES, BatchCase, make_batch
 from proxima.core import AGGREGATES
+from proxima.laws.batches import CENTRES, BatchCase, make_batch
 
 SPREADS, OUT_OF_LOSS, NOT_SAMPLED = (0.0, 0.05, 0.3, 2.0), (0.0, 0.3, 1.0), (0.0, 0.2)
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from proxima.check import check_law, laws_of, surrogate_laws
-from proxima.check.batches import batch_cases
 from proxima.core import Correction, PolicyBatch, PpoClip, Selection, SumCount, gradient_weight
 from proxima.core.advantage.protocol import GroupAdvantage, TokenAdvantage, TokenRewards
 from proxima.core.loss import Corrected, Penalty
 from proxima.data import Outcomes
+from proxima.laws import check_law, laws_of, surrogate_laws
+from proxima.laws.batches import batch_cases
 
 
 def found(slot: str, spec: Any, name: str) -> str:

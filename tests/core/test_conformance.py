@@ -1,4 +1,4 @@
-"""The laws of `proxima.check`, for every kind of the tables and the settings that the specs declare."""
+"""The laws of `proxima.laws`, for every kind of the tables and the settings that the specs declare."""
 
 from dataclasses import fields, replace
 from itertools import count
@@ -9,11 +9,6 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from proxima.check import check_law, check_spec, laws, laws_of, spec_check, variants_of
-from proxima.check.batches import BatchCase, make_batch, with_new_leaf
-from proxima.check.batches import batch_cases as check_cases
-from proxima.check.laws import Law, LawResult, require_close
-from proxima.check.surrogate_laws import loss_and_gradient, require_exact_split, require_slope
 from proxima.core import (
     ADVANTAGES,
     AGGREGATES,
@@ -31,6 +26,11 @@ from proxima.core import (
 from proxima.core.correction import TopEntropy, mismatch_metrics
 from proxima.core.penalty import K3
 from proxima.data import PolicyBatch
+from proxima.laws import check_law, check_spec, laws, laws_of, spec_check, variants_of
+from proxima.laws.batches import BatchCase, make_batch, with_new_leaf
+from proxima.laws.batches import batch_cases as check_cases
+from proxima.laws.law import Law, LawResult, require_close
+from proxima.laws.surrogate_laws import loss_and_gradient, require_exact_split, require_slope
 from tests.core.batches import batch_cases, seeded_cases
 from tests.core.operations import Operations
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.check.batches import make_batch
 from proxima.core import (
     CORRECTION_PRESETS,
     CORRECTIONS,
@@ -32,6 +31,7 @@ from proxima.core.correction import (
 from proxima.core.metrics import QuantileSketch
 from proxima.core.precompute import needs_precompute
 from proxima.data import PolicyBatch
+from proxima.laws.batches import make_batch
 
 
 def of_ratios(*sequences: list[float], current: list[float] | None = None, **more: Any) -> PolicyBatch:

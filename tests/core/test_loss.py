@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from proxima.check.batches import make_batch
 from proxima.core import PENALTIES, PpoClip, Reinforce, TokenMean, TokenSum, policy_loss
 from proxima.data import PolicyBatch
+from proxima.laws.batches import make_batch
 
 
 def two_tokens(**changes: torch.Tensor) -> PolicyBatch:

@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
-from proxima.check.batches import make_batch
 from proxima.core import Cppo
 from proxima.core.correction import Importance
 from proxima.core.correction.rejection import Rejection
 from proxima.core.surrogate import Reinforce
 from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
+from proxima.laws.batches import make_batch
 
 RATIOS = torch.tensor([[2.0, 0.5, 4.0, 9.0]]).log()
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from proxima.check.batches import make_batch, with_new_leaf
 from proxima.core import Importance, PpoClip, Reinforce, Rejection, SequenceMeanTokenSum, TokenSum, policy_loss
 from proxima.core.correction import CapFloor, Icepop, ScoreCentering
 from proxima.core.correction.score_centering import TAIL_FLOOR
 from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
+from proxima.laws.batches import make_batch, with_new_leaf
 from scripts.enumerable_world import EnumerableWorld
 
 TRUNCATED = Importance(towards="current", upper=1.1)

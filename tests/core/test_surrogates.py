@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.check.batches import make_batch
 from proxima.core import Cispo, Cppo, Dppo, Drpo, PpoClip, Spo
 from proxima.core.divergence import divergence
 from proxima.data import PolicyBatch
+from proxima.laws.batches import make_batch
 
 
 def batch_of(pi: list[float], mu: list[float], advantage: float, **more: Any) -> PolicyBatch:

@@ -16,8 +16,8 @@ import proxima
 from proxima.data.kinds import Kinds
 
 FRACTIONS = Kinds({"fraction": "fractions:Fraction", "ended": "no_such_module:Class"})
-ROOMS = ("core", "core.advantage", "core.correction", "core.preference", "core.surrogate", "check", "config", "data")
-ROOMS += ("engine", "engine.serve", "evaluate", "lab", "model", "prepare", "reward", "task", "train")
+ROOMS = ("core", "core.advantage", "core.correction", "core.preference", "core.surrogate", "config", "data")
+ROOMS += ("engine", "engine.serve", "evaluate", "experiments", "laws", "model", "prepare", "reward", "task", "train")
 ROOMS += ("train.objectives", "view.trackers", "api")
 
 

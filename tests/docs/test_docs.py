@@ -186,7 +186,7 @@ def test_the_tables_lead_to_every_method():
 
 
 def test_the_glossary_lists_every_name_of_a_metric():
-    from proxima.lab.metric_names import METRIC_ALIASES
+    from proxima.experiments.metric_names import METRIC_ALIASES
 
     text = (DOCS / "glossary.md").read_text(encoding="utf-8")
     missing = [name for pair in METRIC_ALIASES.items() for name in pair if f"`{name}`" not in text]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from proxima.lab.metric_names import canonical_metric
+from proxima.experiments.metric_names import canonical_metric
 from tests.docs.printed import ROOT
 
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("glossary", "migration")}

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from proxima.check import engine_laws
-from proxima.check.engine_case import EngineUnderTest
 from proxima.data import UserError
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.local_process import LocalProcess, ProcessEngine
 from proxima.engine.protocol import Engine, EngineSetup, ScoreRequest, WeightUpdate
+from proxima.laws import engine_laws
+from proxima.laws.engine_case import EngineUnderTest
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from tests.engine.helpers import engine, prompt, repetitive, requests, run, untruncated

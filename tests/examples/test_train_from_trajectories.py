@@ -11,7 +11,7 @@ import runpy, sys
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("proxima.")}
-assert not rooms & {"runtime", "config", "api", "cli", "view", "lab", "reward"}, rooms
+assert not rooms & {"runtime", "config", "api", "cli", "view", "experiments", "reward"}, rooms
 """
 
 

@@ -16,7 +16,7 @@ from proxima.config import resolve
 from proxima.config.families import TRAIN, family_name, family_of
 from proxima.config.recipe_reader import read_recipe
 from proxima.core.selection import BestAndWorst, Prune
-from proxima.lab import read_sweep
+from proxima.experiments import read_sweep
 from proxima.reward import ModelReward, Overlong
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder

@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
-from proxima.check.reward_laws import readable_answer
 from proxima.data import Episode, Group, Score
+from proxima.laws.reward_laws import readable_answer
 from proxima.model import load_scalar_model, save
 from proxima.reward import REWARDS, WeightedReward
 from tests.documented import assert_documented

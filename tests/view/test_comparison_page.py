@@ -5,7 +5,7 @@ import math
 import pytest
 
 from proxima.data import UserError
-from proxima.lab.cell_statistics import HELD_OUT, SeedBand
+from proxima.experiments.cell_statistics import HELD_OUT, SeedBand
 from proxima.view.comparison_page import (
     config_value,
     interval_bars,
@@ -14,7 +14,7 @@ from proxima.view.comparison_page import (
     widened,
     write_comparison,
 )
-from tests.lab.runs import CONFIG, comparison, curve, make_run, make_sweep
+from tests.experiments.runs import CONFIG, comparison, curve, make_run, make_sweep
 from tests.view.test_report import Page, assert_asks_for_nothing
 
 

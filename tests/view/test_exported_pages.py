@@ -5,11 +5,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from proxima.lab import compare_runs, find_runs, read_run
+from proxima.experiments import compare_runs, find_runs, read_run
 from proxima.runtime.state.rollouts import write_rollouts
 from proxima.view.comparison_page import write_comparison
 from proxima.view.report import write_report
-from tests.lab.runs import CONFIG, curve, make_sweep
+from tests.experiments.runs import CONFIG, curve, make_sweep
 from tests.view.microscope.test_page import UNNAMED, axe_script, browser, looks, needs_browser  # noqa: F401
 from tests.view.microscope.test_stages import written
 from tests.view.synthetic import group, make_run, records

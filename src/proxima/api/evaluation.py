@@ -142,7 +142,7 @@ def run_evaluation(
 
 def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, named: bool) -> tuple[str, Recipe | None]:
     """The path of the model, or of a run's checkpoint, and the recipe if there is one."""
-    from proxima.lab.run_search import find_runs, misspelt, no_runs, runs_beside
+    from proxima.experiments.run_search import find_runs, misspelt, no_runs, runs_beside
 
     if not Path(model).exists() and runs_beside(Path(model)):
         raise no_runs(Path(model))

@@ -18,7 +18,7 @@ from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
 
 if TYPE_CHECKING:
-    from proxima.check import LawResult
+    from proxima.laws import LawResult
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def print_results(what: str, facts: dict[str, Any], laws: Iterator["LawResult"],
 
 def check_run(folder: str, *, as_json: bool = False) -> int:
     """Check the files of a run and print a line for each kind of file. Returns 1 if one is damaged."""
-    from proxima.lab.run_reader import existing_run
+    from proxima.experiments.run_reader import existing_run
     from proxima.runtime.state.folder_check import check_run_files
     from proxima.view.formatting import visible
 
@@ -145,7 +145,7 @@ def show(result: "LawResult") -> None:
 
 def results_of(slot: str, spec: Any, model: str | None) -> Iterator["LawResult"]:
     """Check the laws of a spec and yield the results."""
-    from proxima.check import check_engine, check_reward, check_spec
+    from proxima.laws import check_engine, check_reward, check_spec
 
     if slot == "reward":
         return check_reward(spec)
@@ -178,7 +178,7 @@ def slot_of_kind(kind: str) -> str:
 
 def slot_of_class(cls: type, kind: str) -> str:
     """The slot of a class outside the tables."""
-    from proxima.check import PROTOCOLS
+    from proxima.laws import PROTOCOLS
 
     for slot, protocol in PROTOCOLS.items():
         if protocol in cls.__mro__:

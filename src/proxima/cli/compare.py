@@ -12,7 +12,7 @@ from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.lab import Run, RunComparison, SeedMean
+    from proxima.experiments import Run, RunComparison, SeedMean
 
 WIDTH = 100
 OUT = "the page; default: compare.html in the sweep's folder, else in the current one"
@@ -38,7 +38,7 @@ def compare(
     ] = False,
 ) -> None:
     """Write the page, and print the final table."""
-    from proxima.lab import compare_runs, final_value, find_runs
+    from proxima.experiments import compare_runs, final_value, find_runs
     from proxima.view.comparison_page import write_comparison
 
     folders = find_runs(run)
@@ -74,7 +74,7 @@ def compare(
 
 def _read(folders: Sequence[Path]) -> "tuple[list[Run], list[str]]":
     """Read the runs; if there are several, also return why some can't be compared yet."""
-    from proxima.lab import NoMetrics, read_run
+    from proxima.experiments import NoMetrics, read_run
 
     runs, unread = [], []
     for folder in folders:
@@ -92,7 +92,7 @@ def _read(folders: Sequence[Path]) -> "tuple[list[Run], list[str]]":
 def _recorded(name: str, runs: "Sequence[Run]") -> str:
     """The key of a metric that a step or an evaluation has recorded; UserError with the nearest ones if none has."""
     from proxima.evaluate.headline import Headline
-    from proxima.lab.metric_names import canonical_metric
+    from proxima.experiments.metric_names import canonical_metric
 
     records = [record for run in runs for record in (*run.train, *run.evals)]
     headline = Headline.of(records, canonical_metric(name))

@@ -21,7 +21,7 @@ from proxima.data import UserError
 from proxima.system.recipe_files import find_recipe
 
 if TYPE_CHECKING:
-    from proxima.lab.divergences import Calibration
+    from proxima.experiments.divergences import Calibration
     from proxima.view.chart import Drawing
 
 KIND = "one to eight: a name of `proxima list surrogate`, or package.module:Class; with fields: cppo,delta=0.2"
@@ -81,7 +81,7 @@ def threshold_figure(
     """cppo along one completion of a run: each token, its threshold, and what it masks."""
     from proxima.config.describe import kind_of
     from proxima.core.surrogate import Cppo
-    from proxima.lab.divergences import measurable, read_algorithm, read_trained
+    from proxima.experiments.divergences import measurable, read_algorithm, read_trained
     from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure, most_masked
 
     asked = measurable(parse_surrogate(surrogate)) if surrogate else None
@@ -133,7 +133,7 @@ def divergence_figure(
         raise UserError(f"{folder} is a run, whose settings are fixed; give its recipe to measure others")
     from proxima.config import load_recipe
     from proxima.core.surrogate import Cppo
-    from proxima.lab.divergences import Calibration, measurable, read_algorithm, read_trained
+    from proxima.experiments.divergences import Calibration, measurable, read_algorithm, read_trained
     from proxima.view.divergence_plot import DivergenceFigure
 
     if is_run:

@@ -10,7 +10,7 @@ from proxima.cli.output import named_recipe
 from proxima.cli.parameters import Argument
 
 if TYPE_CHECKING:
-    from proxima.lab import PlannedRun, Sweep
+    from proxima.experiments import PlannedRun, Sweep
 
 SWEEP = "YAML file: recipe, seeds, set, grid, cells; or a sweep of `proxima list recipes`: sweeps/grpo_cppo"
 FOLDER = "where the runs are written; overrides the file; default runs/<file>"
@@ -29,7 +29,7 @@ def sweep(
     retry_failed: Annotated[bool, Argument("also retry the runs that failed")] = False,
 ) -> int:
     """Train the cells, or print their commands; return the exit code."""
-    from proxima.lab import plan_runs, read_sweep
+    from proxima.experiments import plan_runs, read_sweep
 
     plan = read_sweep(recipe, folder=folder, jobs=jobs, only=only)
     runs = plan_runs(plan, import_code=import_code or not dry_run)
@@ -40,8 +40,8 @@ def train_cells(sweep: "Sweep", runs: "list[PlannedRun]", *, retry_failed: bool 
     """Run the sweep, show its progress and its final table; return the exit code."""
     from rich.console import Console
 
-    from proxima.lab.metrics_follower import RunState
-    from proxima.lab.sweep_runner import run_sweep
+    from proxima.experiments.metrics_follower import RunState
+    from proxima.experiments.sweep_runner import run_sweep
     from proxima.view.run_views import is_drawable
     from proxima.view.sweep_progress import SweepLines, SweepTable, outcome_rows
     from proxima.view.terminal import table_text

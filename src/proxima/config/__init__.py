@@ -15,7 +15,7 @@
     json_schema       for editors                                yaml_dump         config.yaml of a run
 
 Imports: pyyaml, torch, every room below, all at first use, because `proxima --help` reads `families`. Imported by
-`runtime`, `check` and the rooms above.
+`runtime`, `laws` and the rooms above.
 To add a field or a check: see `sections`. To add a way to train on a fixed data set: see `families`. To add a
 preset: a key in `presets.py` with its source. A field has no aliases; its former names go into `other_names.py`.
 """

@@ -10,7 +10,7 @@ class Spec(Protocol):
     mathematics.
 
     needs: the optional fields of its input that it reads.
-    exempt_laws: the laws of `proxima.check` that this method breaks on purpose, by name.
+    exempt_laws: the laws of `proxima.laws` that this method breaks on purpose, by name.
     test_fields: name → fields that switch on a branch that is off by default; the laws are checked on these too.
     examples: numbers worked out by hand, `{"inputs": …, "expected": …}` and, unless all have defaults, `"fields"`: a
         golden record without a name, see `tests/golden/README.md`.

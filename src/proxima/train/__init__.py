@@ -19,8 +19,8 @@
 A completion is its key (uid, sample, turn) in the batch, the updates and the statistics; `TrainStack.update` gets
 items, which an objective builds from trajectories.
 Imports: torch, numpy, safetensors, `proxima.data`, `core`, `model`, the protocol of `engine`, what `rollout` collects,
-and for `offline` rows of `task` and figures of `evaluate`. Imported by `config`, `runtime` and `lab`; it imports none
-of them, so it can train without a run: examples/train_from_trajectories.py.
+and for `offline` rows of `task` and figures of `evaluate`. Imported by `config`, `runtime` and `experiments`; it
+imports none of them, so it can train without a run: examples/train_from_trajectories.py.
 To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`. To add an objective: see
 `proxima.train.objectives`. To add a forward pass before the advantages or the update: a `ForwardStage`, given to
 `proxima.runtime.launch.run.train(stages=…)`. To add an offline method: see `proxima.train.offline`.

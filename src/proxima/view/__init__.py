@@ -11,8 +11,8 @@
 A view only reads and makes no decisions. Live views are observers (`runtime.watch.observer`); report and curve need
 only the run folder, even of an unfinished run. `formatting` formats every number; text from a model or a data set is
 escaped for the terminal (`printable`) or for the browser.
-Imports: rich, jinja2, matplotlib (for figures alone), `core`, `rollout`, `config`, `evaluate`, `runtime`, `lab`.
-Imported by `api` and `cli`.
+Imports: rich, jinja2, matplotlib (for figures alone), `core`, `rollout`, `config`, `evaluate`, `runtime`,
+`experiments`. Imported by `api` and `cli`.
 To add a live view: a subclass of `Observer`, chosen in `screen` or `RunViews` of `run_views.py`. A curve of the report
 is a metric of metrics.jsonl; metrics.yaml has its meaning. To add a figure: a subclass of `chart.Drawing`. To add a
 warning: a function in `RULES` of `diagnostics`.

@@ -1,8 +1,8 @@
 """compare.html: cells of runs side by side, in one file that needs no network and can be sent by e-mail.
 
 It shows curves over steps, tokens and time (mean and 95 % interval over seeds), the final table, and the config fields
-in which the cells differ. All numbers come from `lab.run_comparison`; folder names and config values are escaped by
-jinja.
+in which the cells differ. All numbers come from `experiments.run_comparison`; folder names and config values are
+escaped by jinja.
 """
 
 import math
@@ -14,9 +14,9 @@ from typing import Any
 from proxima.config.scalars import in_one_line
 from proxima.data import UserError
 from proxima.evaluate.headline import REWARD, Headline
-from proxima.lab.cell_statistics import HELD_OUT, CellSummary, SeedBand, TargetCost
-from proxima.lab.run_comparison import RunComparison
-from proxima.lab.seed_statistics import SeedMean
+from proxima.experiments.cell_statistics import HELD_OUT, CellSummary, SeedBand, TargetCost
+from proxima.experiments.run_comparison import RunComparison
+from proxima.experiments.seed_statistics import SeedMean
 from proxima.system.atomic_files import write_atomic
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, plus_minus, signed, significant
 from proxima.view.microscope.metric_meanings import metric_meanings

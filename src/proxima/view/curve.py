@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
-from proxima.lab.run_reader import read_run
-from proxima.lab.running_mean import running_mean
+from proxima.experiments.run_reader import read_run
+from proxima.experiments.running_mean import running_mean
 from proxima.runtime.watch.observer import Record
 from proxima.view.chart import Color, Drawing, panel_axes, round_ticks
 from proxima.view.formatting import duration, fixed

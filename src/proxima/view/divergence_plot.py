@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from proxima.data.columns import Floats
-from proxima.lab.divergences import TrainedCompletion
+from proxima.experiments.divergences import TrainedCompletion
 from proxima.view.chart import Color, Drawing, panel_axes
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO, TypeGuard
 
 if TYPE_CHECKING:
     from proxima.data import ToolCall
-    from proxima.lab.seed_statistics import SeedMean
+    from proxima.experiments.seed_statistics import SeedMean
 
 NONE = "–"  # a missing value
 PATIENCE = 60.0  # seconds without output after which progress is reported if there is no terminal

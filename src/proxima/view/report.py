@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.evaluate.headline import Headline
-from proxima.lab.run_reader import Run, flat, read_run
+from proxima.experiments.run_reader import Run, flat, read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.watch.observer import Record

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from proxima.evaluate.headline import Headline
-from proxima.lab.metrics_follower import RunProgress, RunState
-from proxima.lab.seed_statistics import mean_over_seeds
-from proxima.lab.sweep_plan import Sweep
+from proxima.experiments.metrics_follower import RunProgress, RunState
+from proxima.experiments.seed_statistics import mean_over_seeds
+from proxima.experiments.sweep_plan import Sweep
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Record
 from proxima.view.formatting import PATIENCE, duration, fixed, plus_minus, printable, write_safely

@@ -9,7 +9,7 @@ import numpy as np
 from proxima.core.surrogate import Cppo
 from proxima.core.token_reasons import band_of
 from proxima.data.columns import Bools, Floats
-from proxima.lab.divergences import TrainedCompletion, as_batch
+from proxima.experiments.divergences import TrainedCompletion, as_batch
 from proxima.view.chart import Color, Drawing, panel_axes, round_ticks
 
 if TYPE_CHECKING:

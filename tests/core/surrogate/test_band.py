@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from proxima.check import variants_of
-from proxima.check.batches import make_batch
 from proxima.core import SURROGATES
 from proxima.core.band import told
 from proxima.core.loss import Surrogate
 from proxima.core.token_reasons import band_of
 from proxima.data import PolicyBatch
+from proxima.laws import variants_of
+from proxima.laws.batches import make_batch
 from tests.core.batches import SPREADS
 
 SPECS = {

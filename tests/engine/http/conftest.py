@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.check.engine_case import tiny_model
+from proxima.laws.engine_case import tiny_model
 from proxima.model import LoadedModel, load
 from tests.engine.http.plain_dialect import engine_over, fakes, update
 

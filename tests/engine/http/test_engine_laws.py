@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from proxima.check.engine_case import EngineUnderTest, requests
-from proxima.check.engine_laws import ENGINE_LAWS
-from proxima.check.laws import check_law
 from proxima.engine.http.sglang import Sglang
 from proxima.engine.local import collect
 from proxima.engine.protocol import EngineSetup
+from proxima.laws.engine_case import EngineUnderTest, requests
+from proxima.laws.engine_laws import ENGINE_LAWS
+from proxima.laws.law import check_law
 from tests.engine.helpers import saved
 from tests.engine.http.fake_sglang import FakeSglang
 

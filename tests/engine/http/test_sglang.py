@@ -1,5 +1,5 @@
 """The dialect of SGLang, over a fake of its protocol. Its stop tokens, seeds and versions are laws of servers:
-see tests/check/test_server_laws.py."""
+see tests/laws/test_server_laws.py."""
 
 import asyncio
 import copy

@@ -11,8 +11,8 @@ from proxima.config import load_recipe
 from proxima.core.correction import health
 from proxima.data import UserError
 from proxima.engine.local import Local
-from proxima.lab.run_comparison import compare_runs
-from proxima.lab.run_reader import read_run
+from proxima.experiments.run_comparison import compare_runs
+from proxima.experiments.run_reader import read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_rows

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from proxima.check import variants_of
 from proxima.core import CORRECTIONS, SURROGATES
 from proxima.core.token_reasons import band_of
 from proxima.data import Completion, Episode, Trajectory, UserError
-from proxima.lab.stored_tokens import LossSpecs, StoredTokens
+from proxima.experiments.stored_tokens import LossSpecs, StoredTokens
+from proxima.laws import variants_of
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_rollouts
 from proxima.train.completion_record import CompletionRecord

@@ -2,8 +2,8 @@
 
 from proxima.core.correction.guard import MismatchGuard
 from proxima.core.correction.health import rules
-from proxima.lab.cell_statistics import HELD_OUT
-from proxima.lab.metric_names import METRIC_ALIASES
+from proxima.experiments.cell_statistics import HELD_OUT
+from proxima.experiments.metric_names import METRIC_ALIASES
 from proxima.view.comparison_page import CHARTS, EXAMPLE_CHARTS
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric_meanings
 from tests.view.synthetic import record

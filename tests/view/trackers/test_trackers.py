@@ -16,7 +16,7 @@ from proxima.config import resolve
 from proxima.core import SURROGATES
 from proxima.view.trackers import Mlflow, TensorBoard, Trackio, Wandb, tracker_observer
 from proxima.view.trackers.tracker_observer import TrackerObserver
-from tests.lab.runs import answered, make_run, step
+from tests.experiments.runs import answered, make_run, step
 from tests.manual_clock import ManualClock
 from tests.runtime import tiny_run
 from tests.runtime.tiny_run import recipe

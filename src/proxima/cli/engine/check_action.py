@@ -13,7 +13,7 @@ from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.check.bare_server import BareServer
+    from proxima.laws.bare_server import BareServer
 
 LEAST_DRAWS = 600
 MODEL = "folder with the weights that the server should have; default: the server's own, if it is a folder here"
@@ -32,7 +32,7 @@ def check_server(
     Raises:
         UserError: the server can't be reached, the model does not exist, or there are too few draws.
     """
-    from proxima.check import check_live_server
+    from proxima.laws import check_live_server
 
     if draws < LEAST_DRAWS:
         raise UserError(f"--draws {draws}: must be >= {LEAST_DRAWS} for the test to see anything")
@@ -47,8 +47,8 @@ def check_server(
 
 def _find(place: ServerPlace) -> "BareServer":
     """Detect the server's kind and capabilities."""
-    from proxima.check.bare_server import BareServer
     from proxima.engine.http.detect import detect_server
+    from proxima.laws.bare_server import BareServer
 
     async def detected(client):  # type: ignore[no-untyped-def]
         dialect, facts = await detect_server(client, place.kind)

@@ -8,7 +8,7 @@ requests), `replica_states.py` (the table of its states and transitions), `versi
 `engine.py` (the `Engine` over them), `folder_sync.py` (how new weights get there) and `weight_probe.py` (checks that a
 server computes with them).
 Imports: torch, httpx, `proxima.data`, `proxima.model`, `engine/serve` and single modules of `engine`. Imported by
-`engine/__init__`, `runtime`, `check`, `cli`.
+`engine/__init__`, `runtime`, `laws`, `cli`.
 To add a server: a file with a class that has the methods of `Dialect`, and a spec next to it that derives from
 `ServerSpec`; the tests in `tests/engine/http` run against a fake of its protocol.
 """

@@ -8,6 +8,6 @@ changed after it is built.
     generation           the engine, the rewards, the collector, the held-out sets
     run_data             the data of a run before weights are loaded; its parts: engine_needs, inputs
 
-Imports: every room below `runtime`, and `loop`, `state`, `watch`. Imported by `lab`, `view`, `api` and `cli`.
+Imports: every room below `runtime`, and `loop`, `state`, `watch`. Imported by `experiments`, `view`, `api` and `cli`.
 To add a part to the loop: write a function here that builds it from the config, and call it in `build` or `learning`.
 """

@@ -1,11 +1,10 @@
 """DPO, its relatives and KTO on the offline loop."""
 
-import errno
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -66,10 +65,11 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
     def check(self) -> None:
         if (cache := self.cache) is not None:  # checked before anything is computed; created when it is written
             nearest = next(place for place in (cache.absolute(), *cache.absolute().parents) if place.exists())
-            problem = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
-            if problem == errno.ENOTDIR or not os.access(nearest, os.W_OK):
-                remedy, reason = "name another folder, or null for none", f"can't be made: {os.strerror(problem)}"
-                raise FieldError("preference.cache", self.section.cache, reason, remedy=remedy)
+            try:
+                TemporaryDirectory(dir=nearest).cleanup()
+            except OSError as error:
+                remedy, reason = "name another folder, or null for none", f"can't be made: {error.strerror}"
+                raise FieldError("preference.cache", self.section.cache, reason, remedy=remedy) from None
 
     @property
     def cache(self) -> Path | None:

@@ -12,7 +12,7 @@
 It only reads the run folder, in a separate process, and writes nothing there, so it can't slow down or harm training.
 docs/view.md describes the routes. Modules that only an opened completion needs, above all torch, are imported lazily.
     viewer_process.py  the viewer of a run in progress (`view=true`), and in a notebook (`run.view()`)
-Imports: starlette, uvicorn, pyarrow; `core`, `lab`, `runtime.state`. Imported by `api` and `cli`.
+Imports: starlette, uvicorn, pyarrow; `core`, `experiments`, `runtime.state`. Imported by `api` and `cli`.
 """
 
 PORT = 8123  # the default; reports link to it

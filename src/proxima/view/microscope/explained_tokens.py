@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from proxima.view.microscope.resident_memory import one_arena, release_memory
 
 if TYPE_CHECKING:
-    from proxima.lab.stored_tokens import StoredTokens
+    from proxima.experiments.stored_tokens import StoredTokens
 
 READ = (
     "tokens", "prompt_tokens", "temperature", "outcome", "advantage", "token_advantage", "log_prob", "keep", "entropy",
@@ -56,7 +56,7 @@ _WEIGHTS: dict[str, Any] = {}
 
 def explain_tokens(asked: ExplainedRow) -> ExplainedTokens:
     """Compute the columns that derive from a row."""
-    from proxima.lab.stored_tokens import LossSpecs, StoredTokens
+    from proxima.experiments.stored_tokens import LossSpecs, StoredTokens
 
     recomputed = {} if asked.folder is None else _recomputed(asked.folder)(asked.step, asked.row)
     alternatives = recomputed.pop("alternatives", None)
@@ -104,7 +104,7 @@ def answer_questions() -> None:
     channel = Connection(int(sys.argv[1]))
     import torch
 
-    import proxima.lab.stored_tokens  # noqa: F401
+    import proxima.experiments.stored_tokens  # noqa: F401
 
     torch.set_num_threads(1)  # leave the other cores to training
     release_memory()

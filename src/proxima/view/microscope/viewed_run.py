@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from proxima.data import UserError
-from proxima.lab.growing_records import GrowingRecords
+from proxima.experiments.growing_records import GrowingRecords
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric_meanings
 

@@ -5,7 +5,8 @@
 If a tracker raises, hangs or is slow, the only consequence for the run is a warning. The tracker's id of the run and
 the last step logged are stored in the run folder (trackers/NAME.json), so that a resume continues there and logs no
 step twice.
-Imports: the tools; `data`, `config`, `lab`, `runtime`. Imported by `view`, and by the config through `TRACKERS`.
+Imports: the tools; `data`, `config`, `experiments`, `runtime`. Imported by `view`, and by the config through
+`TRACKERS`.
 To add one: a file with the spec, a line in `TRACKERS`, an extra in pyproject.toml, docs/trackers.md, and a test in
 `tests/view/trackers` that reads the tool's data back. Out of tree: `monitor: [my_pkg.trackers:Mine]`.
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxima.lab.run_reader import flat
+from proxima.experiments.run_reader import flat
 from proxima.runtime.watch.observer import Record
 from proxima.view.trackers.protocol import TrackedRun, Tracker, without_time
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from proxima.config.describe import kind_of
-from proxima.lab.run_reader import read_config, read_mapping
+from proxima.experiments.run_reader import read_config, read_mapping
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample

@@ -14,7 +14,7 @@ few kinds of leaves that no algorithm computes. Every option is read, or declare
 does not read it; an absent option has the peer's default. Where a peer defines a metric in its own way, the adapter
 computes it from our primitives. A record whose source is "by hand" names our specs itself.
 
-Imports: torch, stdlib, `proxima.core`, `proxima.check`. Imported by `proxima peers verify` and the golden tests.
+Imports: torch, stdlib, `proxima.core`, `proxima.laws`. Imported by `proxima peers verify` and the golden tests.
 To add a peer: a file of adapters, each a generator of attempts (ours first; then our spec with one peculiarity, if the
 record has its trigger), and a line in `ADAPTERS`.
 """

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.check.by_hand import as_tensor
 from proxima.core.advantage import Gae, Grpo, Rloo, TokenRewards
 from proxima.core.advantage.group import standardised
 from proxima.core.advantage.token import place_scores, with_kl
@@ -22,6 +21,7 @@ from proxima.core.ratio import masked_log_ratio
 from proxima.core.surrogate import Gspo, PpoClip, Sapo
 from proxima.core.value import ValueLoss
 from proxima.data import Outcomes, PolicyBatch
+from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Padded, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.variants import Changed, beyond_limit, loss_of, reasons, unclamped
 

@@ -3,7 +3,7 @@
     [{"name": …, "source": "by hand", "surrogate": {"kind": "topr", "upper": 1.0}, "inputs": …, "expected": …}, …]
 
 Slots: surrogate, correction, penalty, aggregate, advantage, distillation, selection, preference, reward_kl, proximal,
-mismatch. The names of inputs and expected numbers are documented in `proxima.check.by_hand` and `record_steps`."""
+mismatch. The names of inputs and expected numbers are documented in `proxima.laws.by_hand` and `record_steps`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from proxima.check.by_hand import TOLERANCE, numbers_by_hand
 from proxima.config import resolve
 from proxima.config.problems import suggestion
 from proxima.config.slots import Slot
@@ -19,6 +18,7 @@ from proxima.config.tree import Source, node_of
 from proxima.core.correction import MismatchGuard
 from proxima.core.reward_kl import RewardKl
 from proxima.data import UserError
+from proxima.laws.by_hand import TOLERANCE, numbers_by_hand
 from proxima_peers.verify.record import Attempt, Record, UnsupportedRecord
 from proxima_peers.verify.record_steps import RECORD_STEPS, SLOTS
 from proxima_peers.verify.verdict import uncovered

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.check.by_hand import as_tensor
 from proxima.core import TokenSum
 from proxima.core.metrics import k3
 from proxima.core.penalty import LogRatioSq
 from proxima.core.surrogate import Dppo, TvBand
 from proxima.data import PolicyBatch
+from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Record
 from proxima_peers.verify.unirl import concatenated
 from proxima_peers.verify.variants import loss_of

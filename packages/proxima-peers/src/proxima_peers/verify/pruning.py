@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from proxima.check.by_hand import as_tensor
 from proxima.core.advantage import Grpo
 from proxima.core.metrics import Spread
 from proxima.core.selection import Prune
 from proxima.data import Outcomes
+from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Check, Record
 
 

@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 
-from proxima.check.by_hand import (
+from proxima.core import health, merge_metrics, mismatch_metrics
+from proxima.core.preference import PreferencePairs
+from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
+from proxima.data import NoFieldError
+from proxima.data.errors import suggestion
+from proxima.data.field_checks import check_names
+from proxima.laws.by_hand import (
     LOSS_SLOTS,
     STEPS,
     Numbers,
@@ -21,12 +27,6 @@ from proxima.check.by_hand import (
     metric_numbers,
     taken_input,
 )
-from proxima.core import health, merge_metrics, mismatch_metrics
-from proxima.core.preference import PreferencePairs
-from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
-from proxima.data import NoFieldError
-from proxima.data.errors import suggestion
-from proxima.data.field_checks import check_names
 
 HEALTH = ("ok", "watch", "act")
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.check.by_hand import as_tensor
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.correction import OffPolicySequence, TopEntropy
 from proxima.core.loss import Corrected, Loss
@@ -18,6 +17,7 @@ from proxima.core.segment import segment_count
 from proxima.core.surrogate import Cispo, Gspo, Luspo, PpoClip, Sapo, Vespo
 from proxima.core.surrogate.weight import MIN_LOG_WEIGHT
 from proxima.data import PolicyBatch
+from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Padded, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.trl_metrics import epsilons, grpo_numbers
 from proxima_peers.verify.variants import Changed, beyond_limit, given_weights, loss_of

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.check.by_hand import as_tensor
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.correction import Importance, TopEntropy
 from proxima.core.loss import check_needs
@@ -17,6 +16,7 @@ from proxima.core.segment import segment_count, segment_mean
 from proxima.core.surrogate import Dppo, GeoMean, PpoClip
 from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
+from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Record
 from proxima_peers.verify.trl import (
     OPTIONS,

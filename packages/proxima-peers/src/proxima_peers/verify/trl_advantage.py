@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.check.by_hand import as_tensor
 from proxima.core.advantage import Gae, Gdpo, Grpo, Rloo, TokenRewards, whiten
 from proxima.core.advantage.token import place_scores
 from proxima.core.penalty import K1, K3
 from proxima.data import Outcomes
+from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Record
 
 

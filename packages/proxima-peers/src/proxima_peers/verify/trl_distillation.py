@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
-from proxima.check.by_hand import as_tensor
 from proxima.core import DISTILLATIONS, TokenMean, distillation_loss
 from proxima.data import PolicyBatch
+from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Check, Record, UnsupportedRecord
 
 IGNORED = -100  # the label of a position outside the loss

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.check.by_hand import as_tensor
 from proxima.core.preference import PREFERENCES, Kto, PreferencePairs, completion_log_prob, wpo_weight
 from proxima.core.value import RewardLoss
+from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import DOUBLE, Attempt, Check, Record, Tracked
 
 SMOOTHED = ("aot", "aot_unpaired", "exo_pair", "robust")  # 1.16 ignores label_smoothing elsewhere (T12)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.check.by_hand import as_tensor
 from proxima.core.advantage import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.metrics import Spread, k2, k3
@@ -16,6 +15,7 @@ from proxima.core.ratio import LOG_RATIO_LIMIT
 from proxima.core.segment import segment_mean
 from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip, Spo
 from proxima.data import Outcomes, PolicyBatch
+from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Check, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.variants import Changed, beyond_limit, beyond_ten, clamped_at_ten, loss_of, masked, reasons
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from proxima.check.by_hand import as_tensor
+from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Check, Record
 
 Status = Literal["matched", "differs", "failed", "unsupported"]

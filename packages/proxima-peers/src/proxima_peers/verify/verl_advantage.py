@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.check.by_hand import as_tensor
 from proxima.core.advantage import (
     Gae,
     Gdpo,
@@ -24,6 +23,7 @@ from proxima.core.advantage import (
 )
 from proxima.core.advantage.token import reward_to_go
 from proxima.data import Outcomes
+from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Check, Record, Tracked
 from proxima_peers.verify.variants import in_groups_of_one, with_partners
 

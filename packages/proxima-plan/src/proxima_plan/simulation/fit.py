@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from proxima.config import resolve
 from proxima.config.resolved import Resolved
 from proxima.data import UserError
-from proxima.lab.run_reader import read_run
+from proxima.experiments.run_reader import read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_table
 from proxima.runtime.watch.observer import Record

@@ -1,0 +1,43 @@
+"""Plan and run sweeps, read runs back, and compare them.
+
+    sweep_file.py        a sweep file → cells
+    sweep_plan.py        cells × seeds → validated runs
+    sweep_runner.py      each run in its own process
+    growing_records.py   metrics.jsonl while it grows    metrics_follower.py  and the progress of a run
+    run_reader.py        a run folder → config, records, curves over any axis
+    metric_names.py      metric names of other frameworks
+    run_comparison.py    runs → cells, the fields in which they differ, warnings
+    cell_statistics.py   means over seeds, paired differences, cost of a target (pure)
+    seed_statistics.py   Student's interval, medians, running means (pure)
+
+In a notebook:
+
+    from proxima.experiments import compare_runs, find_runs, read_run
+    comparison = compare_runs([read_run(folder) for folder in find_runs(["runs/trust_regions"])], target=0.9)
+
+Imports: `runtime` (folder, environment) and every room below it. Imported by
+`view`, `api`, `cli`.
+To add a field of a sweep file: its name in `FIELDS` of `sweep_file.py`, and a method that validates it. To add an axis:
+an entry in `AXES` of `run_reader.py`. To add a number to the final table: an entry in `MEASURES` of
+`cell_statistics.py`, and a field of `CellSummary`.
+"""
+
+from typing import TYPE_CHECKING
+
+from proxima.data.kinds import lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.experiments.cell_statistics import final_value
+    from proxima.experiments.run_comparison import RunComparison, compare_runs
+    from proxima.experiments.run_reader import NoMetrics, Run, read_run
+    from proxima.experiments.run_search import find_runs
+    from proxima.experiments.seed_statistics import SeedMean
+    from proxima.experiments.sweep_file import read_sweep
+    from proxima.experiments.sweep_plan import PlannedRun, Sweep, plan_runs
+
+__getattr__, __dir__ = lazy_imports(__name__)
+
+__all__ = [
+    "NoMetrics", "PlannedRun", "Run", "RunComparison", "SeedMean", "Sweep", "compare_runs", "final_value", "find_runs",
+    "plan_runs", "read_run", "read_sweep",
+]  # fmt: skip

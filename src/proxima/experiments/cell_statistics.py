@@ -1,0 +1,229 @@
+"""Statistics of a cell (runs of one config with different seeds): curves, summary, cost of a target. Pure."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxima.experiments.run_reader import Run
+from proxima.experiments.running_mean import smoothed
+from proxima.experiments.seed_statistics import SeedMean, determined_median, mean_over_seeds
+
+Measure = Callable[[Run], float | None]
+HELD_OUT = "held_out"  # in place of a key of the training records: the headline of the evaluations
+CLOCKS = ("step", "generated", "time", "cpu")  # axes on which a target has a cost
+
+
+@dataclass(frozen=True)
+class SeedBand:
+    """A curve over seeds: at `x` the `mean` and its 95 % interval.
+
+    `low` and `high` are empty for a single seed. Of two seeds they are the two values: their interval, ± 9 standard
+    deviations, would hide every curve.
+    """
+
+    x: tuple[float, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    n: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellRuns:
+    """Runs of one config with different seeds."""
+
+    name: str  # the folder of the sweep's cell, or the values that distinguish it
+    runs: tuple[Run, ...]
+    config: Mapping[str, Any] = field(repr=False)  # without the fields that may differ within a cell
+
+    @property
+    def used(self) -> tuple[Run, ...]:
+        """The finished runs, or all if none has finished."""
+        done = tuple(run for run in self.runs if run.status == "done")
+        return done or self.runs
+
+    def has(self, axis: str) -> bool:
+        """True if all its runs recorded the axis."""
+        return all(run.has(axis) for run in self.used)
+
+    def band(self, key: str, axis: str = "step") -> SeedBand | None:
+        """A key of the training records (or `HELD_OUT`) over an axis; None if no run has the key, or not all
+        have the axis.
+
+        A point is a step that all runs have: its mean position on the axis and its mean value. Training curves are
+        smoothed before they are averaged (`smoothed`).
+        """
+        if not self.has(axis):
+            return None
+        pairs = [(curve, run.position(axis)) for run in self.used if (curve := _by_step(run, key))]
+        steps = sorted(set.intersection(*(set(curve) for curve, _ in pairs))) if pairs else []
+        means = [mean for step in steps if (mean := mean_over_seeds([curve[step] for curve, _ in pairs]))]
+        if not means:
+            return None
+        x = tuple(statistics.fmean(position[step] for _, position in pairs) for step in steps)
+        edges = [(min(m.values), max(m.values)) if m.n == 2 else (m.low, m.high) for m in means if m.n > 1]
+        low, high = tuple(edge for edge, _ in edges), tuple(edge for _, edge in edges)
+        return SeedBand(x=x, mean=tuple(m.mean for m in means), low=low, high=high, n=len(pairs))
+
+    def over_seeds(self, measure: Measure) -> SeedMean | None:
+        """Return mean and interval over the runs of a measure."""
+        return mean_over_seeds([measure(run) for run in self.used])
+
+
+@dataclass(frozen=True)
+class TargetCost:
+    """The positions on an axis at which a cell's runs reach the target; unfinished runs that have not are left out.
+
+    `ratio` is the median over common seeds of (baseline / this cell): 2 means half the cost, inf that the baseline
+    never reaches it. If neither cell does, or one has reached it before the first step, the ratio of the seed is
+    unknown; `ratio` is None if the median depends on it.
+    """
+
+    values: tuple[float | None, ...]  # of each used run, in order; None means never
+    median: float | None  # of `values`, never counting as infinite; None if it is infinite or there is no value
+    ratio: float | None
+    pairs: int = 0  # common seeds
+    never: int = 0  # common seeds with which neither cell reaches it
+
+    @property
+    def reached(self) -> int:
+        return sum(value is not None for value in self.values)
+
+
+@dataclass(frozen=True)
+class CellSummary:
+    """A row of the final table: means over the used runs of a cell. `generate`, `train`, `clock` and `cpu` are seconds
+    over the whole run, the rates tokens per second."""
+
+    cell: str
+    n: int  # used runs
+    runs: int  # all runs
+    before: SeedMean | None  # the held-out figure at step 0
+    after: SeedMean | None  # at the last step
+    best: SeedMean | None  # of each run
+    reward: SeedMean | None  # of the last tenth of the steps
+    generate: SeedMean | None
+    train: SeedMean | None
+    clock: SeedMean | None
+    cpu: SeedMean | None
+    generate_rate: SeedMean | None
+    train_rate: SeedMean | None
+    reach: Mapping[str, TargetCost]  # axis → cost of the target; empty without a target
+    difference: Mapping[str, SeedMean]  # measure → mean over common seeds of (this cell - baseline); empty for that
+    figures: Mapping[str, SeedMean | None]  # those of `EXAMPLE_FIGURES`, or of `EPISODE_FIGURES`, that are shown
+
+
+def after_training(run: Run) -> float | None:
+    """The held-out figure at the last step of the run; None if it was not evaluated there."""
+    curve = run.held_out()
+    return curve[-1][1] if curve and curve[-1][0] == run.steps > 0 else None
+
+
+def final_value(metric: str) -> Measure:
+    """The mean of a metric of the training records, under any of its names, over the last tenth of the steps."""
+
+    def measure(run: Run) -> float | None:
+        values = [value for _, value in run.curve(metric)]
+        return statistics.fmean(values[-max(1, len(values) // 10) :]) if values else None
+
+    return measure
+
+
+def last_evaluated(key: str) -> Measure:
+    """A metric of the evaluation at the last step of the run."""
+
+    return lambda run: run.evals[-1].get(key) if run.evals and run.evals[-1]["step"] == run.steps > 0 else None
+
+
+def _training_accuracy(run: Run) -> float | None:
+    accuracy = final_value("accuracy")(run)
+    return final_value("rewards/accuracies")(run) if accuracy is None else accuracy
+
+
+EXAMPLE_FIGURES: dict[str, Measure] = {  # of runs on a fixed data set, which have no reward
+    "training loss": final_value("loss"),
+    "training accuracy": _training_accuracy,
+    "training margin": final_value("rewards/margins"),
+    "held-out loss": last_evaluated("loss"),
+    "held-out accuracy": last_evaluated("accuracy"),
+    "held-out margin": last_evaluated("rewards/margins"),
+}
+EPISODE_FIGURES: dict[str, Measure] = {  # of runs with an environment or tools
+    "turns": final_value("episode/turns/mean"),
+    "calls": final_value("episode/calls"),
+    "failed": final_value("episode/failed"),
+}
+COMPARED: dict[str, Measure] = {  # these are also compared seed by seed
+    "after": after_training,
+    "best": lambda run: run.headline.best(value for _, value in run.held_out()),
+    "reward": final_value("reward/mean"),
+    "clock": lambda run: run.total("time/step"),
+    "cpu": lambda run: run.total("time/cpu") if run.has("cpu") else None,
+}
+MEASURES: dict[str, Measure] = COMPARED | {
+    "before": lambda run: dict(run.held_out()).get(0.0),
+    "generate": lambda run: run.total("time/generate"),
+    "train": lambda run: run.total("time/train"),
+    "generate_rate": lambda run: run.rate("tokens/generated", "time/generate"),
+    "train_rate": lambda run: run.rate("tokens/trained", "time/train"),
+}
+
+
+def summarize(cell: CellRuns, baseline: CellRuns, target: float | None, figures: Sequence[str] = ()) -> CellSummary:
+    """Return the row of a cell in the final table, with the additional `figures`."""
+    axes = [axis for axis in CLOCKS if target is not None and cell.has(axis)]
+    shown = {name: (EXAMPLE_FIGURES | EPISODE_FIGURES)[name] for name in figures}
+    compared = {} if cell is baseline else COMPARED | shown
+    pairs = {name: paired(cell, baseline, measure) for name, measure in compared.items()}
+    return CellSummary(
+        cell=cell.name,
+        n=len(cell.used),
+        runs=len(cell.runs),
+        reach={axis: target_cost(cell, baseline, target or 0.0, axis) for axis in axes},
+        difference={name: mean for name, mean in pairs.items() if mean is not None},
+        figures={name: cell.over_seeds(measure) for name, measure in shown.items()},
+        **{name: cell.over_seeds(measure) for name, measure in MEASURES.items()},
+    )
+
+
+def paired(cell: CellRuns, baseline: CellRuns, measure: Measure) -> SeedMean | None:
+    """Mean and interval over common seeds of (cell - baseline); None without a common seed."""
+    values = [(measure(run), measure(other)) for run, other in seed_pairs(cell, baseline)]
+    return mean_over_seeds([a - b for a, b in values if a is not None and b is not None])
+
+
+def seed_pairs(cell: CellRuns, baseline: CellRuns) -> list[tuple[Run, Run]]:
+    """Finished runs of the same seed."""
+    others = {run.seed: run for run in baseline.used if run.seed is not None and run.status == "done"}
+    return [(run, others[run.seed]) for run in cell.used if run.seed in others and run.status == "done"]
+
+
+def target_cost(cell: CellRuns, baseline: CellRuns, target: float, axis: str) -> TargetCost:
+    """Return the cost on an axis at which the held-out figure of the cell's runs reaches `target`."""
+
+    def cost(run: Run) -> float:
+        reached = run.first_reach(target, axis)
+        return math.inf if reached is None else reached
+
+    values = [value for run in cell.used if (value := cost(run)) < math.inf or run.status == "done"]
+    median = statistics.median(values) if values else math.inf
+    pairs = [(cost(run), cost(other)) for run, other in seed_pairs(cell, baseline)]
+    ratios = [b / a for a, b in pairs if min(a, b) < math.inf and min(a, b) > 0]
+    return TargetCost(
+        values=tuple(None if value == math.inf else value for value in values),
+        median=None if median == math.inf else median,
+        ratio=determined_median(ratios, len(pairs)),
+        pairs=len(pairs),
+        never=sum(min(pair) == math.inf for pair in pairs),
+    )
+
+
+def _by_step(run: Run, key: str) -> dict[int, float]:
+    """Step → value; training curves are smoothed."""
+    if key == HELD_OUT:
+        return {int(x): value for x, value in run.held_out()}
+    curve = run.curve(key)
+    values = smoothed([value for _, value in curve])
+    return {int(x): value for (x, _), value in zip(curve, values, strict=True) if value is not None}

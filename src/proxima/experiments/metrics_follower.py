@@ -1,0 +1,94 @@
+"""Follows metrics.jsonl of a run while it grows, and keeps the figures that the sweep's views show."""
+
+import statistics
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from proxima.data import UserError
+from proxima.experiments.growing_records import GrowingRecords
+from proxima.experiments.run_reader import Metrics, Points
+from proxima.experiments.sweep_plan import PlannedRun
+from proxima.runtime.watch.observer import Record
+
+RECENT = 5  # the median duration of this many steps estimates the rest; steps get longer as completions do
+
+
+class RunState(StrEnum):
+    """State of a run in a sweep. Ctrl-C stops a run; the same command resumes it."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass
+class RunProgress:
+    """Progress of a run."""
+
+    run: PlannedRun
+    state: RunState = RunState.WAITING
+    metrics: Metrics = field(default_factory=Metrics)
+    error: str | None = None  # why it failed, on one line
+    before: bool = field(default=False, init=False)  # the run had ended before this sweep started
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        return self.metrics.steps
+
+    @property
+    def seconds(self) -> float:
+        """The training clock, without evaluations."""
+        return self.metrics.total("time/step") or 0.0
+
+    @property
+    def reward(self) -> float | None:
+        """The mean reward of the last step."""
+        train = self.metrics.train
+        return train[-1].get("reward/mean") if train else None
+
+    @property
+    def turns(self) -> float | None:
+        """Turns of the mean episode of the last step; None without episodes."""
+        train = self.metrics.train
+        return train[-1].get("episode/turns/mean") if train else None
+
+    @property
+    def evaluated(self) -> Points:
+        """(step, figure) for each evaluation that has the figure."""
+        return self.metrics.held_out()
+
+    @property
+    def held_out(self) -> float | None:
+        """The figure of the last evaluation."""
+        return self.evaluated[-1][1] if self.evaluated else None
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds of training left, without evaluations; None before the first step."""
+        if self.state is RunState.DONE:
+            return 0.0
+        recent = [seconds for _, seconds in self.metrics.curve("time/step")[-RECENT:]]
+        return statistics.median(recent) * max(self.run.steps - self.step, 0) if recent else None
+
+
+class MetricsFollower:
+    """Reads what a run has appended to its metrics.jsonl since the last poll, and updates its progress."""
+
+    def __init__(self, progress: RunProgress) -> None:
+        self.progress = progress
+        self._growing = GrowingRecords(progress.run.folder / "metrics.jsonl")
+
+    def poll(self) -> list[Record]:
+        """The new records, up to a damaged line: the run reports it on resume, and `compare` when it reads the folder.
+        A file that is missing has none."""
+        known = len(self._growing.records)
+        try:
+            records: list[Record] = list(self._growing.poll())
+        except (OSError, UserError):
+            records = list(self._growing.records[known:])
+        if records or not self._growing.records:  # a resume may have emptied the file
+            self.progress.metrics = Metrics.of(self._growing.records)
+        return records

@@ -1,0 +1,216 @@
+"""Reads a run from its folder: its config, its curves over any axis, its status. The run may be unfinished."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from proxima.config.problems import ConfigError
+from proxima.config.recipe_reader import read_yaml, shown_path
+from proxima.data import UserError
+from proxima.evaluate.headline import Headline
+from proxima.experiments.metric_names import metric_of
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.watch.observer import Record
+
+# An axis → the key of metrics.jsonl whose running sum it is; None for `step`, which is the step number itself.
+AXES: dict[str, str | None] = {
+    "step": None,
+    "generated": "tokens/generated",
+    "trained": "tokens/trained",
+    "time": "time/step",
+    "cpu": "time/cpu",
+}
+
+Points = list[tuple[float, float]]
+
+
+class NoMetrics(UserError):
+    """The run has not recorded a step or an evaluation yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """The records of metrics.jsonl.
+
+    Args:
+        train, evals: the records by kind; of several evaluations at a step the last.
+        headline: the figure that represents an evaluation.
+    """
+
+    train: tuple[Record, ...] = field(default=(), repr=False)
+    evals: tuple[Record, ...] = field(default=(), repr=False)
+    headline: Headline = field(default_factory=Headline)
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> "Metrics":
+        train = tuple(record for record in records if record.get("kind") == "train")
+        last = {int(record["step"]): record for record in records if record.get("kind") == "eval"}
+        evals = tuple(last[step] for step in sorted(last))
+        return cls(train=train, evals=evals, headline=Headline.of(evals))
+
+    @property
+    def steps(self) -> int:
+        """Steps finished."""
+        return int(self.train[-1]["step"]) if self.train else 0
+
+    @property
+    def offline(self) -> bool:
+        """True for a run on a fixed data set, which has no rewards."""
+        return any("examples" in r for r in (*self.train, *self.evals))
+
+    def has(self, axis: str) -> bool:
+        """True if every step recorded the axis's key."""
+        key = AXES[axis]
+        return key is None or all(r.get(key) is not None for r in self.train)
+
+    def position(self, axis: str) -> dict[int, float]:
+        """Step → position on the axis after it, starting with 0 at step 0.
+
+        `time`, the training clock, sums `time/step`, which excludes evaluations and checkpoints; `cpu` sums `time/cpu`;
+        `generated` and `trained` are tokens.
+        """
+        key = AXES[axis]
+        steps = [int(r["step"]) for r in self.train]
+        if key is None:
+            return {0: 0.0, **{step: float(step) for step in steps}}
+        sums = itertools.accumulate(float(r.get(key) or 0.0) for r in self.train)
+        return {0: 0.0, **dict(zip(steps, sums, strict=True))}
+
+    def curve(self, key: str, axis: str = "step") -> Points:
+        """(position on the axis, value) of a metric of the training records, under any of its names, for the steps that
+        have it."""
+        at = self.position(axis)
+        values = ((r, metric_of(r, key)) for r in self.train)
+        return [(at[int(r["step"])], float(value)) for r, value in values if value is not None]
+
+    def held_out(self, axis: str = "step") -> Points:
+        """(position on the axis, `headline`) of the evaluations that have it."""
+        at = self.position(axis)
+        values = ((int(r["step"]), self.headline.value(r)) for r in self.evals)
+        return [(at[step], value) for step, value in values if value is not None and step in at]
+
+    def total(self, key: str) -> float | None:
+        """The sum of a metric over the steps, under any of its names; None if no step has it."""
+        values = [float(value) for r in self.train if (value := metric_of(r, key)) is not None]
+        return sum(values) if values else None
+
+    def rate(self, tokens: str, time: str) -> float | None:
+        """Tokens per second over the whole run."""
+        amount, spent = self.total(tokens), self.total(time)
+        return amount / spent if amount is not None and spent else None
+
+    def first_reach(self, target: float, axis: str = "step") -> float | None:
+        """Position on the axis at which the held-out figure reaches `target`; None if it never does.
+
+        Interpolated linearly between the first evaluation at or above the target (below it where lower is better) and
+        the one before it; the position of the first evaluation if that reaches it already.
+        """
+        curve = self.held_out(axis)
+        for i, (x, value) in enumerate(curve):
+            if value <= target if self.headline.lower_is_better else value >= target:
+                if i == 0:
+                    return x
+                x0, before = curve[i - 1]
+                return x0 + (x - x0) * (target - before) / (value - before)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Metrics):
+    """One run.
+
+    Args:
+        recipe: the content of config.yaml; `summary` and `environment`: of summary.json and environment.json. All are
+            empty if the file is missing.
+    """
+
+    folder: Path
+    recipe: Mapping[str, Any] = field(repr=False)
+    summary: Record = field(repr=False)
+    environment: Record = field(repr=False)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Dotted path → value of config.yaml."""
+        return dict(flat(self.recipe))
+
+    @property
+    def files(self) -> RunFolder:
+        return RunFolder(self.folder)
+
+    @property
+    def seed(self) -> int | None:
+        """None if neither config nor summary has it."""
+        seed = self.config.get("seed", self.summary.get("seed"))
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def status(self) -> str:
+        """`done`, `stopped`, `failed`, or `unfinished`, without summary.json: running, or killed."""
+        return str(self.summary.get("status", "unfinished"))
+
+
+def existing_run(folder: str | Path) -> RunFolder:
+    """Return the folder of a run; UserError if it contains no run."""
+    place = RunFolder(folder)
+    if not place.has_run:
+        where = "give the folder that `proxima train` printed in its first line"
+        raise UserError(f"{shown_path(place.path)} is not a run", remedy=where)
+    return place
+
+
+def read_run(folder: str | Path, *, empty: bool = False) -> Run:
+    """Read a run from its folder.
+
+    Args:
+        empty: also a run that has not recorded anything yet.
+    Raises: NoMetrics if the run has no records; UserError if the folder is not a run, or a file in it is damaged.
+    """
+    place = existing_run(folder)
+    metrics = Metrics.of(place.read_metrics())
+    if not (metrics.train or metrics.evals or empty):
+        raise NoMetrics(f"{shown_path(place.path)} has no metrics; it has not finished a step or an evaluation yet")
+    return Run(
+        folder=place.path,
+        recipe=read_config(place.config),
+        summary=read_mapping(place.summary),
+        environment=read_mapping(place.environment),
+        **vars(metrics),
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The values of a run's config.yaml; empty if it is missing, UserError if it is damaged."""
+    return _content(path, lambda: read_yaml(path).to_python())
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The content of a JSON file of a run; empty if it is missing, UserError if it is damaged."""
+    return _content(path, lambda: json.loads(path.read_text(encoding="utf-8")))
+
+
+def _content(path: Path, read: Callable[[], Any]) -> dict[str, Any]:
+    try:
+        value = read() if path.is_file() else {}
+    except ConfigError as error:  # it names the file and the line
+        raise UserError(str(error), remedy="restore the file, or delete it to continue without it") from error
+    except ValueError as error:
+        remedy = "restore it, or delete it to continue without it"
+        raise UserError(f"{path} can't be read ({error})", remedy=remedy) from error
+    return value if isinstance(value, dict) else {}
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of each leaf of nested mappings and lists of mappings."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from flat(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for i, item in enumerate(value):
+            yield from flat(item, f"{path}.{i}")
+    elif path:
+        yield path, value

@@ -1,0 +1,334 @@
+"""Runs a sweep: each run in its own process, so that one crash does not stop the others. The same command resumes it.
+
+Finished runs stay finished, interrupted ones resume from their last checkpoint (`proxima train … --resume`), and failed
+ones wait for `retry_failed`. A run that outlived its killed sweep is followed until it ends, never started twice.
+The sweep's folder gets sweep.json (settings, versions, machine). Each run's folder gets planned.yaml (the config it was
+planned with; later edits of the recipe do not matter) and output.txt (the output of its processes).
+"""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from proxima.config.yaml_dump import dump
+from proxima.data import UserError
+from proxima.experiments.metrics_follower import MetricsFollower, RunProgress, RunState
+from proxima.experiments.run_reader import read_mapping
+from proxima.experiments.sweep_plan import PlannedRun, Sweep
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.folder_lock import FolderLock, is_locked
+from proxima.runtime.watch.observer import Record
+from proxima.system.atomic_files import write_atomic
+from proxima.system.environment import describe_environment
+from proxima.system.full_disk import is_disk_full
+from proxima.system.jsonl import dumps
+
+POLL = 0.5  # seconds between two polls of the runs
+SHUTDOWN_TIMEOUT = 60.0  # seconds for a checkpoint when the sweep itself fails
+OUTPUT = "output.txt"
+USER_ERROR = 2  # exit code
+INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
+
+Command = Callable[[PlannedRun], Sequence[str]]
+
+
+class SweepObserver(Protocol):
+    """Receives the events of a sweep, in order."""
+
+    def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
+        """Called when the states are known, before any run is started."""
+
+    def changed(self, progress: RunProgress, records: Sequence[Record]) -> None:
+        """Called when a run has changed its state or recorded metrics."""
+
+    def tick(self) -> None:
+        """Called after each poll."""
+
+    def warning(self, text: str) -> None:
+        """Called with a warning for the user."""
+
+    def finished(self, progresses: Sequence[RunProgress]) -> None:
+        """Called when no run is running any more."""
+
+
+def train_command(run: PlannedRun) -> list[str]:
+    """The command of a run, with its config as planned. A user would type the recipe and `overrides` instead."""
+    return [sys.executable, "-m", "proxima.cli.main", "train", str(run.file), "--resume", "--quiet"]
+
+
+def run_sweep(
+    sweep: Sweep,
+    runs: Sequence[PlannedRun],
+    *observers: SweepObserver,
+    retry_failed: bool = False,
+    command: Command = train_command,
+    poll: float = POLL,
+) -> list[RunProgress]:
+    """Run all unfinished runs, `sweep.jobs` at a time, and return the final state of every run.
+
+    Ctrl-C (or SIGTERM, or a closed terminal) asks the running processes to write a checkpoint and exit, and no other
+    run is started; a second one kills them. Either way the same command resumes the sweep.
+
+    Args:
+        runs: of `plan_runs`.
+        observers: notified of each event, in this order.
+        retry_failed: also resume failed runs, from their last checkpoint.
+        command: the command of a run; tests pass their own.
+    Raises: UserError if another sweep is using the folder.
+    """
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        held.callback(_folder_lock(sweep.folder).release)
+        progresses = [read_progress(run, retry_failed) for run in runs]
+        write_atomic(sweep.folder / "sweep.json", dumps(_facts(sweep), indent=2) + "\n")
+        loop = _SweepLoop(sweep, progresses, observers, command, poll)
+        loop.notify(lambda observer: observer.started(sweep, progresses))
+        with loop.count_interrupts():
+            loop.run()
+        loop.notify(lambda observer: observer.finished(progresses))
+    return progresses
+
+
+def read_progress(run: PlannedRun, retry_failed: bool = False) -> RunProgress:
+    """Read the state of a run from its folder: done, failed, or waiting to be started or resumed."""
+    progress = RunProgress(run)
+    MetricsFollower(progress).poll()
+    summary = _summary(run)
+    status = summary.get("status")
+    if status == "done":
+        progress.state, progress.before = RunState.DONE, True
+    elif status == "failed" and not retry_failed:
+        progress.state, progress.before = RunState.FAILED, True
+        progress.error = f"{summary.get('error') or 'failed'}; run it again with --retry-failed"
+    return progress
+
+
+@dataclass
+class _RunningJob:
+    """An active run. `process` and `output` are None if another process runs it; our output starts at `offset`."""
+
+    progress: RunProgress
+    follower: MetricsFollower
+    process: "subprocess.Popen[bytes] | None" = None
+    output: IO[bytes] | None = None
+    offset: int = 0
+
+
+@dataclass
+class _SweepLoop:
+    sweep: Sweep
+    progresses: Sequence[RunProgress]
+    observers: Sequence[SweepObserver]
+    command: Command
+    poll: float
+    jobs: list[_RunningJob] = field(default_factory=list)
+    interrupts: int = 0
+    forwarded: int = 0
+
+    def run(self) -> None:
+        waiting = [progress for progress in self.progresses if progress.state is RunState.WAITING]
+        try:
+            while waiting or self.jobs:
+                self.forward_interrupts(waiting)
+                while waiting and len(self.jobs) < self.sweep.jobs and not self.interrupts:
+                    progress = waiting.pop(0)
+                    try:
+                        self.start(progress)
+                    except OSError as error:  # a full disk, too many processes: fails this run only
+                        progress.state, progress.error = RunState.FAILED, f"could not start: {error}"
+                        self.changed(progress)
+                time.sleep(self.poll)
+                for job in list(self.jobs):
+                    self.check(job, waiting)
+                self.notify(lambda observer: observer.tick())
+        finally:
+            self.terminate()
+
+    def start(self, progress: RunProgress) -> None:
+        """Start a run; follow it instead if another process has locked its folder."""
+        run = progress.run
+        if is_locked(run.folder / ".lock"):  # by a process that runs this run, until it ends
+            self.follow(progress)
+            return
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(run.file, dump(run.resolved))
+        environment = dict(os.environ)
+        if run.threads:
+            environment.setdefault("OMP_NUM_THREADS", str(run.threads))
+        output = (run.folder / OUTPUT).open("ab")
+        try:
+            offset = output.seek(0, os.SEEK_END)
+            # in its own session: the terminal's Ctrl-C reaches only this process, which forwards it once
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            process = subprocess.Popen(list(self.command(run)), env=environment, start_new_session=True, **streams)
+        except OSError:
+            output.close()
+            raise
+        progress.state = RunState.RUNNING
+        self.jobs.append(_RunningJob(progress, MetricsFollower(progress), process, output, offset))
+        self.changed(progress)
+
+    def follow(self, progress: RunProgress) -> None:
+        progress.state = RunState.RUNNING
+        self.jobs.append(_RunningJob(progress, MetricsFollower(progress)))
+        self.warn(f"{progress.run.name}: another process runs it, perhaps since a killed sweep; waiting until it ends")
+        self.changed(progress)
+
+    def check(self, job: _RunningJob, waiting: list[RunProgress]) -> None:
+        """Report new metrics of a job, and its end."""
+        progress = job.progress
+        code = job.process.poll() if job.process else None  # before the metrics: nothing is written after the end
+        running = code is None if job.process else is_locked(progress.run.folder / ".lock")
+        records = job.follower.poll()
+        if running and (job.process or not self.interrupts):
+            if records:
+                self.changed(progress, records)
+            return
+        self.jobs.remove(job)
+        if job.output:
+            job.output.close()
+        if code is None:
+            self.release(progress, running, waiting)
+        elif code == 0 and _summary(progress.run).get("status") == "done":
+            progress.state = RunState.DONE
+        elif self.interrupts or code in INTERRUPTED:
+            progress.state = RunState.STOPPED
+        elif code == USER_ERROR and is_locked(progress.run.folder / ".lock"):  # by another process, after our check
+            return self.follow(progress)
+        else:
+            progress.state, progress.error = RunState.FAILED, _reason(progress.run, code, job.offset)
+        self.changed(progress, records)
+        if warnings := _summary(progress.run).get("warnings"):
+            many = f"{len(warnings)} warnings, the first" if len(warnings) > 1 else "1 warning"
+            report = progress.run.folder / "report.html"
+            self.warn(f"{progress.run.name}: {many}: {warnings[0]['text']}; see {report}")
+
+    def release(self, progress: RunProgress, running: bool, waiting: list[RunProgress]) -> None:
+        """Handle the end of a run of another process, or of this sweep before that run: read its state from its folder,
+        and run it here if it is not finished."""
+        after = read_progress(progress.run)
+        progress.state, progress.error = (RunState.WAITING, None) if running else (after.state, after.error)
+        if progress.state is RunState.WAITING and not self.interrupts:
+            waiting.insert(0, progress)
+
+    @property
+    def processes(self) -> "list[subprocess.Popen[bytes]]":
+        return [job.process for job in self.jobs if job.process]
+
+    def terminate(self) -> None:
+        """Leave no process behind: interrupt each for a last checkpoint, then kill it."""
+        for process in self.processes:
+            process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + SHUTDOWN_TIMEOUT
+        for process in self.processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            _signal_group(process, signal.SIGKILL)
+
+    def changed(self, progress: RunProgress, records: Sequence[Record] = ()) -> None:
+        self.notify(lambda observer: observer.changed(progress, records))
+
+    def warn(self, text: str) -> None:
+        self.notify(lambda observer: observer.warning(text))
+
+    def notify(self, event: Callable[[SweepObserver], None]) -> None:
+        """Notify every observer; on a full disk the sweep's own log may be lost, but not the runs."""
+        for observer in self.observers:
+            try:
+                event(observer)
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+
+    def forward_interrupts(self, waiting: list[RunProgress]) -> None:
+        """Forward new Ctrl-Cs: the first interrupts the processes, the second kills them."""
+        while self.forwarded < self.interrupts:
+            self.forwarded += 1
+            waiting.clear()
+            if self.forwarded > 1:
+                for process in self.processes:
+                    _signal_group(process, signal.SIGKILL)
+                continue
+            if n := len(self.processes):
+                self.warn(f"stopping {n} run{'s' * (n > 1)} after a checkpoint each; press Ctrl-C again to kill them")
+            if others := [job.progress.run.name for job in self.jobs if not job.process]:
+                self.warn(f"not stopped, because another process runs it: {', '.join(others)}")
+            for process in self.processes:
+                process.send_signal(signal.SIGINT)
+
+    @contextmanager
+    def count_interrupts(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def count(number: int, frame: Any) -> None:
+            self.interrupts += 1
+
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, count) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
+    """Signal the process and its children (reward workers)."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _summary(run: PlannedRun) -> dict[str, Any]:
+    try:
+        return read_mapping(RunFolder(run.folder).summary)
+    except (OSError, UserError):
+        return {}
+
+
+def _reason(run: PlannedRun, code: int, offset: int) -> str:
+    """Return the exit code, and the last line that the process printed."""
+    path = run.folder / OUTPUT
+    try:
+        output = path.read_bytes()[offset:].decode("utf-8", "replace")
+    except OSError:
+        output = ""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"{ended}: {lines[-1].removeprefix('error: ') if lines else 'no output'}; see {path}"
+
+
+def _facts(sweep: Sweep) -> dict[str, Any]:
+    """The contents of sweep.json."""
+    environment = describe_environment(sweep.seeds[0])
+    runs = [(cell.name, seed) for cell, seed in itertools.product(sweep.all_cells, sweep.seeds)]
+    return {
+        "file": str(sweep.file),
+        "settings": dict(sweep.settings),
+        "jobs": sweep.jobs,
+        "seeds": list(sweep.seeds),
+        "cells": {cell.name: list(cell.overrides) for cell in sweep.all_cells},
+        "runs": [{"cell": cell, "seed": seed, "folder": f"{cell}/seed-{seed}"} for cell, seed in runs],
+        **{key: environment[key] for key in ("proxima", "python", "packages", "machine")},
+    }
+
+
+def _folder_lock(folder: Path) -> FolderLock:
+    """Lock the folder for one sweep at a time."""
+    try:
+        return FolderLock(folder / ".lock")
+    except UserError as error:
+        remedy = "wait for it, stop it, or use another --folder"
+        raise UserError(f"another sweep is using {folder}", remedy=remedy) from error

@@ -1,0 +1,98 @@
+"""Checks a spec of `core` against every law of its slot, and against its own examples."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from proxima.core.advantage import Advantage
+from proxima.core.distillation import Distillation
+from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate
+from proxima.core.selection import Selection
+from proxima.laws.by_hand import require_example
+from proxima.laws.distillation_laws import DISTILLATION_LAWS
+from proxima.laws.law import Law, LawResult, Violation, check_exemption, check_law, check_laws, not_tried, require_that
+from proxima.laws.outcome_laws import GROUP_ADVANTAGE_LAWS, SELECTION_LAWS, TOKEN_ADVANTAGE_LAWS
+from proxima.laws.surrogate_laws import SURROGATE_LAWS
+from proxima.laws.term_laws import AGGREGATE_LAWS, CORRECTION_LAWS, PENALTY_LAWS
+
+PROTOCOLS: dict[str, type] = {
+    "surrogate": Surrogate,
+    "correction": Correction,
+    "penalty": Penalty,
+    "aggregate": Aggregate,
+    "distillation": Distillation,
+    "advantage": Advantage,
+    "selection": Selection,
+}
+LAWS: dict[str, tuple[Law, ...]] = {
+    "surrogate": SURROGATE_LAWS,
+    "correction": CORRECTION_LAWS,
+    "penalty": PENALTY_LAWS,
+    "aggregate": AGGREGATE_LAWS,
+    "distillation": DISTILLATION_LAWS,
+    "selection": SELECTION_LAWS,
+}
+
+
+def laws_of(slot: str, spec: Any) -> tuple[Law, ...]:
+    """The laws of a slot; for an advantage, those of its kind (per token or per group)."""
+    if slot == "advantage":
+        return TOKEN_ADVANTAGE_LAWS if spec.per_token else GROUP_ADVANTAGE_LAWS
+    return LAWS[slot]
+
+
+def variants_of(spec: Any) -> dict[str, Any]:
+    """The spec itself under the name "", and one spec for each of its `test_fields`."""
+    return {"": spec} | {name: dataclasses.replace(spec, **fields) for name, fields in spec.test_fields.items()}
+
+
+def check_spec(slot: str, spec: Any) -> Iterator[LawResult]:
+    """Check every law of the slot on a spec of `core` and its `test_fields`, and its examples."""
+    yield (declaration := check_law(DECLARATION, (slot, spec)))
+    if declaration.fails_all:
+        yield not_tried((), DECLARATION)
+        return
+    exempt: dict[str, tuple[Law, list[Any]]] = {}
+    for name, variant in variants_of(spec).items():
+        laws = [law for law in laws_of(slot, variant) if not (name and law.defaults_only)]
+        for law in laws:
+            if law.name in variant.exempt_laws:
+                exempt.setdefault(law.name, (law, []))[1].append(variant)
+        results = []
+        for result in check_laws([law for law in laws if law.name not in variant.exempt_laws], variant):
+            results.append(result)
+            yield dataclasses.replace(result, variant=name)
+        if any(result.fails_all for result in results):
+            return
+    for law, variants in exempt.values():
+        yield check_exemption(law, variants)
+    if spec.examples:
+        check = lambda spec, example: require_example(slot, spec, example)  # noqa: E731
+        show = lambda example: f"inputs {example['inputs']}"  # noqa: E731
+        yield check_law(Law("by_hand", "the code is not the formula", check, lambda: spec.examples, show=show), spec)
+
+
+def _declared(slotted: tuple[str, Any], _: None) -> None:
+    slot, spec = slotted
+    if slot == "advantage":
+        kinds = "subclass proxima.core.advantage.GroupAdvantage (a number a completion) or TokenAdvantage (one a token)"
+        require_that(hasattr(spec, "per_token"), f"per_token is missing: {kinds}")
+    parameters = getattr(type(spec), "__dataclass_params__", None)
+    require_that(parameters is not None and parameters.frozen, "decorate the class with @dataclass(frozen=True)")
+    for name, fields in spec.test_fields.items():
+        try:
+            dataclasses.replace(spec, **fields)
+        except (TypeError, ValueError) as error:
+            raise Violation(f"test_fields {name!r}: {error}") from None
+    for name, variant in variants_of(spec).items():
+        allowed = {law.name for law in laws_of(slot, variant) if law.exemptible}
+        unknown = sorted(variant.exempt_laws - allowed)
+        names = ", ".join(sorted(allowed)) or "no law"
+        require_that(not unknown, f"{name}exempt_laws: {', '.join(unknown)}: a {slot} can be exempt from {names}")
+
+
+DECLARATION = Law(
+    *("declared", "recipes can't name its fields", _declared),
+    cure="write the class like the example in CONTRIBUTING.md: a frozen dataclass that subclasses the slot's protocol",
+    root=True,
+)

@@ -1,0 +1,137 @@
+"""A run read back: axes, curves, where a target is reached, and what can't be read."""
+
+import json
+
+import pytest
+
+from proxima.experiments import find_runs, read_run
+from tests.experiments.runs import answered, curve, make_run, make_sweep, step
+
+
+def test_a_run_is_what_its_folder_says(tmp_path):
+    run = read_run(make_run(tmp_path / "a", curve([0.1, 0.5], seconds=3.0), kind="grpo", seed=7))
+    assert (run.seed, run.status, run.steps) == (7, "done", 2)
+    assert run.config["algorithm.surrogate.kind"] == "grpo"
+    assert run.config["train.optimizer.lr"] == 1e-5
+    assert run.curve("reward/mean", "time") == [(3.0, 0.5), (6.0, 0.5)]
+    assert run.held_out("generated") == [(0.0, 0.1), (200.0, 0.5)]
+    assert run.total("time/step") == 6.0
+    assert run.rate("tokens/generated", "time/generate") == pytest.approx(200 / 3)
+    assert run.total("nothing") is None and run.rate("nothing", "time/step") is None
+
+
+def test_axes_are_there_when_every_step_recorded_them(tmp_path):
+    run = read_run(make_run(tmp_path / "a", [step(1, **{"time/cpu": 5.0}), step(2)]))
+    assert run.has("time") and not run.has("cpu")
+    both = read_run(make_run(tmp_path / "b", [step(1, **{"time/cpu": 5.0}), step(2, **{"time/cpu": 6.0})]))
+    assert both.position("cpu") == {0: 0.0, 1: 5.0, 2: 11.0}
+
+
+def test_the_last_evaluation_of_a_step_counts(tmp_path):
+    records = [step(1), answered(1, 0.3), answered(1, 0.4, "after"), answered(0, None, "before")]
+    assert read_run(make_run(tmp_path / "a", records)).held_out() == [(1.0, 0.4)]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "target", "steps"),
+    [
+        ([0.1, 0.5, 0.9], 0.7, 3.0),  # half way between the evaluations at 2 and 4
+        ([0.1, 0.5, 0.9], 0.5, 2.0),
+        ([0.1, 0.5, 0.9], 0.95, None),
+        ([0.6, 0.2, 0.9], 0.5, 0.0),
+        ([0.1, 0.8, 0.2, 0.9], 0.85, 2 * (2 + 0.65 / 0.7)),
+        ([0.1, 0.9, 0.2, 0.9], 0.5, 1.0),  # the first time counts
+    ],
+)
+def test_where_the_target_is_reached(tmp_path, accuracies, target, steps):
+    run = read_run(make_run(tmp_path / "a", curve(accuracies, seconds=3.0)))
+    assert run.first_reach(target) == (None if steps is None else pytest.approx(steps))
+    assert run.first_reach(target, "time") == (None if steps is None else pytest.approx(3 * steps))
+
+
+def test_a_run_that_continues(tmp_path):
+    folder = make_run(tmp_path / "a", [step(1)], status=None)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    assert (read_run(folder).status, read_run(folder).steps) == ("unfinished", 1)
+
+
+def test_what_is_no_run_is_said(tmp_path):
+    with pytest.raises(ValueError, match=r"empty is not a run; give the folder that `proxima train` printed"):
+        read_run(tmp_path / "empty")
+    with pytest.raises(ValueError, match="a has no metrics; it has not finished a step or an evaluation yet"):
+        read_run(make_run(tmp_path / "a", []))
+    damaged = make_run(tmp_path / "b", [step(1)])
+    (damaged / "summary.json").write_text("{")
+    with pytest.raises(
+        ValueError, match=r"b/summary.json can't be read .*restore it, or delete it to continue without it"
+    ):
+        read_run(damaged)
+    (damaged / "summary.json").unlink()
+    (damaged / "config.yaml").write_text("a: [")
+    with pytest.raises(ValueError, match=r"config.yaml.*not YAML.*restore the file, or delete it"):
+        read_run(damaged)
+    (damaged / "config.yaml").unlink()
+    assert (read_run(damaged).config, read_run(damaged).seed) == ({}, None)
+
+
+def test_runs_are_found_in_folders_sweeps_and_patterns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    records = [step(1)]
+    cells = {"z": {1: (records, {}), 10: (records, {}), 2: (records, {})}, "b": {1: (records, {})}}
+    make_sweep(tmp_path / "sweep", cells)
+    make_run(tmp_path / "single", records)
+    assert [str(run) for run in find_runs(["sweep"])] == [
+        "sweep/z/seed-1",
+        "sweep/z/seed-10",
+        "sweep/z/seed-2",
+        "sweep/b/seed-1",
+    ]
+    (tmp_path / "sweep" / "sweep.json").unlink()
+    assert [str(run) for run in find_runs(["sweep"])] == [
+        "sweep/b/seed-1",
+        "sweep/z/seed-1",
+        "sweep/z/seed-2",
+        "sweep/z/seed-10",
+    ]
+    assert [str(run) for run in find_runs(["sing*", "single", "sweep/*/seed-1"])] == [
+        "single",
+        "sweep/b/seed-1",
+        "sweep/z/seed-1",
+    ]
+    with pytest.raises(ValueError, match=r"^swep does not exist; did you mean 'sweep'\?"):
+        find_runs(["single", "swep"])
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(ValueError, match="nothing and the folders below contain no run"):
+        find_runs(["nothing"])
+    with pytest.raises(ValueError, match="does not exist; give run folders"):
+        find_runs(["none*"])
+
+
+def test_a_whole_disk_is_not_searched(tmp_path, monkeypatch):
+    monkeypatch.setattr("proxima.experiments.run_search.MOST_FOLDERS", 5)
+    for i in range(6):
+        (tmp_path / str(i)).mkdir()
+    with pytest.raises(ValueError, match="has more than 5 folders below it; give run folders, or a sweep's folder"):
+        find_runs([tmp_path])
+
+
+def test_only_runs_and_sweeps_are_suggested(tmp_path, monkeypatch):
+    """Not `known: bin, boot, dev` of the root folder."""
+    for name in ("bin", "boot"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(
+        ValueError, match="nope does not exist; give run folders, a sweep's folder, or a pattern in quotes$"
+    ):
+        find_runs([tmp_path / "nope"])
+    make_run(tmp_path / "mine", [step(1)])
+    with pytest.raises(ValueError, match="nope does not exist; known: .*/mine$"):
+        find_runs([tmp_path / "nope"])
+
+
+def test_a_listed_run_that_is_not_there_yet(tmp_path):
+    make_sweep(tmp_path / "s", {"a": {1: ([step(1)], {})}})
+    facts = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    facts["runs"].insert(0, {"cell": "b", "seed": 1, "folder": "b/seed-1"})
+    (tmp_path / "s" / "sweep.json").write_text(json.dumps(facts))
+    assert find_runs([tmp_path / "s"]) == [tmp_path / "s" / "a" / "seed-1"]

@@ -1,0 +1,33 @@
+"""Student's interval, against the tables, and the running mean."""
+
+import math
+
+import pytest
+
+from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds, t_quantile
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (5, 2.5706), (9, 2.2622), (30, 2.0423), (120, 1.9799)],
+)
+def test_quantiles_are_those_of_the_tables(freedom, expected):
+    assert t_quantile(0.975, freedom) == pytest.approx(expected, abs=5e-5)
+
+
+def test_one_degree_of_freedom_is_cauchy():
+    assert t_quantile(0.95, 1) == pytest.approx(math.tan(math.pi * 0.45), rel=1e-10)
+
+
+def test_interval_of_three_values():
+    result = mean_over_seeds([0.90, 0.92, 0.97])
+    assert result.mean == pytest.approx(0.93)
+    assert result.half == pytest.approx(4.302653 * math.sqrt(0.0013) / math.sqrt(3), rel=1e-6)  # s² = .0026 / 2
+    assert (result.n, result.low, result.high) == (3, result.mean - result.half, result.mean + result.half)
+
+
+def test_what_is_missing_does_not_count():
+    assert mean_over_seeds([None, 2.0, float("nan")]) == SeedMean(2.0, None, 1)
+    assert mean_over_seeds([2.0]).low == 2.0
+    assert mean_over_seeds([None]) is None
+    assert mean_over_seeds([3.0, 3.0]).half == 0.0
