@@ -406,6 +406,7 @@ def test_metrics_are_read_as_they_grow(tmp_path):
         more.write('ain", "step": 2, "reward/mean": 0.6, "time/step": 2}\nnot json\n')
     assert [r["step"] for r in tail.poll()] == [2]
     assert (tail.progress.step, tail.progress.seconds, tail.progress.remaining) == (2, 6.0, 24.0)
+    assert (tail.poll(), tail.progress.step) == ([], 2)  # a damaged line hides nothing that stands before it
     other = tmp_path / "other"
     other.write_text('{"kind": "train", "step": 1, "reward/mean": 0.5, "time/step": 4}\n')
     other.replace(file)  # a resume rewinds the file

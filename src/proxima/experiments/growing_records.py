@@ -17,7 +17,7 @@ class GrowingRecords:
     file: Path
     records: list[dict[str, Any]] = field(default_factory=list)
     end: int = 0
-    last: bytes = b""  # the bytes before `end`; they differ if the file was rewritten
+    last: bytes | None = b""  # the bytes before `end`; they differ if the file was rewritten. None: read it anew
 
     def poll(self) -> list[dict[str, Any]]:
         """Parse the lines that were appended since the last call and return their records; an incomplete line waits for
@@ -27,9 +27,9 @@ class GrowingRecords:
             OSError: the file can't be read. UserError: a line of it is damaged; `records` has those before it.
         """
         with self.file.open("rb") as file:
-            file.seek(self.end - len(self.last))
-            if file.read(len(self.last)) != self.last:
-                self.records, self.end, self.last = [], 0, b""
+            file.seek(self.end - len(self.last or b""))
+            if self.last is None or file.read(len(self.last)) != self.last:
+                self.records, self.end = [], 0
             known = len(self.records)
             try:
                 for record, end in lines_from(self.file, self.end):
@@ -38,7 +38,9 @@ class GrowingRecords:
                         raise UserError(reason)
                     self.records.append(record)
                     self.end = end
-            finally:
-                file.seek(max(0, self.end - LAST))
-                self.last = file.read(min(LAST, self.end))
+            except UserError:
+                self.last = None  # the line may be the rest of one, if the file was just rewritten
+                raise
+            file.seek(max(0, self.end - LAST))
+            self.last = file.read(min(LAST, self.end))
         return self.records[known:]
