@@ -146,10 +146,12 @@ def test_an_error_of_a_rank_is_told_with_its_traceback_in_the_log(
     assert '[rank 1]     raise MemoryError("out of memory' in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("refused", [True, False])
 def test_a_rank_0_that_hangs_is_ended(
-    refused: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    refused: bool, in_order: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    """Soon, if the run has ended in order and only the process has not."""
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)
     missing = UserError("data.jsonl: no such file", remedy="copy it")  # what a node lacks
@@ -157,9 +159,12 @@ def test_a_rank_0_that_hangs_is_ended(
         channel.send(error=failure_of(missing if refused else MemoryError("none left")))
         assert failure(watch).refused == refused
         assert not refused or last_line(failure(watch)) == "rank 1 on node: data.jsonl: no such file; copy it"
+        if in_order:
+            with watch.attached(tmp_path / "log.txt", lambda text: None, lambda: None):
+                pass
         watch._judge(time.monotonic())
         assert codes == []
-        watch._judge(time.monotonic() + rank_watch.CLOSING + 1)
+        watch._judge(time.monotonic() + (2 * rank_watch.SETTLE if in_order else rank_watch.CLOSING) + 1)
         assert codes == [2 if refused else 1]
     assert capsys.readouterr().err.count("error: rank 1 on node: ") == 1
 
