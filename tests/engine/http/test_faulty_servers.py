@@ -1,6 +1,7 @@
 """Servers that fail: nothing is lost, nothing comes twice, and no wrong answer counts."""
 
 import asyncio
+import threading
 from contextlib import suppress
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from proxima.data import UserError
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
-from tests.engine.http.plain_dialect import WEIGHTS, check, go_on, held, replicas, requests, until, update
+from tests.engine.http.plain_dialect import WEIGHTS, PlainDialect, check, go_on, held, replicas, requests, until, update
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,24 @@ async def test_a_server_that_takes_no_weights_is_ejected_and_catches_up(fleet):
     await until(lambda: engine._pool.counts["returned"] == 1)
     check(requests(4, 2), await collect(engine, requests(4, 2)), 2)
     assert servers[0].weights == WEIGHTS[2]
+
+
+async def test_a_server_that_hangs_while_it_returns_holds_up_no_new_weights(fleet, monkeypatch):
+    engine, servers = fleet(2, published=True)
+    load, hangs = PlainDialect.load_weights, threading.Event()
+
+    async def load_or_hang(dialect, client, facts, weights):
+        if weights.version == 1:
+            hangs.set()
+            await asyncio.sleep(3600)
+        await load(dialect, client, facts, weights)
+
+    monkeypatch.setattr(PlainDialect, "load_weights", load_or_hang)
+    servers[0].restart()
+    await until(hangs.is_set)
+    await asyncio.wait_for(engine.publish(update(2)), 300)
+    await until(lambda: engine._pool.counts["returned"] == 1)
+    assert [server.weights for server in servers] == [WEIGHTS[2]] * 2
 
 
 async def test_no_server_left_is_one_line(fleet):
