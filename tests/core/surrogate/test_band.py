@@ -75,6 +75,49 @@ def test_the_words_of_a_prefix():
     assert band_of(SURROGATES["cppo"](), back).reason(2) == "kept: the update moves it back towards μ"
 
 
+RATIOS, ADVANTAGES = [1.3, 0.75, 1.6, 1.3, 0.7, 1.0], [1.0, -1.0, -1.0, -1.0, 1.0, 1.0]
+DRAWN = [  # surrogate, fields, a column that it draws, by hand
+    ("ppo_clip", {"epsilon_high": 0.28, "dual_clip": 1.5}, "lower", [0.8] * 6),
+    ("ppo_clip", {"epsilon_high": 0.28, "dual_clip": 1.5}, "upper", [1.28] * 6),
+    ("spo", {"epsilon": 0.2}, "gradient_left", [1 - 1.5, 1 - 1.25, 1 + 3, 1 + 1.5, 1 + 1.5, 1]),
+    ("drpo", {"epsilon": 0.2}, "gradient_left", [1 - 0.75, 1 - 0.625, 1 + 1.5, 1 + 0.75, 1 + 0.75, 1]),
+    ("sapo", {"tau_positive": 1.0, "tau_negative": 1.0}, "gate", [1.2712, 0.7384, 1.4642, 1.2712, 0.6845, 1.0]),
+]
+
+
+def moved_by(ratios, advantages):
+    mu = torch.full((len(ratios),), 0.5).log()
+    return PolicyBatch(
+        log_prob=mu + torch.tensor(ratios).log(),
+        behavior_log_prob=mu,
+        proximal_log_prob=mu,
+        advantage=torch.tensor(advantages),
+        loss_mask=torch.ones(len(ratios), dtype=torch.bool),
+        cu_seqlens=torch.tensor([0, len(ratios)]),
+    )
+
+
+@pytest.mark.parametrize(("kind", "fields", "name", "expected"), DRAWN)
+def test_what_is_drawn(kind, fields, name, expected):
+    band = band_of(SURROGATES[kind](**fields), moved_by(RATIOS, ADVANTAGES))
+    assert band.drawn()[name].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_words_of_a_clip_and_of_a_token_that_has_not_moved():
+    batch = moved_by(RATIOS, ADVANTAGES)
+    clip = band_of(SURROGATES["ppo_clip"](epsilon_high=0.28, dual_clip=1.5), batch)
+    assert [clip.reason(token) for token in range(6)] == [
+        "masked: 1.3 > 1.28 and A > 0: the update would raise it further",
+        "masked: 0.75 < 0.8 and A < 0: the update would lower it further",
+        "masked: 1.6 > 1.5 and A < 0: beyond the dual clip the loss is constant",
+        "kept: 0.8 <= 1.3 <= 1.5",
+        "kept: 0.7 <= 1.28",
+        "kept: 1 <= 1.28",
+    ]
+    dppo = band_of(SURROGATES["dppo"](), batch)
+    assert dppo.reason(4) == "kept: the update moves it back towards μ" and dppo.reason(5) == "kept: π is μ here"
+
+
 def test_two_numbers_are_told_apart():
     assert told(0.21, 0.18) == ("0.21", "0.18")
     assert told(0.150001, 0.15) == ("0.150001", "0.15")
