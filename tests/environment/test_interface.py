@@ -105,17 +105,17 @@ class World:
 
 
 @pytest.mark.parametrize("server", [True, False])
-def test_what_dies_while_it_is_inspected_is_begun_again_once(server, tmp_path, monkeypatch):
+def test_what_dies_while_it_is_inspected_is_begun_again_twice(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for times in (1, 2):
+    for times in (2, 3):
         (tmp_path / f"dies_{times}.py").write_text(DIES.format(times=times, server=server))
-    hosts = Hosts(EnvironmentSpec(kind="dies_1:World"), HostLimits())
+    hosts = Hosts(EnvironmentSpec(kind="dies_2:World"), HostLimits())
     hosts.close()
     servers = (tmp_path / "log.txt").read_text().split()
-    assert hosts.interface.responds and len(servers) == 2 and len(set(servers)) == 1 + server
+    assert hosts.interface.responds and len(servers) == 3 and len(set(servers)) == 1 + 2 * server
     (tmp_path / "log.txt").unlink()
-    with pytest.raises(FieldError, match="environment='dies_2:World' can't be loaded: its worker (ended|died)"):
-        Hosts(EnvironmentSpec(kind="dies_2:World"), HostLimits())
+    with pytest.raises(FieldError, match="environment='dies_3:World' can't be loaded: its worker (ended|died)"):
+        Hosts(EnvironmentSpec(kind="dies_3:World"), HostLimits())
 
 
 SILENT = """

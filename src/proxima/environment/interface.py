@@ -49,15 +49,16 @@ class EnvironmentSpec:
         return {"kind": self.kind, "reference": reference, "arguments": dict(self.arguments), "tools": list(self.tools)}
 
     def inspected(self, fork: Callable[[], Worker], seconds: float) -> "EnvironmentInterface":
-        """Import and create the environment in a worker process and return its interface. Retry once, in another
+        """Import and create the environment in a worker process and return its interface. Retry twice, in another
         worker, if the worker or the server that forks it died.
 
         Raises: FieldError: it can't be imported or created, a tool is invalid, or it has neither tools nor `respond`.
         """
         deadline = monotonic() + seconds
         result = self._inspect(fork, seconds)
-        if result.value is None and (left := deadline - monotonic()) > 0:
-            result = self._inspect(fork, left)
+        for _ in range(2):
+            if result.value is None and (left := deadline - monotonic()) > 0:
+                result = self._inspect(fork, left)
         if result.value is None:
             name, named = ("environment", self.kind) if self.kind else ("tools", list(self.tools))
             raise FieldError(name, named, f"can't be loaded: {result.error}")
