@@ -105,7 +105,7 @@ class World:
 
 
 @pytest.mark.parametrize("server", [True, False])
-def test_what_dies_while_it_is_inspected_is_begun_again_twice(server, tmp_path, monkeypatch):
+def test_what_dies_while_it_is_inspected_is_retried_twice(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for times in (2, 3):
         (tmp_path / f"dies_{times}.py").write_text(DIES.format(times=times, server=server))

@@ -327,8 +327,9 @@ def _schema(where: str, value: str, function: Callable[..., Any]) -> dict[str, A
     chat_template_utils.is_torch_available = lambda: False  # type: ignore[attr-defined]
     name = function.__name__
     for p in inspect.signature(function).parameters.values():
-        named, bound = (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY), f"has the tool {name!r} with the parameter {p}"
-        require(p.kind in named, where, value, bound, remedy="name its parameters")
+        if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            reason = f"has the tool {name!r} with the parameter {p}"
+            raise FieldError(where, value, reason, remedy="name its parameters")
     try:
         schema: dict[str, Any] = chat_template_utils.get_json_schema(function)
     except Exception as error:

@@ -142,7 +142,7 @@ class RewardRunner:
         from proxima.model.compute_thread import ComputeThread
 
         for reward, label in zip(self.rewards, self.labels, strict=True):
-            if (load := getattr(reward, "load", None)) is not None:  # a model's weights
+            if reward.where == "compute" and (load := getattr(reward, "load", None)) is not None:  # a model's weights
                 with _named(label):
                     (self.compute or ComputeThread()).call(load)
         for pool in self._pools.values():

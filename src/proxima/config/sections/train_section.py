@@ -92,7 +92,7 @@ def muon_has_whole_matrices(r: Resolved[Any], train: OptimizationConfig) -> Find
 def warmup_is_given_once(r: Resolved[Any], train: OptimizationConfig) -> Findings:
     """A command line that turns off the steps of the warm-up must not leave the recipe's share."""
     steps, ratio = r.entry("train.warmup_steps").origin, r.entry("train.warmup_ratio").origin
-    if train.warmup_ratio and steps == "command line" != ratio:
+    if train.warmup_ratio and steps == "command line" and ratio != "command line":
         yield "train.warmup_steps", "leaves train.warmup_ratio, which the recipe sets; set that to 0"
 
 

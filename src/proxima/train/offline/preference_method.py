@@ -64,7 +64,8 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
 
     def check(self) -> None:
         if (cache := self.cache) is not None:  # checked before anything is computed; created when it is written
-            nearest = next(place for place in (cache.absolute(), *cache.absolute().parents) if place.exists())
+            path = cache.absolute()
+            nearest = next(place for place in (path, *path.parents) if place.exists())
             try:
                 TemporaryDirectory(dir=nearest).cleanup()
             except OSError as error:

@@ -112,7 +112,7 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
 def _read(file: str) -> Iterator[tuple[str, Any]]:
     """Yield the weights one by one from the memory-mapped file."""
     with safe_open(file, framework="pt") as weights:
-        for name in weights.keys():  # noqa: SIM118  it is no mapping
+        for name in weights.keys():  # noqa: SIM118  not a mapping
             yield name, weights.get_tensor(name)
 
 
