@@ -12,7 +12,7 @@ from proxima.config import EvaluateConfig, Resolved, load_recipe
 from proxima.config.problems import one_problem
 from proxima.config.resolution import Recipe
 from proxima.config.scalars import for_any_reader
-from proxima.config.sections.model_section import model_problem
+from proxima.config.sections.model_section import model_problem, refuse_checkpoint
 from proxima.config.tree import COMMAND_LINE
 from proxima.data import UserError
 
@@ -157,8 +157,8 @@ def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, nam
 
         recipe = recipe or model
         model = str(find_checkpoint(model, checkpoint).model)
-    elif checkpoint != "last":
-        raise UserError(f"{model} is a model, which has no checkpoints", remedy="leave --checkpoint out")
+    else:
+        refuse_checkpoint(model, checkpoint)
     if recipe is None and not named:
         if problem := model_problem(model):
             raise one_problem("model", problem, model, "command line")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.cli.parameters import Argument
-from proxima.data import FieldError, UserError, require
+from proxima.data import FieldError, require
 from proxima.data.errors import require_threads, within
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
     from proxima.config import resolve
     from proxima.config.problems import one_problem
     from proxima.config.schema import PlayedConfig, PromptConfig
-    from proxima.config.sections.model_section import model_problem
+    from proxima.config.sections.model_section import model_problem, refuse_checkpoint
     from proxima.model.demo_model import download_demo_model
     from proxima.model.demo_path import is_downloadable
 
@@ -125,8 +125,7 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
     else:
         if remedy := model_problem(model):
             raise one_problem("model", remedy, model, "command line")
-        if inference.checkpoint != Inference.checkpoint:
-            raise UserError(f"{model} is a model, which has no checkpoints", remedy="leave --checkpoint out")
+        refuse_checkpoint(model, inference.checkpoint)
         if is_downloadable(model):
             download_demo_model()
         path = model

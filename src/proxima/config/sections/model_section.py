@@ -11,7 +11,7 @@ from proxima.config.recipe_reader import shown_path
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections import CRITICS
 from proxima.config.sections.train_section import OptimizationConfig
-from proxima.data import FieldError, require
+from proxima.data import FieldError, UserError, require
 from proxima.model.adapter_folder import base_of
 from proxima.model.demo_path import is_downloadable
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
@@ -163,6 +163,12 @@ def _config_json(folder: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
+
+
+def refuse_checkpoint(model: str, checkpoint: str) -> None:
+    """Raise UserError if a checkpoint other than the last is named for a model that is not a run."""
+    if checkpoint != "last":
+        raise UserError(f"{model} is a model, which has no checkpoints", remedy="leave --checkpoint out")
 
 
 def model_problem(path: str) -> str | None:
