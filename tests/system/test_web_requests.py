@@ -17,7 +17,6 @@ from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint
 from proxima.system.web_requests import name_in_host
 from proxima.view.microscope.app import MicroscopeApp
-from proxima.view.microscope.explained_tokens import here
 from proxima.view.microscope.server import listen, make_server, open_runs
 from tests.reward.make import LONG, SHORT
 from tests.reward.served import request_of, served
@@ -36,9 +35,7 @@ class Judge:
 
 @contextlib.contextmanager
 def view(folder, **limits):
-    app = MicroscopeApp(open_runs([folder]))
-    app.tokens = here
-    server: uvicorn.Server = make_server(app, **limits)
+    server: uvicorn.Server = make_server(MicroscopeApp(open_runs([folder])), **limits)
     with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
         thread.start()

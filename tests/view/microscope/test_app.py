@@ -11,15 +11,12 @@ from proxima.cli.view import view
 from proxima.core import SURROGATES
 from proxima.view.microscope import server
 from proxima.view.microscope.app import HEADERS, MicroscopeApp
-from proxima.view.microscope.explained_tokens import here
 from proxima.view.microscope.server import listen, open_runs
 from tests.view.microscope.stored_run import make_step
 
 
 def client_of(*folders, key="", host="", address="http://127.0.0.1:8123"):
-    app = MicroscopeApp(open_runs(folders), key, host)
-    app.tokens = here
-    return TestClient(app.asgi, base_url=address)
+    return TestClient(MicroscopeApp(open_runs(folders), key, host).asgi, base_url=address)
 
 
 def contents(folder):

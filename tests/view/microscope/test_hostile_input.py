@@ -20,20 +20,10 @@ from tests.warm import WarmPopen
 NAMED = b"two\nlines <b>\xff"  # a name that is no UTF-8
 
 
-# The command, whose process that explains tokens is forked as well.
-VIEW = """
-from proxima.cli.main import main
-from proxima.view.microscope import explained_tokens
-from tests.warm import forked_subprocess
-explained_tokens.subprocess = forked_subprocess()
-main()
-"""
-
-
 @contextmanager
 def served(*runs):
     """`proxima view` in its own process: a function that asks it."""
-    command = [sys.executable, "-c", VIEW, "view", *map(os.fsdecode, runs), "--port", "0", "--no-browser"]
+    command = [sys.executable, "-m", "proxima.cli.main", "view", *map(os.fsdecode, runs), "--port", "0", "--no-browser"]
     with WarmPopen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             address = process.stdout.readline().split()[0]

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -23,10 +22,6 @@ def asked(address, path):
     return json.loads(urllib.request.urlopen(f"{address}api/{path}", timeout=600).read())
 
 
-def children(pid):
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 PARENT = """
 import sys
 from pathlib import Path
@@ -37,17 +32,14 @@ sys.stdin.read()
 """
 
 
-def test_it_explains_in_another_process_and_ends_with_a_parent_that_is_killed(tmp_path):
+def test_it_explains_and_ends_with_a_parent_that_is_killed(tmp_path):
     make_step(tmp_path / "run", SURROGATES["cppo"](), prompts=1, samples=2, tokens=6)
     command = [sys.executable, "-c", PARENT, str(tmp_path / "run")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         address, pid = parent.stdout.readline().split()
         assert asked(address, "0/step/1/completion/0.0.0/token/0")["reason"].startswith(("kept: ", "masked: "))
-        assert "libtorch_cpu" not in Path(f"/proc/{pid}/maps").read_text()  # the server stays small
-        below = children(pid)
-        assert any("libtorch_cpu" in Path(f"/proc/{child}/maps").read_text() for child in below)
         parent.kill()
-    eventually(lambda: not any(map(is_running, [int(pid), *below])))
+    eventually(lambda: not is_running(int(pid)))
 
 
 LISTENS = """

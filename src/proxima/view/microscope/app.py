@@ -19,9 +19,7 @@ from proxima.system.bounded_reading import TooLargeError, parse_json, read_at_mo
 from proxima.system.jsonl import dumps
 from proxima.system.web_requests import LOOPBACK_NAMES, refused
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
-from proxima.view.microscope.explained_tokens import TokenProcess
 from proxima.view.microscope.notes import read_notes, write_note
-from proxima.view.microscope.resident_memory import release_memory
 from proxima.view.microscope.single_file import PAGE
 from proxima.view.microscope.step_file import StepFile
 from proxima.view.microscope.viewed_run import ViewedRun
@@ -54,7 +52,6 @@ class MicroscopeApp:
     def __init__(self, runs: Sequence[ViewedRun], key: str = "", host: str = "") -> None:
         self.runs, self.key = runs, key
         self.hosts = {*LOOPBACK_NAMES, *([host.lower()] if host else [])}
-        self.tokens = TokenProcess()
         self._pages: dict[tuple[int, int, Key], CompletionPage] = {}
         self.page = {f"/{file.name}": file for file in PAGE.glob("*") if file.suffix in TYPES}
         self._reader = ThreadPoolExecutor(1, "microscope")  # one request at a time, to limit memory
@@ -103,10 +100,7 @@ class MicroscopeApp:
     def _made(self, answer: Answer, request: Request) -> Response:
         """Build the response, including its JSON, in the reader's thread."""
         value = answer(request)
-        response = value if isinstance(value, Response) else _json(value)
-        del value
-        release_memory()
-        return response
+        return value if isinstance(value, Response) else _json(value)
 
     def admit(self, request: Request) -> None:
         """Raise HTTPException for an unauthorised request: one from a page of another site, or without the key."""
@@ -171,7 +165,7 @@ class MicroscopeApp:
         place = (number, file.step, key)
         page = self._pages.pop(place, None)
         if page is None or page.file is not file:
-            page = CompletionPage(run, file, key, self.tokens)
+            page = CompletionPage(run, file, key)
         self._pages[place] = page
         while len(self._pages) > PAGES_KEPT:
             del self._pages[next(iter(self._pages))]

@@ -3,19 +3,21 @@
 import base64
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxima.data import UserError
 from proxima.data.flow import Key
-from proxima.view.microscope.explained_tokens import READ, ExplainedRow, ExplainedTokens, explain_tokens, here, reason
 from proxima.view.microscope.step_file import StepFile, short_episode
 from proxima.view.microscope.viewed_run import ViewedRun
+
+if TYPE_CHECKING:
+    from proxima.view.microscope.explained_tokens import ExplainedTokens
 
 FACTS = (
     "reward",
@@ -74,27 +76,17 @@ class CompletionPage:
     run: ViewedRun
     file: StepFile
     key: Key
-    call: Callable[..., Any] = here  # runs the computations that need torch
 
     @cached_property
     def row(self) -> dict[str, Any]:
         (row,) = self.file.read([self.file.row_of(self.key)])
         return row
 
-    @property
-    def asked(self) -> ExplainedRow:
-        return ExplainedRow(
-            place=(self.run.number, id(self.file), self.file.step, self.key),
-            row={name: self.row.get(name) for name in READ},
-            recipe=self.run.recipe,
-            step=self.file.step,
-            folder=str(self.run.files.path) if self.run.recompute else None,
-        )
-
     @cached_property
-    def explained(self) -> ExplainedTokens:
-        explained: ExplainedTokens = self.call(explain_tokens, self.asked)
-        return explained
+    def explained(self) -> "ExplainedTokens":
+        from proxima.view.microscope.explained_tokens import ExplainedTokens
+
+        return ExplainedTokens.of(self.run, self.file.step, self.row)
 
     @cached_property
     def columns(self) -> dict[str, NDArray[Any] | None]:
@@ -118,8 +110,8 @@ class CompletionPage:
             "tokens": {"ids": tokens, "text": self.run.text.each(tokens)},
             **{name: row.get(name) for name in FACTS},
             "columns": {name: base64_column(values) for name, values in self.columns.items() if values is not None},
-            "reasons_available": not self.explained.problem,
-            "problem": self.explained.problem,
+            "reasons_available": self.explained.reasons is not None,
+            "problem": self.explained.stored.problem(),
             "band": None if band is None else {"kind": self.run.surrogate, **band},
             "columns_doc": {name: {"unit": unit, "doc": doc} for name, (unit, doc) in (COLUMNS | DERIVED).items()},
             "episode": self._episode(),
@@ -172,10 +164,9 @@ class CompletionPage:
         """Explain why a token was kept or dropped; if that is unknown, say only what was recorded."""
         if not self._sampled(token):
             return "not sampled here: it is context, in no loss"
-        if not (problem := self.explained.problem):
-            return str(self.call(reason, self.asked, token))
-        recorded = self.row["outcome"] == "trained" and keep is not None
-        return f"{'kept' if keep else 'masked'}, as the trainer recorded; {problem}" if recorded else problem
+        reason = self.explained.reason(token)
+        recorded = self.explained.reasons is None and self.row["outcome"] == "trained" and keep is not None
+        return f"{'kept' if keep else 'masked'}, as the trainer recorded; {reason}" if recorded else reason
 
     def _sampled(self, token: int) -> bool:
         return self.row.get("sampled") is None or bool(self.row["sampled"][token])

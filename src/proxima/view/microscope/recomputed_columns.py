@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,9 @@ class RecomputedColumns:
         with torch.inference_mode():
             logits = self._models[folder](ids[None]).logits[0, len(row["prompt_tokens"]) - 1 : -1].float()
             return (logits / (row["temperature"] or 1.0)).log_softmax(-1).numpy()
+
+
+@lru_cache(maxsize=1)  # the weights of one run at a time
+def recomputed_columns(run: ViewedRun) -> RecomputedColumns:
+    """Return what computes a run's columns; it keeps the weights that it has loaded."""
+    return RecomputedColumns(run)

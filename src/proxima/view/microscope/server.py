@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import os
 import secrets
 import signal
 import socket
@@ -9,14 +10,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import pyarrow as pa
-
 from proxima.data import UserError
 from proxima.reward.server.bounded_server import BoundedServer, open_socket
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.app import MicroscopeApp
-from proxima.view.microscope.resident_memory import one_arena, release_memory, without_pandas
 from proxima.view.microscope.viewed_run import ViewedRun
 
 BACKLOG, KEY_BYTES = 64, 16
@@ -72,14 +70,7 @@ def make_server(app: MicroscopeApp, read_seconds: float = ScorerLimits.read_seco
 def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
     """Serve until a signal arrives."""
     server = make_server(app)
-    pa.set_memory_pool(pa.system_memory_pool())  # one heap, so that free memory can be returned
-    without_pandas()
-    one_arena()
-    release_memory()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, ends the other process, too
-    app.tokens.begin()
-    try:
-        with suppress(KeyboardInterrupt):
-            asyncio.run(server.serve([listening]))
-    finally:
-        app.tokens.end()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: leave the other cores to training
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
+    with suppress(KeyboardInterrupt):
+        asyncio.run(server.serve([listening]))
