@@ -17,7 +17,6 @@ class Recorder(Tracker):
     fails: str = ""
     hangs: str = ""
     error: str = "ConnectionError"
-    sample_every: int = 0
 
     def open(self, run: TrackedRun) -> "RecorderSession":
         session = RecorderSession(self, run)
@@ -29,7 +28,7 @@ class Recorder(Tracker):
 class RecorderSession:
     def __init__(self, spec, run):
         self.spec, self.run, self.identity, self.link = spec, run, run.identity or "42", "https://lab.example/42"
-        self.logged, self.pages, self.summary = [], {}, None
+        self.logged, self.summary = [], None
 
     def behave(self, call):
         if self.spec.hangs == call:
@@ -40,9 +39,6 @@ class RecorderSession:
     def log(self, metrics, step):
         self.behave("log")
         self.logged.append((step, metrics))
-
-    def log_page(self, file, step):
-        self.pages[step] = file.read_text(encoding="utf-8")
 
     def finish(self, summary):
         self.behave("finish")

@@ -12,18 +12,14 @@ from pathlib import Path
 import pytest
 
 import proxima
-from proxima.config import resolve
-from proxima.core import SURROGATES
-from proxima.view.trackers import Mlflow, TensorBoard, Trackio, Wandb, tracker_observer
+from proxima.view.trackers import Mlflow, TensorBoard, Trackio, Wandb
 from proxima.view.trackers.tracker_observer import TrackerObserver
 from tests.experiments.runs import answered, make_run, step
 from tests.manual_clock import ManualClock
 from tests.runtime import tiny_run
 from tests.runtime.tiny_run import recipe
-from tests.view.microscope.stored_run import make_step
-from tests.view.synthetic import info, sample
+from tests.view.synthetic import info
 from tests.view.trackers.read_back import READERS
-from tests.warm import forked_subprocess
 
 RECORDER = "tests.view.trackers.recorder:Recorder"
 recorder = importlib.import_module("tests.view.trackers.recorder")  # as the recipe imports it
@@ -173,29 +169,6 @@ def test_a_tool_is_named_once(tiny_model, tmp_path):
     tree = recipe(tiny_model("llama"), folder=str(tmp_path / "run"))
     with pytest.raises(proxima.UserError, match=r"monitor.1.kind=.*Recorder \(overrides\): is named twice; keep one"):
         proxima.train(tree, {"monitor": [RECORDER, RECORDER]})
-
-
-def test_the_page_of_a_prompt_goes_with_the_run(tmp_path, monkeypatch):
-    """Of every second step, written by `proxima view --export`; what is wrong with it is the tracker's failure."""
-    place, spec, warnings = tmp_path / "mine", recorder.Recorder(sample_every=2), []
-    monkeypatch.setattr(tracker_observer, "subprocess", forked_subprocess())
-    make_step(place, SURROGATES["cppo"](), prompts=2, samples=2, tokens=5, step=2)
-    observer = TrackerObserver(spec, warnings.append, patience=3000.0)
-    observer.started(info(place, steps=3))
-    for number in (1, 2, 4):
-        observer.step(step(number), sample(uid=1))
-    assert observer.ending() == {RECORDER: "https://lab.example/42"}
-    observer.finished(DONE)
-    ((number, page),) = recorder.SESSIONS[0].pages.items()
-    assert number == 2 and "#/0/step/2/group/1" in page and "completion/1.0.0/token/0" in page
-    assert len(warnings) == 1 and "step 4 has no completions" in warnings[0]
-    assert list(place.glob("*.html")) == []
-
-
-def test_who_takes_no_page_says_so(tiny_model):
-    with pytest.raises(proxima.UserError, match=r"monitor.0.sample_every=5.*'tensorboard' has no field"):
-        resolve(recipe(tiny_model("llama"), monitor=[{"kind": "tensorboard", "sample_every": 5}]))
-    assert Mlflow(sample_every=-1).problem() is not None
 
 
 TOOLS = {

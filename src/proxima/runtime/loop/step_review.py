@@ -114,7 +114,6 @@ def sample_of(batch: TrainingBatch, step: int) -> Sample | None:
     return Sample(
         question=group.prompt.question,
         text=completion.text,
-        uid=group.prompt.uid,
         answer=group.prompt.answer,
         reward=score.value if score.valid else None,
         correct=score.correct,

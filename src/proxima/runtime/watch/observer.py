@@ -50,7 +50,6 @@ class Sample:
 
     question: str
     text: str
-    uid: int = 0  # of its prompt
     answer: Any = None
     reward: float | None = None  # None: the score is invalid
     correct: bool | None = None

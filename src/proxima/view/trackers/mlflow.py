@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from proxima.experiments.run_reader import flat
@@ -24,14 +23,11 @@ class Mlflow(Tracker):
         project: the experiment.
         name: name of the run; null: that of the run folder.
         uri: address of the server or database; null: MLFLOW_TRACKING_URI, or mlflow's default.
-        sample_every: steps between logged pages that show one prompt's completions, down to their tokens
-            (`proxima view --export`); 0: none.
     """
 
     project: str = "proxima"
     name: str | None = None
     uri: str | None = None
-    sample_every: int = 0
 
     package = extra = "mlflow"
 
@@ -71,9 +67,6 @@ class MlflowSession:
         values = without_time(metrics)
         named = [(re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_")), value) for name, value in values.items()]
         self.client.log_batch(self.identity, metrics=[Metric(name, value, now, step) for name, value in named])
-
-    def log_page(self, file: Path, step: int) -> None:
-        self.client.log_artifact(self.identity, str(file), "samples")
 
     def finish(self, summary: Record) -> None:
         for name, value in flat(dict(summary)):

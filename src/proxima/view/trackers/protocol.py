@@ -33,10 +33,6 @@ class TrackerSession(Protocol):
         """Log the numbers of a step. Those of an evaluation come in a separate call, as `eval/accuracy`, after those of
         the step."""
 
-    def log_page(self, file: Path, step: int) -> None:
-        """Log a page of the step, an HTML file of some hundred kB; only for trackers with the field `sample_every`."""
-        return None
-
     def finish(self, summary: Record) -> None:
         """End the session after the run; `summary` is the content of summary.json. Called even if `log` has raised."""
 
@@ -56,10 +52,6 @@ class Tracker:
         """Explain why runs can't be tracked here, with a remedy, or return None; called before the model is loaded."""
         if self.package and find_spec(self.package) is None:
             return f"needs the package {self.package}: pip install 'proxima-rl[{self.extra}]'"
-        if (every := getattr(self, "sample_every", 0)) < 0:
-            return f"sample_every={every} must be >= 0"
-        if every and find_spec("starlette") is None:
-            return "sample_every needs starlette: pip install 'proxima-rl[serve]'"
         return None
 
     def open(self, run: TrackedRun) -> TrackerSession:

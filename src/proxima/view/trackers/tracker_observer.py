@@ -1,14 +1,10 @@
 """The observer of a tracker: a queue, and a thread that passes its entries to the tool."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from proxima.config.describe import kind_of
@@ -20,9 +16,7 @@ from proxima.system.atomic_files import write_atomic
 from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
 
 PATIENCE = 30.0  # seconds that a tool may take for a call and, at the end of the run, for the rest of the queue
-PAGE_PATIENCE = 600.0  # seconds for the page of a prompt
 NOT_METRICS = ("kind", "label", "step")
-NICE = 10  # for the process that writes a page: training has priority
 
 
 class TrackerObserver(Observer):
@@ -70,9 +64,6 @@ class TrackerObserver(Observer):
 
     def step(self, record: Record, sample: Sample | None) -> None:
         self._later_log(record)
-        number, every = int(record["step"]), getattr(self.tracker, "sample_every", 0)
-        if every and sample is not None and number % every == 0:
-            self._later(lambda: self._log_page(number, sample.uid))
 
     def ending(self) -> Mapping[str, str]:
         """Return the link to the tracked run, once all records have arrived or the tool fails to answer in time."""
@@ -140,29 +131,6 @@ class TrackerObserver(Observer):
             self.failed += 1
             raise
         self._remember(logged={**self._state.get("logged", {}), kind: step})
-
-    def _log_page(self, step: int, uid: int) -> None:
-        """Log the page of a prompt, which `proxima view --export` writes in a separate process."""
-        if self._session is None:
-            return
-        with TemporaryDirectory() as place:
-            command = [sys.executable, "-m", "proxima", "view", str(self._file.parents[1].resolve())]
-            process = subprocess.Popen(
-                [*command, "--export", f"{step}/{uid}"], cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
-            os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
-            self._busy_since = None  # the export may be slow if training uses every core; the tool isn't to blame
-            try:
-                _, said = process.communicate(timeout=PAGE_PATIENCE)
-            finally:
-                self._busy_since = self.clock.now()
-                process.kill()
-                process.wait()
-            if process.returncode:
-                raise RuntimeError(f"proxima view --export {step}/{uid}: {said.strip()}")
-            for file in Path(place).glob("*.html"):
-                self._session.log_page(file, step)
 
     def _finish(self, summary: Record, ended: threading.Event) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from proxima.runtime.watch.observer import Record
@@ -18,15 +17,12 @@ class Trackio(Tracker):
         name: name of the run; null: that of the run folder.
         group: name under which several runs are grouped.
         space_id: `user/space` to log to; null: TRACKIO_SPACE_ID, or this machine (TRACKIO_DIR).
-        sample_every: steps between logged pages that show one prompt's completions, down to their tokens
-            (`proxima view --export`); 0: none.
     """
 
     project: str = "proxima"
     name: str | None = None
     group: str | None = None
     space_id: str | None = None
-    sample_every: int = 0
 
     package = extra = "trackio"
 
@@ -59,9 +55,6 @@ class TrackioSession:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.run.log(without_time(metrics), step=step)
         self.last = step
-
-    def log_page(self, file: Path, step: int) -> None:
-        self.run.log_artifact(str(file), name=file.stem, type="sample")
 
     def finish(self, summary: Record) -> None:
         facts = {f"summary/{name}": value for name, value in summary.items() if isinstance(value, str | int | float)}

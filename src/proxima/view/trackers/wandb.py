@@ -22,8 +22,6 @@ class Wandb(Tracker):
         group: name under which several runs are grouped.
         tags: tags by which runs can be filtered.
         mode: null: WANDB_MODE, or online.
-        sample_every: steps between logged pages that show one prompt's completions, down to their tokens
-            (`proxima view --export`); 0: none.
     """
 
     project: str = "proxima"
@@ -32,7 +30,6 @@ class Wandb(Tracker):
     group: str | None = None
     tags: tuple[str, ...] = ()
     mode: Literal["online", "offline"] | None = None
-    sample_every: int = 0
 
     package = extra = "wandb"
 
@@ -90,11 +87,6 @@ class WandbSession:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.run.log(dict(metrics), step=step)
-
-    def log_page(self, file: Path, step: int) -> None:
-        import wandb
-
-        self.run.log({"sample": wandb.Html(file, inject=False)}, step=step)  # the page's policy forbids its style sheet
 
     def finish(self, summary: Record) -> None:
         self.run.summary.update({f"summary/{name}": value for name, value in summary.items()})
