@@ -86,17 +86,16 @@ def test_the_runs_of_a_sweep_are_paired_compared_and_done_once(done, proxima, sw
     before = {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs.values()}
     code, out, err = proxima("sweep", "mine.yaml", "--jobs", "1")
     assert (code, err) == (0, "") and "4 done before" in out and "4/4 done" in out
-    assert out.splitlines()[-1] == "proxima compare runs/mine"
+    table, page = out.split("\n\n")[1], out.splitlines()[-1]
+    assert [line.split()[:2] for line in table.splitlines()[1:]] == [
+        ["algorithm=reinforce", "2"],
+        ["algorithm=cppo", "2"],
+    ]
+    assert page == "runs/mine/compare.html" and (sweep / "compare.html").is_file()
     assert before == {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs.values()}
     (here / "mine.yaml").write_text(SWEEP.replace("steps: 1", "steps: 3"))
     code, _, err = proxima("sweep", "mine.yaml")
     assert code == 2 and err.count("holds a run of another config: train.steps is 1 there and 3 here") == 4
-    out = done("compare", "runs/mine")
-    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [
-        ["algorithm=reinforce", "2"],
-        ["algorithm=cppo", "2"],
-    ]
-    assert "notes" not in out
 
 
 def test_processes_side_by_side_of_which_one_fails(proxima, sweep, here, warm_processes):

@@ -19,8 +19,7 @@ from proxima.experiments.run_reader import Metrics
 from proxima.experiments.sweep_file import read_sweep
 from proxima.experiments.sweep_plan import PlannedRun, Sweep, SweepCell, plan_runs
 from proxima.experiments.sweep_runner import read_progress, run_sweep, train_command
-from proxima.view.sweep_progress import SweepLines, most_relevant, outcome_rows, tally, time_left
-from proxima.view.terminal import table_of_rows
+from proxima.view.sweep_progress import SweepLines, tally, time_left
 from tests.manual_clock import ManualClock
 
 # A run: `behaviour` says how it ends, or that it waits for another one. It appends to `times` when it begins and ends.
@@ -169,7 +168,7 @@ def test_all_are_run_and_the_second_time_none(lab):
     made = lab(seeds=(1, 2), a="done", b="done")
     ear = Ear()
     progresses = made.run(ear)
-    assert [(s.run.name, s.state, s.step, s.reward, s.held_out, s.seconds) for s in progresses][:2] == [
+    assert [(s.run.name, s.state, s.step, s.reward, s.evaluated[-1][1], s.seconds) for s in progresses][:2] == [
         ("a seed 1", RunState.DONE, 3, 0.3, 0.51, 6.0),
         ("b seed 1", RunState.DONE, 3, 0.3, 0.51, 6.0),
     ]
@@ -179,7 +178,7 @@ def test_all_are_run_and_the_second_time_none(lab):
     assert [run["folder"] for run in facts["runs"]] == ["a/seed-1", "a/seed-2", "b/seed-1", "b/seed-2"]
     assert facts["settings"] == {"jobs": 1} and facts["machine"]["cores"] >= 1 and facts["packages"]["torch"]
     again = Ear()
-    assert all(s.before and s.state is RunState.DONE and s.held_out for s in made.run(again))
+    assert all(s.before and s.state is RunState.DONE and s.evaluated for s in made.run(again))
     assert again.heard == ["started 4", "finished"]
     assert len(made.times.read_text().splitlines()) == 8
 
@@ -432,15 +431,6 @@ def test_time_left():
     assert tally([done, running, waiting], 1) == "1/3 done, 1 running, 1 waiting   eta 50 s"
 
 
-def test_a_small_terminal_shows_what_moves():
-    all_of_them = [progress(str(i), RunState.DONE) for i in range(8)] + [
-        progress("r", RunState.RUNNING),
-        progress("w", RunState.WAITING),
-    ]
-    assert [s.run.cell for s in most_relevant(all_of_them, 5)] == ["6", "7", "r", "w"]
-    assert most_relevant(all_of_them, 10) == all_of_them
-
-
 def test_lines_say_each_event_and_the_state_each_minute(tmp_path, monkeypatch):
     clock, out = ManualClock("2026-01-01T12:00:00+00:00"), io.StringIO()
     monkeypatch.setattr("proxima.view.sweep_progress.time_of_day", lambda wall: wall[11:19])
@@ -468,40 +458,3 @@ def test_lines_say_each_event_and_the_state_each_minute(tmp_path, monkeypatch):
         "12:01:01  0/2 done, 1 running, 1 failed   eta 20 s   a seed 1 step 5/10",
         "12:01:01  done     a seed 1  step 10/10  reward 0.250  held-out accuracy 0.100 → 0.900  20 s",
     ]
-
-
-def test_the_table_of_a_terminal():
-    from rich.console import Console
-
-    from proxima.view.sweep_progress import SweepTable
-
-    console = Console(width=90, height=40, record=True, file=io.StringIO(), force_terminal=True, color_system=None)
-    table = SweepTable(console)
-    progresses = [
-        progress("a", RunState.RUNNING, [4.0] * 5, reward=0.25, evals=[{"kind": "eval", "step": 0, "accuracy": 0.1}]),
-        progress("b", RunState.FAILED, error="\x1b[2J bad"),
-    ]
-    table.started(sweep_of("ab"), progresses)
-    table.tick()
-    table.changed(progresses[1], [])
-    progresses[0].state = RunState.STOPPED
-    table.finished(progresses)
-    text = console.export_text()
-    assert "sweep s  2 cells × 1 seed = 2 runs  runs/s" in text
-    rows = [line.split() for line in text.splitlines()]
-    assert ["a", "1", "running", "5/10", "0.250", "0.100", "20", "s"] in rows
-    assert "WARNING b seed 1: ␛[2J bad" in text
-    assert rows[-1] == ["0/2", "done,", "1", "failed,", "1", "stopped"]  # nothing runs: no eta
-
-
-def test_the_last_table_has_means_and_intervals(lab):
-    from rich.console import Console
-
-    made = lab(seeds=(1, 3), a="done", b="fails")
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(table_of_rows(outcome_rows(made.run())))
-    head, first, second = [line.split() for line in console.export_text().splitlines()]
-    assert head == ["cell", "done", "accuracy", "before", "accuracy", "after", "training", "reward", "seconds"]
-    # after: .51 and .53: mean .52, half = 12.706 * .01414 / 1.414
-    assert first == ["a", "2/2", "0.100", "±", "0.000", "0.520", "±", "0.127", "0.300", "±", "0.000", "6", "±", "0"]
-    assert second == ["b", "0/2", "–", "–", "–", "–"]

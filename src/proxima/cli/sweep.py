@@ -37,24 +37,19 @@ def sweep(
 
 
 def train_cells(sweep: "Sweep", runs: "list[PlannedRun]", *, retry_failed: bool = False) -> int:
-    """Run the sweep, show its progress and its final table; return the exit code."""
-    from rich.console import Console
-
+    """Run the sweep, show its progress, and compare its runs; return the exit code."""
+    from proxima.cli.compare import compare
     from proxima.experiments.metrics_follower import RunState
     from proxima.experiments.sweep_runner import run_sweep
-    from proxima.view.run_views import is_drawable
-    from proxima.view.sweep_progress import SweepLines, SweepTable, outcome_rows
-    from proxima.view.terminal import table_text
+    from proxima.view.sweep_progress import SweepLines
 
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with (sweep.folder / "log.txt").open("a", encoding="utf-8", errors="replace") as log:
-        screen = SweepTable(Console()) if is_drawable(sys.stdout) else SweepLines(sys.stdout)
-        progresses = run_sweep(sweep, runs, SweepLines(log), screen, retry_failed=retry_failed)
-    print()
-    print(table_text(outcome_rows(progresses), sys.stdout, width=160))
+        progresses = run_sweep(sweep, runs, SweepLines(log), SweepLines(sys.stdout), retry_failed=retry_failed)
     states = {progress.state for progress in progresses}
     if RunState.DONE in states:
-        print(f"\nproxima compare {shlex.quote(str(sweep.folder))}")
+        print()
+        compare([str(sweep.folder)])
     if RunState.WAITING in states or RunState.STOPPED in states:
         print("stopped; the same command resumes")
         return 130

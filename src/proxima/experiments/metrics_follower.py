@@ -50,20 +50,9 @@ class RunProgress:
         return train[-1].get("reward/mean") if train else None
 
     @property
-    def turns(self) -> float | None:
-        """Turns of the mean episode of the last step; None without episodes."""
-        train = self.metrics.train
-        return train[-1].get("episode/turns/mean") if train else None
-
-    @property
     def evaluated(self) -> Points:
         """(step, figure) for each evaluation that has the figure."""
         return self.metrics.held_out()
-
-    @property
-    def held_out(self) -> float | None:
-        """The figure of the last evaluation."""
-        return self.evaluated[-1][1] if self.evaluated else None
 
     @property
     def remaining(self) -> float | None:

@@ -1,32 +1,15 @@
-"""Progress of a sweep: a table on a terminal, otherwise lines, as in the sweep's log.txt; and the final table."""
+"""Progress of a sweep in lines, on the screen and in its log.txt."""
 
-import atexit
 from collections import Counter
 from collections.abc import Sequence
 from typing import TextIO
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
-from proxima.evaluate.headline import Headline
 from proxima.experiments.metrics_follower import RunProgress, RunState
-from proxima.experiments.seed_statistics import mean_over_seeds
 from proxima.experiments.sweep_plan import Sweep
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Record
-from proxima.view.formatting import PATIENCE, duration, fixed, plus_minus, printable, write_safely
+from proxima.view.formatting import PATIENCE, duration, fixed, printable, write_safely
 from proxima.view.log_lines import time_of_day
-from proxima.view.terminal import table_of_rows
-
-STYLES = {
-    RunState.DONE: "green",
-    RunState.RUNNING: "cyan",
-    RunState.FAILED: "red",
-    RunState.STOPPED: "yellow",
-    RunState.WAITING: "dim",
-}
 
 
 class SweepLines:
@@ -69,67 +52,6 @@ class SweepLines:
     def _line(self, text: str) -> None:
         self._last = self._clock.now()
         write_safely(self._stream, f"{time_of_day(self._clock.wall())}  {text}\n")
-
-
-class SweepTable:
-    """Draws the state of each run on a terminal, twice a second."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._progresses: Sequence[RunProgress] = ()
-        self._jobs = 1
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop", get_renderable=self._view)
-
-    def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
-        self._progresses, self._jobs = progresses, sweep.jobs
-        self._console.print(opening(sweep, progresses), highlight=False, markup=False)
-        self._live.start()
-        atexit.register(self._live.stop)
-
-    def changed(self, progress: RunProgress, records: Sequence[Record]) -> None:
-        if progress.state is RunState.FAILED:
-            self.warning(f"{progress.run.name}: {progress.error}")
-
-    def tick(self) -> None:
-        self._live.refresh()
-
-    def warning(self, text: str) -> None:
-        self._live.console.print(Text(f"WARNING {printable(text)}", style="yellow"))
-
-    def finished(self, progresses: Sequence[RunProgress]) -> None:
-        self._live.refresh()
-        self._live.stop()
-
-    def _view(self) -> Table:
-        shown = most_relevant(self._progresses, max(self._console.height - 4, 4))
-        rows: list[dict[str, str | Text]] = [
-            {
-                "cell": s.run.cell,
-                "seed": str(s.run.seed),
-                "state": Text(s.state.value, style=STYLES[s.state]),
-                "step": f"{s.step}/{s.run.steps}",
-                "reward": fixed(s.reward, 3),
-                **({"turns": fixed(s.turns, 1)} if played(self._progresses) else {}),
-                f"held-out {headline_of(self._progresses).name}": fixed(s.held_out, 3),
-                "eta": duration(s.remaining) if s.state is RunState.RUNNING and s.remaining is not None else "",
-            }
-            for s in shown
-        ]
-        caption = tally(self._progresses, self._jobs)
-        table = table_of_rows(rows, left=["state"], caption=caption, caption_justify="left")
-        if len(shown) < len(self._progresses):
-            table.add_row(Text(f"… and {len(self._progresses) - len(shown)} more", style="dim"))
-        return table
-
-
-def most_relevant(progresses: Sequence[RunProgress], room: int) -> list[RunProgress]:
-    """Select as many runs as fit, in order, by priority: running, failed, stopped, waiting, last finished."""
-    if len(progresses) <= room:
-        return list(progresses)
-    rank = [RunState.RUNNING, RunState.FAILED, RunState.STOPPED, RunState.WAITING, RunState.DONE]
-    states = [progress.state for progress in progresses]
-    order = sorted(range(len(states)), key=lambda i: (rank.index(states[i]), -i if states[i] is RunState.DONE else i))
-    return [progresses[i] for i in sorted(order[: room - 1])]
 
 
 def opening(sweep: Sweep, progresses: Sequence[RunProgress]) -> str:
@@ -183,35 +105,3 @@ def progress_text(progress: RunProgress) -> str:
         values = [fixed(value, 3) for _, value in (progress.evaluated[0], progress.evaluated[-1])]
         parts.append(f"held-out {progress.metrics.headline.name} {' → '.join(values[: len(progress.evaluated)])}")
     return "  ".join([*parts, duration(progress.seconds)])
-
-
-def headline_of(progresses: Sequence[RunProgress]) -> Headline:
-    """Return the headline figure of the sweep's evaluations."""
-    return Headline.of([record for progress in progresses for record in progress.metrics.evals])
-
-
-def played(progresses: Sequence[RunProgress]) -> bool:
-    """Return True if some run has episodes."""
-    return any(progress.turns is not None for progress in progresses)
-
-
-def outcome_rows(progresses: Sequence[RunProgress]) -> list[dict[str, str]]:
-    """Return a row per cell: finished seeds, held-out figure before and after, reward of the last step, seconds; each
-    as mean ± half the interval."""
-    figure = headline_of(progresses).name
-    cells: dict[str, list[RunProgress]] = {}
-    for progress in progresses:
-        cells.setdefault(progress.run.cell, []).append(progress)
-    rows = []
-    for name, runs in cells.items():
-        done = [s for s in runs if s.state is RunState.DONE]
-        measures: dict[str, Sequence[float | None]] = {
-            f"{figure} before": [before for s in done if (before := dict(s.evaluated).get(0.0)) is not None],
-            f"{figure} after": [s.held_out for s in done if s.evaluated and s.evaluated[-1][0] == s.step],
-            "training reward": [s.reward for s in done],
-            **({"turns": [s.turns for s in done]} if played(progresses) else {}),
-            "seconds": [s.seconds for s in done],
-        }
-        texts = {key: plus_minus(mean_over_seeds(v), 0 if key == "seconds" else 3) for key, v in measures.items()}
-        rows.append({"cell": name, "done": f"{len(done)}/{len(runs)}", **texts})
-    return rows

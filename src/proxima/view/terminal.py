@@ -14,18 +14,6 @@ from proxima.view.formatting import PATIENCE, count, duration, write_safely
 INTERVAL = 0.1  # minimum seconds between two updates of the progress on a terminal
 
 
-def table_of_rows(rows: Sequence[Mapping[str, str | Text]], *, left: Sequence[str] = (), **look: Any) -> Table:
-    """Build a table of rows with the same columns. The first column is folded if necessary; the others are
-    right-aligned unless named in `left`."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", **look)
-    for i, name in enumerate(rows[0] if rows else ()):
-        justify: Any = "left" if i == 0 or name in left else "right"
-        table.add_column(name, justify=justify, no_wrap=i > 0, overflow="ellipsis" if i else "fold")
-    for row in rows:
-        table.add_row(*row.values())
-    return table
-
-
 def stacked(rows: Sequence[Mapping[str, str]], width: int) -> list[list[dict[str, str]]]:
     """Split rows into tables of at most `width` characters, one below the other; each begins with the first column."""
     first, *others = rows[0]
@@ -43,8 +31,14 @@ def stacked(rows: Sequence[Mapping[str, str]], width: int) -> list[list[dict[str
 def table_text(
     rows: Sequence[Mapping[str, str | Text]], stream: TextIO, *, left: Sequence[str] = (), width: int = 200
 ) -> str:
-    """A table of rows as text: with colours and the width of the stream if that is a terminal, else `width` wide."""
-    table, terminal, out = table_of_rows(rows, left=left), stream.isatty(), io.StringIO()
+    """A table of rows with the same columns, as text: with colours and the width of the stream if that is a terminal,
+    else `width` wide. The first column is folded if necessary; the others are right-aligned unless named in `left`."""
+    table, terminal, out = Table(box=None, padding=(0, 2, 0, 0), header_style="dim"), stream.isatty(), io.StringIO()
+    for i, name in enumerate(rows[0] if rows else ()):
+        justify: Any = "left" if i == 0 or name in left else "right"
+        table.add_column(name, justify=justify, no_wrap=i > 0, overflow="ellipsis" if i else "fold")
+    for row in rows:
+        table.add_row(*row.values())
     Console(file=out, force_terminal=terminal, width=None if terminal else width, markup=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").splitlines())
 
