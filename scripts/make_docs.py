@@ -169,8 +169,9 @@ def main() -> int:
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(REPOSITORY))
     if (DEMO / "summary.json").is_file():
+        from learning_curve import LearningCurve
+
         from proxima.view.chart import write_figure
-        from proxima.view.curve import LearningCurve
 
         write_figure(LearningCurve.of(DEMO), CURVE)
         print(CURVE.relative_to(REPOSITORY))

@@ -75,7 +75,6 @@ def figures() -> dict[Path, str]:
     """Return every generated figure: each surrogate together with those it is best compared with."""
     from proxima.core.surrogate import SURROGATES
     from proxima.view.chart import svg_file
-    from proxima.view.surrogate_curve import TokenSetting
     from proxima.view.surrogate_plot import draw
     from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure
 
@@ -84,7 +83,7 @@ def figures() -> dict[Path, str]:
     for kind, cls in SURROGATES.items():
         beside = {"ppo_clip": ["reinforce"], "cppo": ["dppo", "ppo_clip"], "luspo": ["gspo"]}.get(kind, ["ppo_clip"])
         together = {name: SURROGATES[name]() for name in beside} | {kind: cls()}
-        drawn[PAGES / f"{kind}.svg"] = svg_file(draw(together, TokenSetting(), over=["ratio"]))
+        drawn[PAGES / f"{kind}.svg"] = svg_file(draw(together, over=["ratio"]))
     return drawn
 
 

@@ -59,7 +59,6 @@ reward serve {}
 generate {} hi
 export {} o
 plot divergence {}
-plot run {}
 plot threshold {}
 peers verify {}
 check local --model {}

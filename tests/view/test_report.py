@@ -16,12 +16,12 @@ from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.system import atomic_files as files
 from proxima.train.completion_record import CompletionRecord
 from proxima.view.chart import write_figure
-from proxima.view.curve import LearningCurve
 from proxima.view.formatting import visible
 from proxima.view.microscope import PORT
 from proxima.view.microscope.viewed_run import ViewedRun
 from proxima.view.report import headline, write_report
 from proxima.view.report_samples import held_out_questions, representative
+from scripts.learning_curve import LearningCurve
 from tests.view.microscope.test_stages import written
 from tests.view.synthetic import CONFIG, evals, evaluation, group, make_run, record, records
 

@@ -9,7 +9,7 @@ import torch
 
 from proxima.core.surrogate import SURROGATES, ClipCov, Cppo, Dppo, Drpo, Gspo, KlCov, M2po, PpoClip, Reinforce
 from proxima.view.chart import svg_file, write_figure
-from proxima.view.surrogate_curve import POINTS, TokenSetting, curve, remark_on
+from proxima.view.surrogate_curve import POINTS, curve, remark_on
 from proxima.view.surrogate_plot import draw
 
 
@@ -20,33 +20,33 @@ def at(c, x):
 
 
 def test_ppo_clip_over_the_ratio():
-    up, down = (curve(PpoClip(), "ratio", 0.3, sign, TokenSetting(advantage=2.0)) for sign in (1, -1))
+    up, down = (curve(PpoClip(), "ratio", 0.3, sign) for sign in (1, -1))
     r, loss, weight = at(up, 1.1)
-    assert loss == pytest.approx(-2 * r) and weight == pytest.approx(r)
-    assert at(up, 1.5)[1:] == (pytest.approx(-2.4), 0.0)  # clipped at 1.2
+    assert loss == pytest.approx(-r) and weight == pytest.approx(r)
+    assert at(up, 1.5)[1:] == (pytest.approx(-1.2), 0.0)  # clipped at 1.2
     r, loss, weight = at(down, 2.0)
-    assert loss == pytest.approx(2 * r) and weight == pytest.approx(r)  # no clip for A < 0 and r > 1
-    assert at(down, 0.5)[1:] == (pytest.approx(1.6), 0.0)
+    assert loss == pytest.approx(r) and weight == pytest.approx(r)  # no clip for A < 0 and r > 1
+    assert at(down, 0.5)[1:] == (pytest.approx(0.8), 0.0)
 
 
 def test_at_the_behavior_policy_every_weight_but_a_pulls_is_one():
     for kind, cls in SURROGATES.items():
         for sign in (1, -1):
-            x, _, weight = at(curve(cls(), "ratio", 0.3, sign, TokenSetting()), 1.0)
+            x, _, weight = at(curve(cls(), "ratio", 0.3, sign), 1.0)
             assert x == 1.0, kind
             assert weight == pytest.approx(1.0), kind
 
 
 def test_drpo_over_the_probability_is_its_docstrings_gradient():
-    c = curve(Drpo(epsilon=0.2), "probability", 0.3, 1, TokenSetting())
+    c = curve(Drpo(epsilon=0.2), "probability", 0.3, 1)
     ratio = c.x / 0.3
     torch.testing.assert_close(c.weight, ratio * (1 - (ratio - 1).sign() * (c.x - 0.3).abs() / 0.2))
     assert float(c.x[-1]) == pytest.approx(0.999)
 
 
 def test_the_ratio_ends_where_the_probability_does():
-    assert float(curve(PpoClip(), "ratio", 0.8, 1, TokenSetting()).x[-1]) == pytest.approx(0.999 / 0.8)
-    assert float(curve(PpoClip(), "ratio", 0.1, 1, TokenSetting()).x[-1]) == pytest.approx(2.5)
+    assert float(curve(PpoClip(), "ratio", 0.8, 1).x[-1]) == pytest.approx(0.999 / 0.8)
+    assert float(curve(PpoClip(), "ratio", 0.1, 1).x[-1]) == pytest.approx(2.5)
 
 
 def last_kept(c):
@@ -59,54 +59,30 @@ def test_cppo_is_drawn_within_its_completion():
     weights = [1 - 0.2 * t / 20 for t in range(21)]
     allowed = (0.15 - 0.005 * sum(weights[:10])) / weights[10]
     step = 2.5 * 0.3 / (POINTS - 1)
-    c = curve(Cppo(), "ratio", 0.3, 1, TokenSetting())
+    c = curve(Cppo(), "ratio", 0.3, 1)
     assert last_kept(c) * 0.3 - 0.3 == pytest.approx(allowed, abs=step)
-    # the first token of a completion of one is dppo's
-    alone = TokenSetting(position=1, length=1)
-    assert last_kept(curve(Cppo(), "ratio", 0.3, 1, alone)) == last_kept(curve(Dppo(), "ratio", 0.3, 1, alone))
-    assert remark_on(Cppo(), TokenSetting()) == "token 11 of 21, all the others have moved by |π − μ| = 0.045"
-    assert remark_on(Cppo(), alone) == ""
+    assert remark_on(Cppo()) == "token 11 of 21, all the others have moved by |π − μ| = 0.045"
 
 
 def test_what_the_batch_decides_is_decided_as_the_remark_says():
-    clip = curve(PpoClip(), "ratio", 0.3, 1, TokenSetting())
-    torch.testing.assert_close(curve(ClipCov(), "ratio", 0.3, 1, TokenSetting()).weight, clip.weight)
-    pulled = curve(KlCov(coefficient=0.5), "ratio", 0.3, 1, TokenSetting())
+    clip = curve(PpoClip(), "ratio", 0.3, 1)
+    torch.testing.assert_close(curve(ClipCov(), "ratio", 0.3, 1).weight, clip.weight)
+    pulled = curve(KlCov(coefficient=0.5), "ratio", 0.3, 1)
     r, loss, weight = at(pulled, 2.0)
     assert loss == pytest.approx(-r + 0.5 * math.log(r)) and weight == pytest.approx(r - 0.5)
     # one of four: dropped once l^2 / 4 reaches .04, so at r = exp(.4)
     step = 2.5 / (POINTS - 1)
-    assert last_kept(curve(M2po(), "ratio", 0.3, 1, TokenSetting())) == pytest.approx(math.exp(0.4), abs=step)
-    assert "selected" in remark_on(KlCov(), TokenSetting()) and "four" in remark_on(M2po(), TokenSetting())
+    assert last_kept(curve(M2po(), "ratio", 0.3, 1)) == pytest.approx(math.exp(0.4), abs=step)
+    assert "selected" in remark_on(KlCov()) and "four" in remark_on(M2po())
 
 
 def test_sequence_level_ones_say_so():
-    assert (
-        remark_on(Gspo(), TokenSetting())
-        == "a sequence of this one token"
-        == remark_on(SURROGATES["vespo"](), TokenSetting())
-    )
-    assert remark_on(PpoClip(), TokenSetting()) == ""
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("advantage", 0.0),
-        ("advantage", math.inf),
-        ("behavior_probability", (0.3, 1.0)),
-        ("position", 22),
-        ("length", 0),
-        ("drift", 0.5),
-    ],
-)
-def test_a_setting_that_cannot_be_is_refused(field, value):
-    with pytest.raises(ValueError, match=f"^{field}="):
-        TokenSetting(**{field: value})
+    assert remark_on(Gspo()) == "a sequence of this one token" == remark_on(SURROGATES["vespo"]())
+    assert remark_on(PpoClip()) == ""
 
 
 def test_the_svg_is_a_file_of_its_own(tmp_path):
-    drawing = draw({"ppo_clip": PpoClip(), "dppo": Dppo()}, TokenSetting(behavior_probability=(0.3, 0.7)))
+    drawing = draw({"ppo_clip": PpoClip(), "dppo": Dppo()}, (0.3, 0.7))
     assert [[p.title for p in row] for row in drawing.rows] == [
         ["loss, A > 0", "loss, A < 0", "gradient weight, A > 0", "gradient weight, A < 0"]
     ] * 3
@@ -125,9 +101,7 @@ def test_the_svg_is_a_file_of_its_own(tmp_path):
 
 
 def test_a_jump_interrupts_the_line():
-    (row,) = draw(
-        {"dppo": Dppo(), "reinforce": Reinforce()}, TokenSetting(), quantities=["weight"], over=["ratio"]
-    ).rows
+    (row,) = draw({"dppo": Dppo(), "reinforce": Reinforce()}, quantities=["weight"], over=["ratio"]).rows
     above = row[0]
     assert [len(pieces) for pieces in above.lines] == [2, 1]
     (kept, dropped), _ = above.lines
@@ -136,24 +110,24 @@ def test_a_jump_interrupts_the_line():
 
 
 def test_a_straight_line_needs_few_points():
-    text = svg_file(draw({"reinforce": Reinforce()}, TokenSetting(), quantities=["weight"], over=["ratio"]))
+    text = svg_file(draw({"reinforce": Reinforce()}, quantities=["weight"], over=["ratio"]))
     assert max(data.count("L") for data in re.findall(r' d="([^"]*)"', text)) < 10
 
 
 def test_a_log_is_no_jump():
-    (row,) = draw({"reinforce": Reinforce()}, TokenSetting(), quantities=["loss"], over=["ratio"]).rows
+    (row,) = draw({"reinforce": Reinforce()}, quantities=["loss"], over=["ratio"]).rows
     assert [len(pieces) for panel in row for pieces in panel.lines] == [1, 1]
 
 
 def test_png(tmp_path):
-    out = write_figure(draw({"ppo_clip": PpoClip()}, TokenSetting(), quantities=["weight"]), tmp_path / "a.png")
+    out = write_figure(draw({"ppo_clip": PpoClip()}, quantities=["weight"]), tmp_path / "a.png")
     assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_names_are_escaped():
-    assert "a&lt;b" in svg_file(draw({"a<b": PpoClip()}, TokenSetting(), quantities=["loss"], over=["ratio"]))
+    assert "a&lt;b" in svg_file(draw({"a<b": PpoClip()}, quantities=["loss"], over=["ratio"]))
 
 
 def test_too_many_curves_are_refused():
     with pytest.raises(ValueError, match="9 surrogates given; draw 1 to 8"):
-        draw({str(i): PpoClip() for i in range(9)}, TokenSetting())
+        draw({str(i): PpoClip() for i in range(9)})

@@ -34,7 +34,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # by what one wants
     "look": {
         "view": ("proxima.cli.view", "look into runs in a browser, token by token"),
         "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
-        "plot": ("proxima.cli.plot", "plot surrogates, or a run's curves or trust region"),
+        "plot": ("proxima.cli.plot", "plot surrogates, or a run's trust region"),
     },
     "evaluate": {
         "eval": ("proxima.cli.eval", "evaluate a model or a run on held-out questions"),

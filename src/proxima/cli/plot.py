@@ -4,8 +4,7 @@ proxima plot surrogate ppo_clip cppo drpo,epsilon=0.2  # loss and gradient weigh
 proxima plot threshold runs/mine                       # cppo along a completion: Z = w |pi - mu|, threshold, masked
 proxima plot threshold                                 # the same for an example
 proxima plot divergence runs/mine                      # ratio and difference of pi and mu; thresholds of cppo for it
-proxima plot divergence mine.yaml                      # the same of its first steps, trained without a trust region
-proxima plot run runs/mine --out curve.svg             # reward and held-out accuracy by step, for a README"""
+proxima plot divergence mine.yaml                      # the same of its first steps, trained without a trust region"""
 
 import json
 import math
@@ -26,14 +25,11 @@ if TYPE_CHECKING:
 
 KIND = "one to eight: a name of `proxima list surrogate`, or package.module:Class; with fields: cppo,delta=0.2"
 MU = "probability of the token; one row for each; default: 0.3"
-POSITION = "cppo: position of the token in its completion, from 1; default: 11"
-DRIFT = "cppo: |pi - mu| of the completion's other tokens; default: 0.045"
 SURROGATE = "such as cppo,delta=0.1,delta_b=0.01; default: the run's, or cppo"
 STEPS = 2  # trained of a recipe
 AS_JSON = "print the thresholds for programs, and draw nothing"
 IMPORT_CODE = "import what the run's algorithm names outside proxima, which runs its code"
 
-RunPath = Annotated[Path, Argument("run folder", "RUN")]
 OneStep = Annotated[int | None, Argument("one step of the run; default: every step", "N")]
 Out = Annotated[str, Argument("an .svg or a .png; default: %(default)s in the current folder", "FILE")]
 
@@ -42,29 +38,18 @@ def surrogates_figure(
     kind: Annotated[Sequence[str], Argument(KIND, "KIND", words="+", complete="complete_surrogate")],
     *,
     out: Out = "surrogate.svg",
-    advantage: Annotated[float, Argument("magnitude of the advantage; default: 1", "A")] = 1.0,
     behavior_probability: Annotated[Sequence[float], Argument(MU, "MU", words="+")] = (0.3,),
     only: Annotated[Literal["loss", "weight"] | None, Argument("one of the two quantities; default: both")] = None,
     over: Annotated[Literal["ratio", "probability"] | None, Argument("one of the two x axes; default: both")] = None,
-    position: Annotated[int, Argument(POSITION, "T")] = 11,
-    length: Annotated[int, Argument("cppo: tokens of the completion; default: 21", "T")] = 21,
-    drift: Annotated[float, Argument(DRIFT, "D")] = 0.045,
 ) -> None:
     """Loss and gradient weight of surrogates, for both signs of the advantage."""
     surrogates = {name: parse_surrogate(name) for name in dict.fromkeys(kind)}
-    from proxima.view.surrogate_curve import TokenSetting
     from proxima.view.surrogate_plot import draw
 
-    setting = TokenSetting(
-        advantage=advantage,
-        behavior_probability=tuple(dict.fromkeys(behavior_probability)),
-        position=position,
-        length=length,
-        drift=drift,
-    )
+    mus = tuple(dict.fromkeys(behavior_probability))
     quantities: Sequence[Literal["loss", "weight"]] = [only] if only else ["loss", "weight"]
     axes: Sequence[Literal["ratio", "probability"]] = [over] if over else ["ratio", "probability"]
-    _write(draw(surrogates, setting, quantities=quantities, over=axes), out)
+    _write(draw(surrogates, mus, quantities=quantities, over=axes), out)
 
 
 def threshold_figure(
@@ -201,13 +186,6 @@ def threshold_lines(calibration: "Calibration", share: float, folder: Path) -> l
     ]
 
 
-def run_figure(run_folder: RunPath, *, out: Out = "run.svg") -> None:
-    """Mean reward and held-out accuracy of a run by step."""
-    from proxima.view.curve import LearningCurve
-
-    _write(LearningCurve.of(run_folder), out)
-
-
 def parse_surrogate(word: str) -> Any:
     """Build the spec of `ppo_clip` or `ppo_clip,epsilon_high=0.28`; ConfigError as for `spec_from_words`."""
     from proxima.cli.check import spec_from_words
@@ -229,6 +207,5 @@ PLOTS: dict[str, Callable[..., None]] = {
     "surrogate": surrogates_figure,
     "threshold": threshold_figure,
     "divergence": divergence_figure,
-    "run": run_figure,
 }
 COMMAND = Actions(PLOTS)

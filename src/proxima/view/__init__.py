@@ -7,8 +7,8 @@
     sweep_progress.py           a running sweep                        terminal.py          tables, progress line
     eval_tables.py              an evaluation                          palette.py           colours of cells and figures
     chart.py                    figures, by matplotlib                 formatting.py        numbers and foreign text
-    curve.py, *_plot.py         the figures of `proxima plot`
-A view only reads and makes no decisions. Live views are observers (`runtime.watch.observer`); report and curve need
+    *_plot.py                   the figures of `proxima plot`
+A view only reads and makes no decisions. Live views are observers (`runtime.watch.observer`); the report needs
 only the run folder, even of an unfinished run. `formatting` formats every number; text from a model or a data set is
 escaped for the terminal (`printable`) or for the browser.
 Imports: rich, jinja2, matplotlib (for figures alone), `core`, `rollout`, `config`, `evaluate`, `runtime`,

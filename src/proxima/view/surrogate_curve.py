@@ -4,7 +4,7 @@ Both come from the surrogate itself by autograd. Surrogates that depend on more 
 setting, which `remark_on` states:
 
     cppo
-    the token is inside a completion whose other tokens have all moved by `TokenSetting.drift`
+    the token is inside a completion whose other tokens have all moved by `DRIFT`
     kl_cov, clip_cov, m2po   the whole batch's decision is fixed: selected, not selected, one of four tokens
     of unit "sequence"       the token is a sequence by itself
 """
@@ -17,31 +17,12 @@ from torch import Tensor
 
 from proxima.core.loss import Surrogate, TokenLoss, check_needs
 from proxima.core.surrogate import ClipCov, Cppo, Gspo, KlCov
-from proxima.data import PolicyBatch, require
+from proxima.data import PolicyBatch
 
 LARGEST_RATIO = 2.5
 POINTS = 401
+POSITION, LENGTH, DRIFT = 11, 21, 0.045  # of `cppo`: the token in its completion; |π − μ| of its other tokens
 Over = Literal["ratio", "probability"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenSetting:
-    """The setting of the drawn token; `position`, `length` and `drift` are for `cppo`."""
-
-    advantage: float = 1.0  # its magnitude, in reward units, > 0; curves are drawn for both signs
-    behavior_probability: tuple[float, ...] = (0.3,)  # μ, in (0, 1); the first is that of the curves over the ratio
-    position: int = 11  # in its completion, from 1
-    length: int = 21  # of that completion
-    drift: float = 0.045  # |π − μ| of the completion's other tokens, in [0, .5)
-
-    def __post_init__(self) -> None:
-        positive = 0 < self.advantage < float("inf")
-        require(positive, "advantage", self.advantage, "must be > 0 and finite; both signs are drawn")
-        for mu in self.behavior_probability:
-            require(0 < mu < 1, "behavior_probability", mu, "must be in (0, 1)")
-        require(self.length >= 1, "length", self.length, "must be >= 1")
-        require(1 <= self.position <= self.length, "position", self.position, f"must be in [1, length={self.length}]")
-        require(0 <= self.drift < 0.5, "drift", self.drift, "must be in [0, 0.5)")
 
 
 @dataclass(frozen=True)
@@ -53,36 +34,35 @@ class SurrogateCurve:
     weight: Tensor
 
 
-def curve(spec: Surrogate, over: Over, mu: float, sign: int, setting: TokenSetting) -> SurrogateCurve:
+def curve(spec: Surrogate, over: Over, mu: float, sign: int) -> SurrogateCurve:
     """Compute loss and gradient weight of one token.
 
     Args:
         spec: the surrogate.
         over: the x axis: the ratio π / μ (up to 2.5, or 1 / μ if that is less) or π itself.
         mu: the token's behavior probability, which is also its proximal one.
-        sign: sign of the advantage, 1 or -1.
+        sign: the advantage, 1 or -1.
     Raises: ValueError if the surrogate needs data that a single token lacks (top-k log-probs).
     """
     largest = min(LARGEST_RATIO * mu, 0.999) if over == "ratio" else 0.999
     probability = torch.linspace(0.002, largest, POINTS, dtype=torch.float64)
     probability[(probability - mu).abs().argmin()] = mu  # at r = 1 even the narrowest clip range has a point
     log_prob, behavior = probability.log(), torch.full_like(probability, mu).log()
-    advantage = torch.full_like(probability, sign * setting.advantage)
+    advantage = torch.full_like(probability, float(sign))
     x = probability / mu if over == "ratio" else probability
     b = _alone(log_prob, behavior, advantage)
     check_needs(spec, b)
     if isinstance(spec, Cppo):
-        return SurrogateCurve(x, *_within_completion(spec, log_prob, behavior, advantage, setting))
+        return SurrogateCurve(x, *_within_completion(spec, log_prob, behavior, advantage))
     if spec.whole_batch:
         b = replace(b, selected=_selected(spec, log_prob, behavior, advantage))
     return SurrogateCurve(x, *_differentiated(b, spec(b)))
 
 
-def remark_on(spec: Surrogate, setting: TokenSetting) -> str:
+def remark_on(spec: Surrogate) -> str:
     """Describe the setting in which the surrogate is drawn if it depends on more than the token; otherwise empty."""
     if isinstance(spec, Cppo):
-        where = f"token {setting.position} of {setting.length}"
-        return f"{where}, all the others have moved by |π − μ| = {setting.drift:g}" if setting.length > 1 else ""
+        return f"token {POSITION} of {LENGTH}, all the others have moved by |π − μ| = {DRIFT:g}"
     if isinstance(spec, ClipCov):
         return "a token that is not selected; a selected one has loss and weight 0"
     if isinstance(spec, KlCov):
@@ -114,12 +94,10 @@ def _batch(log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> PolicyBatch
     )
 
 
-def _within_completion(
-    spec: Cppo, log_prob: Tensor, behavior: Tensor, advantage: Tensor, setting: TokenSetting
-) -> tuple[Tensor, Tensor]:
-    """Compute the curve with each point as the token at `position` of a separate completion."""
-    shape, at = (len(log_prob), setting.length), setting.position - 1
-    current = torch.full(shape, 0.5 + setting.drift, dtype=log_prob.dtype).log()
+def _within_completion(spec: Cppo, log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the curve with each point as the token at `POSITION` of a separate completion."""
+    shape, at = (len(log_prob), LENGTH), POSITION - 1
+    current = torch.full(shape, 0.5 + DRIFT, dtype=log_prob.dtype).log()
     other = torch.full(shape, 0.5, dtype=log_prob.dtype).log()
     current[:, at], other[:, at] = log_prob, behavior
     b = _batch(current, other, advantage[:, None].expand(shape))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import Tensor
 
 from proxima.core.loss import Surrogate
-from proxima.data import UserError
+from proxima.data import UserError, require
 from proxima.view.chart import Color, Drawing, line_style, panel_axes, round_ticks
-from proxima.view.surrogate_curve import Over, SurrogateCurve, TokenSetting, curve, remark_on
+from proxima.view.surrogate_curve import Over, SurrogateCurve, curve, remark_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ Piece = list[tuple[float, float]]
 MOST = 8  # curves that a reader can tell apart
 WIDTHS = (3.4, *[2.2] * 7)  # the first is wide, so that it shows on both sides of a coinciding curve
 DASHES: tuple[tuple[float, ...], ...] = ((), (), (7, 4), (2, 3), (9, 3, 2, 3), (4, 2), (1, 2), (12, 3))
-WINDOW: dict[Quantity, tuple[float, float]] = {"loss": (-4.0, 4.0), "weight": (-1.5, 3.5)}  # in units of the advantage
+WINDOW: dict[Quantity, tuple[float, float]] = {"loss": (-4.0, 4.0), "weight": (-1.5, 3.5)}  # with an advantage of 1
 # Neighbouring points that differ by more than this share of the panel's height, and by more than four times as much as
 # the points next to them, are a jump, at which the line is interrupted.
 JUMP = 0.06
@@ -89,47 +89,49 @@ class SurrogateFigure(Drawing):
 
 def draw(
     surrogates: Mapping[str, Surrogate],
-    setting: TokenSetting,
+    mus: Sequence[float] = (0.3,),
     *,
     quantities: Sequence[Quantity] = ("loss", "weight"),
     over: Sequence[Over] = ("ratio", "probability"),
 ) -> SurrogateFigure:
-    """Build the panels of a figure: a row for the ratio, and one for each behavior probability.
+    """Build the panels of a figure: a row for the ratio, and one for each behavior probability; A = ±1.
 
     Args:
         surrogates: name for the legend → spec.
+        mus: behavior probabilities, in (0, 1); the first is that of the curves over the ratio.
         quantities: columns, each for A > 0 and A < 0.
         over: rows.
-    Raises: UserError for no surrogate, more than eight, or one that can't be drawn.
+    Raises: UserError for no surrogate, more than eight, one that can't be drawn, or a probability out of range.
     """
     if not 1 <= len(surrogates) <= MOST:
         raise UserError(f"{len(surrogates)} surrogates given; draw 1 to {MOST} in one figure")
-    rows: list[tuple[Over, float]] = [("ratio", setting.behavior_probability[0])] if "ratio" in over else []
-    rows += [("probability", mu) for mu in setting.behavior_probability] if "probability" in over else []
-    made = tuple(tuple(_row(surrogates, setting, quantities, x, mu)) for x, mu in rows)
+    for mu in mus:
+        require(0 < mu < 1, "behavior_probability", mu, "must be in (0, 1)")
+    rows: list[tuple[Over, float]] = [("ratio", mus[0])] if "ratio" in over else []
+    rows += [("probability", mu) for mu in mus] if "probability" in over else []
+    made = tuple(tuple(_row(surrogates, quantities, x, mu)) for x, mu in rows)
     remarks: dict[str, list[str]] = {}
     for name, spec in surrogates.items():
-        remarks.setdefault(remark_on(spec, setting), []).append(name)
-    mus = ", ".join(f"{mu:g}" for mu in setting.behavior_probability)
-    about = f"One token, μ = {mus}, A = ±{setting.advantage:g}; the proximal policy is μ."
+        remarks.setdefault(remark_on(spec), []).append(name)
+    listed = ", ".join(f"{mu:g}" for mu in mus)
+    about = f"One token, μ = {listed}, A = ±1; the proximal policy is μ."
     about += " Gradient weight: −(∂loss/∂log π) / A."
     settings = [f"{', '.join(names)}: {text}." for text, names in remarks.items() if text]
     return SurrogateFigure(tuple(surrogates), made, (about, *settings))
 
 
 def _row(
-    surrogates: Mapping[str, Surrogate], setting: TokenSetting, quantities: Sequence[Quantity], over: Over, mu: float
+    surrogates: Mapping[str, Surrogate], quantities: Sequence[Quantity], over: Over, mu: float
 ) -> Iterator[SurrogatePanel]:
     curves: dict[int, list[SurrogateCurve]] = {1: [], -1: []}
     for sign, (name, spec) in itertools.product(curves, surrogates.items()):
         try:
-            curves[sign].append(curve(spec, over, mu, sign, setting))
+            curves[sign].append(curve(spec, over, mu, sign))
         except ValueError as error:
             raise UserError(f"{name} can't be drawn: {error}") from None
     for quantity, sign in itertools.product(quantities, curves):
-        scale = setting.advantage if quantity == "loss" else 1.0
         x, ys = curves[sign][0].x, [getattr(c, quantity) for c in curves[sign]]
-        y_range = _y_range(ys, tuple(scale * edge for edge in WINDOW[quantity]))
+        y_range = _y_range(ys, WINDOW[quantity])
         label = "loss" if quantity == "loss" else "gradient weight"
         yield SurrogatePanel(
             title=f"{label}, A {'>' if sign > 0 else '<'} 0",

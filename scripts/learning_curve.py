@@ -1,4 +1,4 @@
-"""The learning curve of a run as a figure, for a README: `proxima plot run RUN --out OUT.svg`."""
+"""The learning curve of the demo's run as a figure, docs/learning_curve.svg, drawn by make_docs.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
