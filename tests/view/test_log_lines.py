@@ -74,8 +74,8 @@ def test_what_only_some_runs_have_in_their_lines(plain, lines):
     plain.step(quiet(2, **{"value/explained_variance": 0.4211}), None)
     plain.step(quiet(3, **BESIDE), None)
     assert "explained" not in lines[0] and "idle" not in lines[0]
-    assert "masked 0.4 %  explained  0.42  gen" in lines[1]
-    assert "430 tok/s  queue 12  running 30  oldest 2  idle trainer 3.1 % engine 0.4 %  4.1 s" in lines[2]
+    assert "masked 0.4 %  explained 0.42  gen" in lines[1]
+    assert "430 tok/s  queue 12  running 30  oldest 2  trainer idle 3.1 %  engine idle 0.4 %  4.1 s" in lines[2]
 
 
 def test_a_run(plain, lines, clock):
@@ -330,9 +330,9 @@ def test_live_view_shows_the_numbers_and_the_sample():
         "eta ",
         "generating  16/64 completions",
         "held-out accuracy  0.125 → 0.500  +0.375  100/200 right after step 10",
-        f"reward             {record(10)['reward/mean']:.3f}  ",
-        f"length        {record(10)['length/mean']:.1f} tokens",
-        f"KL          {record(10)['approx_kl']:.5f} nats",
+        f"reward              {record(10)['reward/mean']:.2f}  ",
+        f"length               {record(10)['length/mean']:.1f}  ",
+        f"kl                {record(10)['approx_kl']:.4f}  ",
         "sample  reward 1.00  right",
         "What is 12 + 7?",
         "12 + 7 = 19␛[2J[bold]!",
@@ -349,15 +349,12 @@ def test_live_view_shows_the_numbers_and_the_sample():
 def test_live_view_of_a_run_that_generates_beside_the_training():
     view, _ = live_on()
     view.started(info(Path("runs/a")))
-    view.step(record(1, **{"time/generate": 2.0, "time/score": 0.5, "time/step": 4.0}), None)
-    picture = shown(view)
-    assert "trainer      62.5 % idle" in picture and "engine       50.0 % idle" in picture  # from its times
-    assert "queue" not in picture and "oldest" not in picture
+    view.step(record(1), None)
+    assert not any(word in shown(view) for word in ("queue", "oldest", "idle"))
     view.step(record(2, **BESIDE), None)
-    picture = shown(view)
-    for text in ("queue          12 groups", "running       30 prompts", "oldest        2 versions"):
-        assert text in picture
-    assert "trainer       3.1 % idle" in picture and "engine        0.4 % idle" in picture
+    rows = [line.split()[:-1] for line in shown(view).splitlines()]
+    for row in (["queue", "12"], ["running", "30"], ["oldest", "2"], ["trainer", "idle", "3.1", "%"]):
+        assert row in rows
 
 
 @pytest.mark.parametrize("width", [1, 30])

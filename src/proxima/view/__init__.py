@@ -1,7 +1,8 @@
 """Views: the display of runs, live (`run_views.RunViews`) and afterwards (`report`, `comparison_page`).
 
     run_views.py                all observers of a run                 diagnostics.py       warnings about a step
-    log_lines.py, live.py       a run as lines, and on a terminal      trackers/            wandb, trackio and others
+    log_lines.py, live.py       a run as lines, and on a terminal      step_figures.py      what both show of a step
+    trackers/                   wandb, trackio and others
     microscope/                 the viewer, `proxima view`             page.py              its exports, from templates
     report*.py                  report.html, an export of a run        comparison_page.py   compare.html, of several
     sweep_progress.py           a running sweep                        terminal.py          tables, progress line

@@ -5,7 +5,7 @@ machine.
 """
 
 import atexit
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,40 +16,13 @@ from rich.text import Text
 
 from proxima.data import Group as Completed  # rich has a Group, too
 from proxima.evaluate.headline import ACCURACY, Headline
-from proxima.runtime.loop.step_metrics import idle_shares
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample, Stage
 from proxima.view import log_lines
-from proxima.view.formatting import count, duration, fixed, percent, printable, rate, signed, sparkline
+from proxima.view.formatting import count, duration, fixed, printable, signed, sparkline
+from proxima.view.step_figures import LIVE_FIGURES, step_figures
 from proxima.view.terminal import INTERVAL
 
-# Rows of the table: label, key, format.
-METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
-    ("reward", "reward/mean", lambda v: fixed(v, 3)),
-    ("accuracy", "accuracy", lambda v: fixed(v, 3)),
-    ("length", "length/mean", lambda v: f"{fixed(v, 1)} tokens"),
-    ("turns", "episode/turns/mean", lambda v: fixed(v, 1)),
-    ("entropy", "entropy/mean", lambda v: f"{fixed(v, 3)} nats"),
-    ("KL", "approx_kl", lambda v: f"{fixed(v, 5)} nats"),
-    ("masked", "masked_fraction", percent),
-    ("grad norm", "grad_norm", lambda v: fixed(v, 3)),
-    ("generate", "tokens_per_second/generate", rate),
-    ("train", "tokens_per_second/train", rate),
-    ("queue", "async/queue", lambda v: f"{count(v)} groups"),
-    ("running", "async/running", lambda v: f"{count(v)} prompts"),
-    ("trainer", "idle/trainer", lambda v: f"{percent(v)} idle"),
-    ("engine", "idle/engine", lambda v: f"{percent(v)} idle"),
-)
-OLDEST = ("oldest", "age/max", lambda v: f"{count(v)} versions")  # only in an asynchronous run
-# For training on a fixed data set.
-EXAMPLE_METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
-    ("loss", "loss", lambda v: fixed(v, 4)),
-    ("accuracy", "accuracy", lambda v: fixed(v, 3)),
-    ("grad norm", "grad_norm", lambda v: fixed(v, 3)),
-    ("lr", "lr", lambda v: f"{v or 0:.2e}"),
-    ("epoch", "epoch", lambda v: fixed(v, 3)),
-    ("train", "tokens_per_second/train", rate),
-)
 ACTIVITIES: dict[Stage, str] = {"load": "loading", "generate": "generating", "score": "scoring", "train": "training"}
 ACTIVITIES |= {"check": "checking", "tokenize": "tokenizing", "prepare": "preparing"}
 ACTIVITIES |= {"evaluate": "evaluating", "checkpoint": "saving"}
@@ -95,7 +68,7 @@ class LiveView(Observer):
         self._draw()
 
     def step(self, record: Record, sample: Sample | None) -> None:
-        self._records.append({**record, **idle_shares(record)})
+        self._records.append(record)
         self._sample = sample or self._sample
         self._draw()
 
@@ -170,10 +143,10 @@ class LiveView(Observer):
         table.add_column(style="dim", min_width=9)
         table.add_column(justify="right", min_width=13)
         table.add_column(no_wrap=True, style="cyan")
-        rows = EXAMPLE_METRICS if self._info and self._info.examples else METRICS
-        for label, key, write in (*rows, OLDEST) if "async/queue" in last else rows:
-            if any(r.get(key) is not None for r in self._records):
-                table.add_row(label, write(last.get(key)), sparkline([r.get(key) for r in self._records], width))
+        for figure in (*step_figures(last), *(() if "examples" in last else LIVE_FIGURES)):
+            if any(map(figure.is_recorded, self._records)):
+                curve = sparkline([r.get(figure.key) for r in self._records], width)
+                table.add_row(figure.label, figure.text(last), curve)
         return table
 
     def _panel(self, sample: Sample) -> RenderableType:

@@ -30,14 +30,13 @@ from proxima.view.formatting import (
     duration,
     fixed,
     magnitude,
-    percent,
     printable,
-    rate,
     signed,
     significant,
     write_safely,
 )
 from proxima.view.held_out_sets import set_lines
+from proxima.view.step_figures import step_figures
 
 WIDTH = 112  # columns of a line with a right-aligned end
 AT_ONCE: dict[Stage, str] = {  # reported at once, before the run starts
@@ -223,53 +222,22 @@ def arithmetic(info: RunInfo) -> str:
 
 def step_line(record: Record, steps: int, left: float | None) -> str:
     """Format a step: fixed order, fixed width, every number with its unit."""
+    early = ""
+    if record.get("early_stop/stopped"):
+        early = f"stopped after epoch {record['early_stop/epochs']:.0f}, kl {fixed(record.get('early_stop/kl'), 4)}"
     parts = [
-        f"step {record['step']:>{max(len(str(steps)), 3)}}/{steps}",
-        *(example_figures(record) if "examples" in record else rollout_figures(record)),
+        f"step {record['step']:>{max(len(str(steps)), 3)}}/{steps} ",
+        *(
+            f"{figure.label} {figure.text(record):>{figure.width}}"
+            for figure in step_figures(record)
+            if figure.width or figure.is_recorded(record)
+        ),
+        prompts_used(record),
+        early,
         f"{duration(record.get('time/step')):>5}",
         f"eta {duration(left)}" if left else "",
     ]
     return "  ".join(part for part in parts if part)
-
-
-def rollout_figures(record: Record) -> list[str]:
-    """The figures of a step that generates what it trains on."""
-    explained, early = record.get("value/explained_variance"), ""
-    if record.get("early_stop/stopped"):
-        early = f"stopped after epoch {record['early_stop/epochs']:.0f}, kl {fixed(record.get('early_stop/kl'), 4)}"
-    return [
-        f" reward {fixed(record.get('reward/mean')):>5}",
-        f"length {fixed(record.get('length/mean'), 1):>5}",
-        turns(record),
-        f"kl {fixed(record.get('approx_kl'), 4):>6}",
-        f"masked {percent(record.get('masked_fraction')):>5}",
-        "" if explained is None else f"explained {fixed(explained):>5}",
-        prompts_used(record),
-        early,
-        f"gen {rate(record.get('tokens_per_second/generate')):>9}",
-        f"train {rate(record.get('tokens_per_second/train')):>9}",
-        side_by_side(record),
-    ]
-
-
-def turns(record: Record) -> str:
-    """Format the mean turns of an episode and the number of failed episodes; empty for a run without episodes."""
-    if (mean := record.get("episode/turns/mean")) is None:
-        return ""
-    failed = record.get("episode/failed") or 0
-    return f"turns {fixed(mean, 1)}" + (f", {count(failed)} failed" if failed else "")
-
-
-def example_figures(record: Record) -> list[str]:
-    """The figures of a step on a fixed data set; with an accuracy only if the method has one."""
-    return [
-        f" loss {fixed(record.get('loss'), 4):>6}",
-        f"accuracy {fixed(record['accuracy'], 3)}" if "accuracy" in record else "",
-        f"grad norm {fixed(record.get('grad_norm'), 3):>6}",
-        f"lr {record.get('lr') or 0:.2e}",
-        f"epoch {fixed(record.get('epoch'), 3)}",
-        f"train {rate(record.get('tokens_per_second/train')):>9}",
-    ]
 
 
 def sync_line(record: Record) -> str:
@@ -288,20 +256,6 @@ def sync_line(record: Record) -> str:
         f"{duration(record.get('sync/seconds'))}{'' if before is None else f' after {duration(before)} to prepare'}",
     ]
     return "  ".join(part for part in parts if part)
-
-
-def side_by_side(record: Record) -> str:
-    """`queue 12  running 30  oldest 2  idle trainer 3.1 % engine 0.0 %`; empty unless the run generates during
-    training."""
-    if "async/queue" not in record:
-        return ""
-    parts = [
-        f"queue {count(record['async/queue'])}",
-        f"running {count(record.get('async/running'))}",
-        f"oldest {count(record.get('age/max'))}",
-        f"idle trainer {percent(record.get('idle/trainer'))} engine {percent(record.get('idle/engine'))}",
-    ]
-    return "  ".join(parts)
 
 
 def prompts_used(record: Record) -> str:

@@ -19,24 +19,6 @@ def mean_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return {RENAMED.get(key, key): value for key, value in metrics.items() if math.isfinite(value)}
 
 
-def idle_shares(record: Mapping[str, Any]) -> dict[str, float]:
-    """`idle/trainer` and `idle/engine` of a step's record, in 0 … 1: the shares of the step in which the trainer waits
-    for groups, and in which no prompt is generated.
-
-    An asynchronous run has recorded them. In a synchronous one they follow from the times: the
-    trainer waits while completions are generated and while the last ones are scored; the engine waits in all the rest.
-    Empty for a step that generates nothing.
-    """
-    recorded = {key: record[key] for key in ("idle/trainer", "idle/engine") if record.get(key) is not None}
-    step, generate = record.get("time/step"), record.get("time/generate")
-    if recorded or not step or generate is None:
-        return recorded
-    return {
-        "idle/trainer": min(1.0, (generate + (record.get("time/score") or 0.0)) / step),
-        "idle/engine": max(0.0, 1 - generate / step),
-    }
-
-
 def step_record(
     collected: CollectedBatch,
     batch: TrainingBatch,
