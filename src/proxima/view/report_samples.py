@@ -18,7 +18,6 @@ SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 20, 2, 4
 IDENTITY = ("prompt_uid", "sample", "turn", "question", "answer", "text", "correct", "reward")
 Item = TypeVar("Item")
 CUT, MESSAGE, MESSAGES = 1500, 400, 24  # characters of a completion and of a message shown; messages of an episode
-ENDS = {"turns": "the limit of turns", "tokens": "the limit of tokens", "context": "the context's length"}
 
 
 def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
@@ -73,7 +72,8 @@ def _answer(row: Mapping[str, Any], judged: bool) -> dict[str, Any]:
 
 
 def select_samples(folder: RunFolder) -> tuple[list[tuple[int, list[dict[str, Any]]]], list[str]]:
-    """Return steps spread evenly over the run, each with samples of `select_groups`, and the unreadable files."""
+    """Return steps spread evenly over the run, each with samples of two groups, first those with a failed score; and
+    the unreadable files."""
     samples, unreadable = [], []
     for file in _spread(sorted(folder.rollouts.glob("[0-9]*.parquet")), SAMPLED_STEPS):
         try:
@@ -84,7 +84,8 @@ def select_samples(folder: RunFolder) -> tuple[list[tuple[int, list[dict[str, An
         groups: dict[int, list[dict[str, Any]]] = {}
         for row in rows:
             groups.setdefault(row["prompt_uid"], []).append(row)
-        samples.append((int(file.stem), [_sample(group) for group in select_groups(list(groups.values()))]))
+        failed_first = sorted(groups.values(), key=lambda group: all(row["error"] is None for row in group))
+        samples.append((int(file.stem), [_sample(group) for group in failed_first[:SAMPLED_GROUPS]]))
     return samples, unreadable
 
 
@@ -97,34 +98,13 @@ def _rows(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     return [*{(row["prompt_uid"], row["sample"]): row for row in rows}.values()]
 
 
-def select_groups(groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[Sequence[Mapping[str, Any]]]:
-    """Select groups: those with a failed score first, then those trained on, then others; each in prompt order."""
+def representative(group: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Select completions of a group, evenly spaced from a failed one or the best one to the worst one."""
 
-    def rank(group: Sequence[Mapping[str, Any]]) -> int:
-        if any(row["error"] is not None for row in group):
-            return 0
-        return 1 if any(row["outcome"] == "trained" for row in group) else 2
+    def order(row: Mapping[str, Any]) -> tuple[bool, float]:
+        return row["reward"] is not None, -(row["reward"] or 0.0)
 
-    return sorted(groups, key=rank)[:SAMPLED_GROUPS]
-
-
-def representative(group: Sequence[Mapping[str, Any]], most: int = SAMPLED_COMPLETIONS) -> list[Mapping[str, Any]]:
-    """Select a failed completion of a group, then by reward the best, the worst, and some in between.
-
-    Duplicates (same reward and text) only fill the remaining places.
-    """
-
-    def order(row: Mapping[str, Any]) -> tuple[float, int]:
-        return -row["reward"], row["sample"]
-
-    failed = [row for row in group if row["reward"] is None]
-    scored = sorted((row for row in group if row["reward"] is not None), key=order)
-    room = most - min(len(failed), 1) if scored else 0
-    unique = list({(row["reward"], row["text"]): row for row in reversed(scored)}.values())[::-1]
-    others = [row for row in scored if not any(row is other for other in unique)]
-    pool = sorted([*unique, *others[: max(0, room - len(unique))]], key=order)
-    spread = _spread(pool, room)
-    return [*failed[: most - len(spread)], *spread]
+    return _spread(sorted(group, key=order), SAMPLED_COMPLETIONS)
 
 
 def _spread(items: Sequence[Item], most: int) -> list[Item]:
@@ -142,7 +122,7 @@ def _sample(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "reward": "invalid" if row["reward"] is None else fixed(row["reward"]),
             "mark": {True: "right", False: "wrong", None: ""}[row["correct"]],
             "parts": "  ".join(f"{name} {fixed(value)}" for name, value in row["parts"].items()),
-            "note": " · ".join([row["error"] or _outcome(row), *_ending(row)]),
+            "note": row["error"] or _outcome(row),
         }
         for row in representative(group)
     ]
@@ -170,19 +150,6 @@ def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     if len(spans) > MESSAGES:
         shown.append({**dict.fromkeys(shown[0], ""), "text": f"… {len(spans) - MESSAGES} further messages"})
     return shown
-
-
-def _ending(row: Mapping[str, Any]) -> list[str]:
-    """List anything unusual about an episode."""
-    if row.get("episode") is None:
-        return []
-    episode = Episode.from_json(row["episode"])
-    facts = {
-        f"cut by {ENDS.get(episode.cut)}": bool(episode.cut),
-        f"begun {episode.attempts} times": episode.attempts > 1,
-        f"{episode.forks} fork{'s' * (episode.forks > 1)}": bool(episode.forks),
-    }
-    return [text for text, holds in facts.items() if holds]
 
 
 def _outcome(row: Mapping[str, Any]) -> str:
