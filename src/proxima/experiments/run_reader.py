@@ -193,6 +193,14 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return _content(path, lambda: json.loads(path.read_text(encoding="utf-8")))
 
 
+def read_summary(files: RunFolder) -> dict[str, Any]:
+    """The content of summary.json; empty while the run continues, or if the file is damaged."""
+    try:
+        return read_mapping(files.summary)
+    except (OSError, UserError):
+        return {}
+
+
 def _content(path: Path, read: Callable[[], Any]) -> dict[str, Any]:
     try:
         value = read() if path.is_file() else {}

@@ -22,7 +22,7 @@ from typing import IO, Any, Protocol
 from proxima.config.yaml_dump import dump
 from proxima.data import UserError
 from proxima.experiments.metrics_follower import MetricsFollower, RunProgress, RunState
-from proxima.experiments.run_reader import read_mapping
+from proxima.experiments.run_reader import read_summary
 from proxima.experiments.sweep_plan import PlannedRun, Sweep
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import FolderLock, is_locked
@@ -102,7 +102,7 @@ def read_progress(run: PlannedRun, retry_failed: bool = False) -> RunProgress:
     """Read the state of a run from its folder: done, failed, or waiting to be started or resumed."""
     progress = RunProgress(run)
     MetricsFollower(progress).poll()
-    summary = _summary(run)
+    summary = read_summary(RunFolder(run.folder))
     status = summary.get("status")
     if status == "done":
         progress.state, progress.before = RunState.DONE, True
@@ -198,7 +198,7 @@ class _SweepLoop:
             job.output.close()
         if code is None:
             self.release(progress, running, waiting)
-        elif code == 0 and _summary(progress.run).get("status") == "done":
+        elif code == 0 and read_summary(RunFolder(progress.run.folder)).get("status") == "done":
             progress.state = RunState.DONE
         elif self.interrupts or code in INTERRUPTED:
             progress.state = RunState.STOPPED
@@ -207,7 +207,7 @@ class _SweepLoop:
         else:
             progress.state, progress.error = RunState.FAILED, _reason(progress.run, code, job.offset)
         self.changed(progress, records)
-        if warnings := _summary(progress.run).get("warnings"):
+        if warnings := read_summary(RunFolder(progress.run.folder)).get("warnings"):
             many = f"{len(warnings)} warnings, the first" if len(warnings) > 1 else "1 warning"
             report = progress.run.folder / "report.html"
             self.warn(f"{progress.run.name}: {many}: {warnings[0]['text']}; see {report}")
@@ -289,13 +289,6 @@ def _signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
     """Signal the process and its children (reward workers)."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
-
-
-def _summary(run: PlannedRun) -> dict[str, Any]:
-    try:
-        return read_mapping(RunFolder(run.folder).summary)
-    except (OSError, UserError):
-        return {}
 
 
 def _reason(run: PlannedRun, code: int, offset: int) -> str:

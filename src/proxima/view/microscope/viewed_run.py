@@ -1,6 +1,5 @@
 """A run as the microscope reads it: its recipe and the current content of its folder, checked at each request."""
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,10 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import yaml
-
 from proxima.data import UserError
 from proxima.experiments.growing_records import GrowingRecords
+from proxima.experiments.run_reader import read_config, read_summary
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric_meanings
 
@@ -42,11 +40,8 @@ class ViewedRun:
     def recipe(self) -> Mapping[str, Any]:
         """The values of config.yaml; empty if it is missing or damaged."""
         try:
-            return self._read(
-                self.files.config,
-                lambda: _mapping(yaml.load(self.files.config.read_text(encoding="utf-8"), yaml.CSafeLoader)),
-            )
-        except (OSError, ValueError, yaml.YAMLError):
+            return self._read(self.files.config, lambda: read_config(self.files.config))
+        except (OSError, UserError):
             return {}
 
     @property
@@ -119,7 +114,7 @@ class ViewedRun:
 
     def about(self) -> dict[str, Any]:
         """Summarise the run, including any problem of its folder."""
-        summary = self.summary()
+        summary = read_summary(self.files)
         problem, steps = self.problem(), 0
         if problem is None or self.files.metrics.is_file():
             try:
@@ -161,17 +156,10 @@ class ViewedRun:
         """Return the last step in metrics.jsonl, 0 without one. Raises: UserError for a damaged file."""
         return next((int(r["step"]) for r in reversed(self.records()) if r["kind"] == "train"), 0)
 
-    def summary(self) -> dict[str, Any]:
-        """Read summary.json; empty while the run continues, or if the file is damaged."""
-        try:
-            return _mapping(json.loads(self.files.summary.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            return {}
-
     def state(self) -> dict[str, Any]:
         """Return the state that a page polls while the run continues."""
         steps = self.rollout_steps()
-        return {"step": self.last_step(), "running": not self.summary(), "steps": steps}
+        return {"step": self.last_step(), "running": not read_summary(self.files), "steps": steps}
 
     def trend(self, after: int = 0) -> dict[str, Any]:
         """Return every number in metrics.jsonl for the steps after `after`, with group and meaning, and the number of
