@@ -76,14 +76,6 @@ def test_foreign_text_cannot_drive_the_terminal():
     assert n.printable("äß 日本 ½", 10) == "äß 日本 ½"
 
 
-def test_sparkline():
-    assert n.sparkline([0.0, 0.5, 1.0], 10) == "▁▅█"
-    assert n.sparkline([1.0, None, 1.0], 10) == "▄ ▄"
-    assert n.sparkline([float(i) for i in range(80)], 8) == "▁▂▃▄▅▆▇█"
-    assert n.sparkline([None, math.nan], 5) == "" and n.sparkline([], 5) == "" and n.sparkline([1.0], 0) == ""
-    assert n.thinned([1.0, 3.0, None, 5.0, math.inf, None], 3) == [2.0, 5.0, None]
-
-
 def test_visible_keeps_lines_and_shows_what_acts_unseen():
     assert n.visible("a\tb\nc é 👩‍🚀") == "a\tb\nc é 👩‍🚀"
     assert n.visible("\x1b[31m\x00\x7f\u202egpj\u2066") == "␛[31m␀<007f><202e>gpj<2066>"

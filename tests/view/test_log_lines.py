@@ -11,7 +11,6 @@ from proxima.evaluate.headline import Headline
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.observer import WarningList
 from proxima.view.diagnostics import warnings_about
-from proxima.view.live import LiveView
 from proxima.view.log_lines import (
     LogFile,
     LogLines,
@@ -23,7 +22,7 @@ from proxima.view.log_lines import (
     sampling_figures,
     why_unknown,
 )
-from proxima.view.run_views import RunViews, screen
+from proxima.view.run_views import RunViews
 from tests.manual_clock import ManualClock
 from tests.terminal import Terminal
 from tests.view.synthetic import evaluation, info, make_run, record, sample
@@ -149,11 +148,6 @@ def test_an_evaluation_without_a_right_or_wrong_shows_its_reward(plain, lines):
     assert lines[-2][10:] == "eval  before   reward 0.250  4 questions  95 % 0.100–0.400"
     failed = "1 of 4 answers have no score; why: `error` in evals/*.parquet"
     assert lines[-1][10:] == f"eval  after    reward 0.500  4 questions  95 % 0.100–0.400  +0.250  {failed}"
-    live, screen = live_on(width=120)
-    live.started(info(Path("runs/a")))
-    live.evaluated(before | {"metric": "reward/part/style", "reward/part/style": 0.75})
-    live.finished({"status": "done", "steps": 1, "seconds": 1.0})
-    assert "held-out style  " in screen.getvalue() and "0.750" in screen.getvalue()
 
 
 def test_a_record_that_lacks_numbers_keeps_its_columns(plain, lines):
@@ -237,12 +231,22 @@ def test_an_ascii_stream_gets_question_marks_not_a_crash(clock):
     assert b"8 prompts ? 8 completions = 64 sequences" in raw.getvalue()
 
 
-def test_the_view_follows_the_stream(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert isinstance(screen(io.StringIO()), LogLines)
-    assert isinstance(screen(Terminal()), LiveView)
-    monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(screen(Terminal()), LogLines)
+def test_a_terminal_has_the_progress_below_the_lines(clock):
+    stream = Terminal()
+    lines = lines_to(stream, clock)
+    lines.progress("load", 0, 1, "models")  # an error would follow it on a line of its own
+    lines.started(info(Path("runs/a")))
+    before = stream.getvalue()
+    assert before.startswith("12:04:31  loading model\n") and "\r" not in before
+    clock.advance(2)
+    lines.progress("generate", 0, 64, "completions")
+    clock.advance(2)
+    lines.progress("generate", 16, 64, "completions")
+    drawn = stream.getvalue().removeprefix(before)
+    assert drawn.startswith("generate  16/64 completions   8.0/s   eta 6.0 s  ━━━━━━╌") and "\n" not in drawn
+    lines.step(quiet(1), None)
+    after = stream.getvalue().removeprefix(before + drawn)
+    assert after.startswith(f"\r{' ' * len(drawn)}\r12:04:35  step   1/40") and after.endswith("\n")
 
 
 def test_a_distillation_ends_with_what_was_learned(tmp_path):
@@ -296,95 +300,6 @@ def test_a_report_that_fails_does_not_fail_the_run(tmp_path):
     assert "done: 40 steps" in stream.getvalue().splitlines()[-1]
 
 
-def live_on(width=100, height=40):
-    from rich.console import Console
-
-    screen = io.StringIO()
-    console = Console(
-        file=screen, force_terminal=True, width=width, height=height, color_system="truecolor", legacy_windows=False
-    )
-    return LiveView(console, ManualClock("2026-09-02T12:04:31+00:00")), screen
-
-
-def shown(view):
-    """The current picture without colours."""
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), width=100, color_system=None)
-    console.print(view._view())
-    return console.file.getvalue()
-
-
-def test_live_view_shows_the_numbers_and_the_sample():
-    view, screen = live_on()
-    view.started(info(Path("runs/add-7f3c")))
-    view.evaluated(evaluation(0, "before", 25))
-    view.progress("generate", 16, 64, "completions")
-    for step in range(1, 11):
-        view.step(record(step), sample(text="12 + 7 = 19\x1b[2J[bold]!", parts={"answer": 1.0, "format": 0.5}))
-    view.evaluated(evaluation(10, "step", 100))
-    picture = shown(view)
-    for text in (
-        "cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1",
-        "step 10/40",
-        "eta ",
-        "generating  16/64 completions",
-        "held-out accuracy  0.125 → 0.500  +0.375  100/200 right after step 10",
-        f"reward              {record(10)['reward/mean']:.2f}  ",
-        f"length               {record(10)['length/mean']:.1f}  ",
-        f"kl                {record(10)['approx_kl']:.4f}  ",
-        "sample  reward 1.00  right",
-        "What is 12 + 7?",
-        "12 + 7 = 19␛[2J[bold]!",
-        "answer 1.00  format 0.50",
-    ):
-        assert text in picture
-    assert "[2J[bold]!" in screen.getvalue() and "\x1b[2J[bold]" not in screen.getvalue()
-    assert "█" in picture.split("reward  ")[1].splitlines()[0]
-    view.finished({"status": "done", "steps": 40, "seconds": 195.2})
-    assert screen.getvalue().rstrip().endswith("done: 40 steps in 3m 15s  runs/add-7f3c/report.html")
-    assert screen.getvalue().count("\x1b[?25h") >= 1  # the cursor is back
-
-
-def test_live_view_of_a_run_that_generates_beside_the_training():
-    view, _ = live_on()
-    view.started(info(Path("runs/a")))
-    view.step(record(1), None)
-    assert not any(word in shown(view) for word in ("queue", "oldest", "idle"))
-    view.step(record(2, **BESIDE), None)
-    rows = [line.split()[:-1] for line in shown(view).splitlines()]
-    for row in (["queue", "12"], ["running", "30"], ["oldest", "2"], ["trainer", "idle", "3.1", "%"]):
-        assert row in rows
-
-
-@pytest.mark.parametrize("width", [1, 30])
-def test_live_view_on_a_narrow_terminal_and_with_nothing_known(width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "0")
-    view, screen = live_on(width=width, height=10)
-    view.started(info(Path("runs/a"), parameters=0, threads=0))
-    view.step(
-        {"kind": "train", "step": 1, "time": 1.0, "reward/mean": None},
-        sample(reward=None, correct=None, text="", parts={}),
-    )
-    view.warning("the disk is [red]nearly[/red] full")
-    view.finished({"status": "failed", "error": "OSError: full"})
-    assert "sample  reward invalid" in shown(view)
-    assert "[red]nearly[/red]" in re.sub(r"\s", "", screen.getvalue())
-
-
-def test_live_view_draws_ten_times_a_second_at_most():
-    view, _ = live_on()
-    drawn = []
-    view._live.refresh = lambda: drawn.append(view._clock.now())
-    view.started(info(Path("runs/a")))
-    before = len(drawn)
-    for done in range(100):
-        view._clock.advance(0.01)
-        view.progress("generate", done, 100, "completions")
-    assert 8 <= len(drawn) - before <= 10
-    view._live.stop()
-
-
 @pytest.mark.parametrize(
     ("used", "generated", "carried", "dropped", "text"),
     [
@@ -409,14 +324,9 @@ def test_a_step_says_when_it_used_others_than_it_generated(used, generated, carr
 def test_an_evaluation_without_accuracy_says_why(failed, said):
     record = evaluation(0, "before", 0, questions=4) | {"accuracy": None, "invalid": failed}
     assert why_unknown(record) == said
-    lines, screen = [], io.StringIO()
+    lines = []
     LogLines(lines.append).evaluated(record)
     assert said in lines[0] and ("; why: `error` in evals/*.parquet" in lines[0]) == bool(failed)
-    view, screen = live_on(width=120)
-    view.started(info(Path("runs/a")))
-    view.evaluated(record)
-    view.finished({"status": "done", "steps": 1, "seconds": 1.0})
-    assert (f"{failed} of 4 answers have no score" in screen.getvalue()) == bool(failed)
 
 
 def test_a_resume_knows_the_evaluation_before_and_that_the_run_was_finished(tmp_path, plain, lines):
@@ -431,32 +341,6 @@ def test_a_resume_knows_the_evaluation_before_and_that_the_run_was_finished(tmp_
 def test_an_error_that_says_how_to_resume_is_not_followed_by_another_way():
     summary = {"status": "failed", "steps": 0, "error": "continue with --resume eval.metric=reward"}
     assert "resume: " not in closing_line(summary, info(Path("runs/a")))
-
-
-def test_live_view_of_a_fixed_data_set():
-    from proxima.data import Completion, Group, Prompt
-    from proxima.runtime.loop.offline_loop import UNSCORED
-
-    view, _ = live_on()
-    view.started(info(Path("runs/sft"), algorithm="sft", prompts=0, completions=0, examples=16))
-    for step, loss in ((0, 1.5), (2, 1.25)):
-        figures = {"loss": loss, "loss/low": loss - 0.1, "loss/high": loss + 0.1}
-        view.evaluated({"kind": "eval", "step": step, "examples": 100, "metric": "loss", **figures})
-    prompt = Prompt(uid=1, messages=({"role": "user", "content": "2 + 3?"},), tokens=(1,))
-    text = Completion.of_text(1, 0, "five", tokens=(5,))
-    view.sampled([Group(prompt=prompt, completions=(text,), scores=(UNSCORED,))])
-    view.step({"step": 2, "examples": 16, "loss": 1.375, "lr": 2e-5, "epoch": 0.25, "time/step": 2.0}, None)
-    picture = shown(view)
-    for words in (
-        "step = 16 examples → 2 micro-batches ≤ 2,048 tokens → 1 update",
-        "held-out loss  1.500 → 1.250  −0.250  100 examples after step 2  95 % 1.150–1.350",
-        "1.3750",
-        "2.00e-05",
-        "held-out sample",
-        "five",
-    ):
-        assert words in picture, picture
-    assert "reward" not in picture and "masked" not in picture
 
 
 @pytest.mark.parametrize(

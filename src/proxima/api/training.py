@@ -34,7 +34,7 @@ def train(
         resume: continue the run in the folder, also after a kill; starts it if there is none.
         overwrite: delete the run in the folder and start again.
         accept_changes: resume also with another algorithm, other rewards and the like; log, summary and report say so.
-        quiet: print nothing; otherwise lines, or the live view where standard output is a terminal.
+        quiet: print nothing; otherwise lines, and the progress of a stage where standard output is a terminal.
 
     Raises:
         UserError: what the command line prints with exit code 2; before weights are loaded wherever possible.

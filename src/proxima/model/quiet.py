@@ -1,4 +1,4 @@
-"""Silence around the live view."""
+"""Silence around the lines of a run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence the progress bars and advice of transformers, which would break the live view."""
+    """Silence the progress bars and advice of transformers, which would break the progress of a stage."""
     from transformers.utils import logging as transformers_logging
 
     logging: Any = transformers_logging

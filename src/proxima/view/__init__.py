@@ -1,20 +1,19 @@
-"""Views: the display of runs, live (`run_views.RunViews`) and afterwards (`report`, `comparison_page`).
+"""Views: the display of runs, while they run (`run_views.RunViews`) and afterwards (`report`, `comparison_page`).
 
     run_views.py                all observers of a run                 diagnostics.py       warnings about a step
-    log_lines.py, live.py       a run as lines, and on a terminal      step_figures.py      what both show of a step
-    trackers/                   wandb, trackio and others
+    log_lines.py                a run as lines                         trackers/            wandb, trackio and others
     microscope/                 the viewer, `proxima view`             page.py              its exports, from templates
     report*.py                  report.html, an export of a run        comparison_page.py   compare.html, of several
     sweep_progress.py           a running sweep                        terminal.py          tables, progress line
     eval_tables.py              an evaluation                          palette.py           colours of cells and figures
     chart.py                    figures, by matplotlib                 formatting.py        numbers and foreign text
     *_plot.py                   the figures of `proxima plot`
-A view only reads and makes no decisions. Live views are observers (`runtime.watch.observer`); the report needs
+A view only reads and makes no decisions. What shows a run is an observer (`runtime.watch.observer`); the report needs
 only the run folder, even of an unfinished run. `formatting` formats every number; text from a model or a data set is
 escaped for the terminal (`printable`) or for the browser.
 Imports: rich, jinja2, matplotlib (for figures alone), `core`, `rollout`, `config`, `evaluate`, `runtime`,
 `experiments`. Imported by `api` and `cli`.
-To add a live view: a subclass of `Observer`, chosen in `screen` or `RunViews` of `run_views.py`. A curve of the report
+To add one: a subclass of `Observer`, created by `RunViews`. A curve of the report
 is a metric of metrics.jsonl; metrics.yaml has its meaning. To add a figure: a subclass of `chart.Drawing`. To add a
 warning: a function in `RULES` of `diagnostics`.
 """

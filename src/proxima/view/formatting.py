@@ -3,7 +3,6 @@
 import json
 import math
 import unicodedata
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO, TypeGuard
 
 if TYPE_CHECKING:
@@ -141,29 +140,6 @@ def call_text(call: "ToolCall") -> str:
         (f"{key}=" if key else "", json.dumps(value, ensure_ascii=False)) for key, value in call.arguments.items()
     )
     return f"{call.name}({', '.join(map(''.join, values))})"
-
-
-def sparkline(values: Sequence[float | None], width: int) -> str:
-    """Draw the values as at most `width` blocks, `▁▂▅█`, from the lowest to the highest; a space for a gap. With more
-    values than blocks, a block is the mean of several."""
-    if width <= 0:
-        return ""
-    shown = thinned(values, width)
-    numbers = [v for v in shown if v is not None]
-    if not numbers:
-        return ""
-    low, span = min(numbers), max(numbers) - min(numbers)
-    return "".join(" " if v is None else "▁▂▃▄▅▆▇█"[round(7 * (v - low) / span) if span > 0 else 3] for v in shown)
-
-
-def thinned(values: Sequence[float | None], most: int) -> list[float | None]:
-    """Return at most `most` values: means over equal shares without None, NaN and infinity; None for an empty share."""
-    parts = min(most, len(values))
-    out: list[float | None] = []
-    for i in range(parts):
-        finite = [v for v in values[len(values) * i // parts : len(values) * (i + 1) // parts] if _shown(v)]
-        out.append(sum(finite) / len(finite) if finite else None)
-    return out
 
 
 def _shown(value: float | None) -> TypeGuard[float]:

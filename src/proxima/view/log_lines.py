@@ -1,4 +1,4 @@
-"""A training run as lines of text: printed if there is no terminal, and always written to log.txt.
+"""A training run as lines of text: printed, on a terminal above the progress of the stage, and written to log.txt.
 
 12:04:31  proxima 0.2.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1      runs/add-7f3c
 12:04:31  step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches ≤ 2,048 tokens → 1 update
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from io import FileIO
 from shlex import quote
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from proxima.config.sections.placement_section import STARTED_AGAIN
 from proxima.config.step_size import group_arithmetic
@@ -30,13 +30,15 @@ from proxima.view.formatting import (
     duration,
     fixed,
     magnitude,
+    percent,
     printable,
+    rate,
     signed,
     significant,
     write_safely,
 )
 from proxima.view.held_out_sets import set_lines
-from proxima.view.step_figures import step_figures
+from proxima.view.terminal import StageProgress
 
 WIDTH = 112  # columns of a line with a right-aligned end
 AT_ONCE: dict[Stage, str] = {  # reported at once, before the run starts
@@ -46,6 +48,43 @@ AT_ONCE: dict[Stage, str] = {  # reported at once, before the run starts
 }
 SAMPLE = 120  # characters of a held-out prompt, and of its completion, in the log
 SEE_ERRORS = "; why: `error` in evals/*.parquet"
+
+
+class StepFigure(NamedTuple):
+    """A number of a step's record, and how it is written."""
+
+    label: str
+    key: str
+    write: Callable[[float | None], str]
+    width: int = 0  # of its column in the lines; 0: without a column, shown only if the step has recorded it
+
+
+ROLLOUT_FIGURES = (  # of a step that generates what it trains on
+    StepFigure("reward", "reward/mean", fixed, 5),
+    StepFigure("length", "length/mean", lambda v: fixed(v, 1), 5),
+    StepFigure("turns", "episode/turns/mean", lambda v: fixed(v, 1)),
+    StepFigure("failed", "episode/failed", count),
+    StepFigure("kl", "approx_kl", lambda v: fixed(v, 4), 6),
+    StepFigure("masked", "masked_fraction", percent, 5),
+    StepFigure("explained", "value/explained_variance", fixed),
+    StepFigure("gen", "tokens_per_second/generate", rate, 9),
+    StepFigure("train", "tokens_per_second/train", rate, 9),
+)
+ASYNC_FIGURES = (  # of one that generates during training
+    StepFigure("queue", "async/queue", count),
+    StepFigure("running", "async/running", count),
+    StepFigure("oldest", "age/max", count),
+    StepFigure("trainer idle", "idle/trainer", percent),
+    StepFigure("engine idle", "idle/engine", percent),
+)
+EXAMPLE_FIGURES = (  # of one on a fixed data set
+    StepFigure("loss", "loss", lambda v: fixed(v, 4), 6),
+    StepFigure("accuracy", "accuracy", lambda v: fixed(v, 3)),
+    StepFigure("grad norm", "grad_norm", lambda v: fixed(v, 3), 6),
+    StepFigure("lr", "lr", lambda v: f"{v or 0:.2e}", 8),
+    StepFigure("epoch", "epoch", lambda v: fixed(v, 3), 5),
+    StepFigure("train", "tokens_per_second/train", rate, 9),
+)
 
 
 class LogLines(Observer):
@@ -151,8 +190,24 @@ class LogFile(LogLines):
                 raise
 
 
+class TerminalLines(LogLines):
+    """Writes the lines to a terminal, above the progress of the current stage."""
+
+    def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
+        self._stage = StageProgress(stream, clock)
+        super().__init__(self._stage.write, clock)
+
+    def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
+        if self._info is None:  # an error before the run starts should appear alone
+            super().progress(stage, done, total, unit)
+        else:
+            self._stage.update(stage, done, total, unit)
+
+
 def lines_to(stream: TextIO, clock: Clock | None = None) -> Observer:
     """Write the lines to a stream, flushing each."""
+    if stream.isatty():
+        return TerminalLines(stream, clock)
     return LogLines(lambda line: write_safely(stream, f"{line}\n"), clock)
 
 
@@ -222,15 +277,17 @@ def arithmetic(info: RunInfo) -> str:
 
 def step_line(record: Record, steps: int, left: float | None) -> str:
     """Format a step: fixed order, fixed width, every number with its unit."""
+    figures: tuple[StepFigure, ...] = EXAMPLE_FIGURES if "examples" in record else ROLLOUT_FIGURES
+    figures += ASYNC_FIGURES if "async/queue" in record else ()
     early = ""
     if record.get("early_stop/stopped"):
         early = f"stopped after epoch {record['early_stop/epochs']:.0f}, kl {fixed(record.get('early_stop/kl'), 4)}"
     parts = [
         f"step {record['step']:>{max(len(str(steps)), 3)}}/{steps} ",
         *(
-            f"{figure.label} {figure.text(record):>{figure.width}}"
-            for figure in step_figures(record)
-            if figure.width or figure.is_recorded(record)
+            f"{figure.label} {figure.write(record.get(figure.key)):>{figure.width}}"
+            for figure in figures
+            if figure.width or record.get(figure.key) is not None
         ),
         prompts_used(record),
         early,

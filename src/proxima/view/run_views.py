@@ -1,6 +1,5 @@
-"""All observers of a training run, and the choice of the one that draws on a terminal."""
+"""All observers of a training run."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -41,7 +40,7 @@ class RunViews(Tee):
             from proxima.view.microscope.viewer_process import ViewerObserver
 
             observers.append(ViewerObserver(stream))
-        super().__init__(*observers, ReportFile(), LogFile(), *([screen(stream)] if stream is not None else []))
+        super().__init__(*observers, ReportFile(), LogFile(), *([lines_to(stream)] if stream is not None else []))
         self.notes = notes
         self.run_folder: Path | None = None
         self._warnings, self._step = WarningList(), 0
@@ -80,22 +79,6 @@ class RunViews(Tee):
 
     def warned(self) -> Sequence[Record]:
         return self._warnings.records()
-
-
-def is_drawable(stream: TextIO) -> bool:
-    """Return True if a live view can be drawn on the stream: it is a terminal that can move its cursor."""
-    return stream.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
-
-
-def screen(stream: TextIO) -> Observer:
-    """Return the live view if `stream` is a terminal, else lines (for a pipe, a file, `TERM=dumb`)."""
-    if not is_drawable(stream):
-        return lines_to(stream)
-    from rich.console import Console
-
-    from proxima.view.live import LiveView
-
-    return LiveView(Console(file=stream))
 
 
 class ReportFile(Observer):

@@ -29,7 +29,7 @@ class Trackio(Tracker):
     def open(self, run: TrackedRun) -> "TrackioSession":
         import trackio
 
-        for module in (trackio, trackio.run, trackio.utils):  # they print into the live view, with no option against it
+        for module in (trackio, trackio.run, trackio.utils):  # they print into the progress, with no option against it
             vars(module)["print"] = lambda *words, **how: None
         opened = trackio.init(
             project=self.project,
