@@ -25,7 +25,7 @@ class Turn(Observer):
         self.channel.send(parameters=info.parameters)
         self._next()
 
-    def step(self, record: Any, sample: Any) -> None:
+    def step(self, record: Any) -> None:
         self.channel.send(seconds=time.perf_counter() - self.start, tokens=record["tokens/trained"])
         self._next()
 

@@ -21,7 +21,7 @@ class Turn(Observer):
         self.channel.send(parameters=info.parameters, algorithm=info.algorithm)
         self._next()
 
-    def step(self, record: Any, sample: Any) -> None:
+    def step(self, record: Any) -> None:
         seconds = clock() - self.start
         parts = {
             key: round(record[f"time/{key}"], 3) for key in ("generate", "train", "publish") if f"time/{key}" in record

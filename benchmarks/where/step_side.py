@@ -14,9 +14,9 @@ class WatchedTurn(proxima_side.Turn):
         super().__init__(channel)
         self.clock = clock
 
-    def step(self, record: Any, sample: Any) -> None:
+    def step(self, record: Any) -> None:
         self.facts = {"phases": dict(self.clock.seconds)}
-        super().step(record, sample)
+        super().step(record)
 
     def _next(self) -> None:
         self.clock.seconds = dict.fromkeys(self.clock.seconds, 0.0)

@@ -147,9 +147,9 @@ class Watcher(Observer):
         self.records.append(dict(record))
         self._tell("evaluated", record)
 
-    def step(self, record: Any, sample: Any) -> None:
+    def step(self, record: Any) -> None:
         self.records.append(dict(record))
-        self._tell("step", record, sample)
+        self._tell("step", record)
 
     def warning(self, text: str) -> None:
         self.warnings.append(text)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
-from proxima.runtime.watch.observer import RunInfo, Sample
+from proxima.runtime.watch.observer import RunInfo
 from proxima.system.environment import describe_environment
 from proxima.train import TokenStatistics
 from proxima.train.completion_record import CompletionRecord
@@ -117,18 +117,6 @@ def evaluation(step, label, correct, questions=200, time=18.0):
         "answers": questions,
         "invalid": 0,
     }
-
-
-def sample(**more):
-    facts = {
-        "question": "What is 12 + 7?",
-        "text": "19",
-        "answer": 19,
-        "reward": 1.0,
-        "correct": True,
-        "parts": {"answer": 1.0},
-    }
-    return Sample(**facts | more)
 
 
 def group(uid, texts, rights, question=None, failed=()):

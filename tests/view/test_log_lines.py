@@ -25,7 +25,7 @@ from proxima.view.log_lines import (
 from proxima.view.run_views import RunViews
 from tests.manual_clock import ManualClock
 from tests.terminal import Terminal
-from tests.view.synthetic import evaluation, info, make_run, record, sample
+from tests.view.synthetic import evaluation, info, make_run, record
 
 
 @pytest.fixture(autouse=True)
@@ -69,9 +69,9 @@ BESIDE = {"async/queue": 12, "async/running": 30, "age/max": 2, "idle/trainer": 
 
 
 def test_what_only_some_runs_have_in_their_lines(plain, lines):
-    plain.step(quiet(1), None)
-    plain.step(quiet(2, **{"value/explained_variance": 0.4211}), None)
-    plain.step(quiet(3, **BESIDE), None)
+    plain.step(quiet(1))
+    plain.step(quiet(2, **{"value/explained_variance": 0.4211}))
+    plain.step(quiet(3, **BESIDE))
     assert "explained" not in lines[0] and "idle" not in lines[0]
     assert "masked 0.4 %  explained 0.42  gen" in lines[1]
     assert "430 tok/s  queue 12  running 30  oldest 2  trainer idle 3.1 %  engine idle 0.4 %  4.1 s" in lines[2]
@@ -82,10 +82,10 @@ def test_a_run(plain, lines, clock):
     clock.advance(18)
     plain.evaluated(evaluation(0, "before", 25))
     clock.advance(4)
-    plain.step(quiet(1), sample())
-    plain.step(quiet(2, **{"time/step": 3.06}), sample())
+    plain.step(quiet(1))
+    plain.step(quiet(2, **{"time/step": 3.06}))
     plain.evaluated(evaluation(20, "step", 100))
-    plain.step(quiet(40), None)
+    plain.step(quiet(40))
     plain.evaluated(evaluation(40, "after", 188))
     plain.finished(
         {
@@ -152,7 +152,7 @@ def test_an_evaluation_without_a_right_or_wrong_shows_its_reward(plain, lines):
 
 def test_a_record_that_lacks_numbers_keeps_its_columns(plain, lines):
     plain.started(info(Path("runs/a")))
-    plain.step({"kind": "train", "step": 3, "time": 9.0, "reward/mean": None}, None)
+    plain.step({"kind": "train", "step": 3, "time": 9.0, "reward/mean": None})
     line = "step   3/40   reward     –  length     –  kl      –  masked   – %  gen   – tok/s  train   – tok/s      –"
     assert lines[-1][10:] == line
 
@@ -192,7 +192,7 @@ def test_a_lasting_state_is_printed_every_ten_steps_and_counted_at_each(tmp_path
     views = RunViews(stream, ["train.warmup_steps=9: never ends"])
     views.started(info(tmp_path))
     for step in range(1, 31):
-        views.step({**quiet(step), "truncated_fraction": 0.51 if step < 25 else 0.0}, None)
+        views.step({**quiet(step), "truncated_fraction": 0.51 if step < 25 else 0.0})
         if step in (3, 4):
             views.lasting(f"step {step}: the engine differs by 0.{step} nats")
     printed = [line for line in stream.getvalue().splitlines() if "WARNING" in line]
@@ -214,7 +214,7 @@ def test_log_file_appends_over_resumes(tmp_path, clock):
     for resumed in (0, 12):
         log = LogFile(clock)
         log.started(info(tmp_path, resumed_at=resumed))
-        log.step(quiet(resumed + 1), sample())
+        log.step(quiet(resumed + 1))
         assert f"step {resumed + 1:>3}/40" in (tmp_path / "log.txt").read_text(
             encoding="utf-8"
         )  # there at once, not at the end
@@ -244,7 +244,7 @@ def test_a_terminal_has_the_progress_below_the_lines(clock):
     lines.progress("generate", 16, 64, "completions")
     drawn = stream.getvalue().removeprefix(before)
     assert drawn.startswith("generate  16/64 completions   8.0/s   eta 6.0 s  ━━━━━━╌") and "\n" not in drawn
-    lines.step(quiet(1), None)
+    lines.step(quiet(1))
     after = stream.getvalue().removeprefix(before + drawn)
     assert after.startswith(f"\r{' ' * len(drawn)}\r12:04:35  step   1/40") and after.endswith("\n")
 
@@ -256,7 +256,7 @@ def test_a_distillation_ends_with_what_was_learned(tmp_path):
     observer.started(info(folder.path, steps=3))
     for step, gap in gaps.items():
         folder.append_metrics(record(step, **{"distillation/divergence": gap}))
-        observer.step(record(step, **{"distillation/divergence": gap}), None)
+        observer.step(record(step, **{"distillation/divergence": gap}))
     observer.finished({"status": "done", "steps": 3, "seconds": 9.0})
     assert "divergence from the teacher step 1: 0.5 → step 3: 0.25" in stream.getvalue().splitlines()[-1]
     words = " ".join(re.sub("<[^>]*>", " ", folder.report.read_text(encoding="utf-8")).split())
@@ -270,7 +270,7 @@ def test_all_watchers_together(tmp_path):
     observer.progress("load", 0, 1, "models")
     observer.warning("3 prompts are too long")
     observer.started(info(folder.path, steps=2))
-    observer.step(record(1), sample())
+    observer.step(record(1))
     assert not folder.report.exists()
     observer.finished({"status": "done", "steps": 2, "seconds": 9.0})
     assert "cppo" in folder.report.read_text(encoding="utf-8")

@@ -22,7 +22,7 @@ from proxima.evaluate.intervals import bound_keys
 from proxima.runtime.placement.process_group import is_launched
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock, SystemClock
-from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample, Stage
+from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage
 from proxima.system.full_disk import is_disk_full
 from proxima.view.formatting import (
     PATIENCE,
@@ -142,7 +142,7 @@ class LogLines(Observer):
             )
             self._line(f"      sample  {' → '.join(shown)}")
 
-    def step(self, record: Record, sample: Sample | None) -> None:
+    def step(self, record: Record) -> None:
         self._steps.append(float(record.get("time/step") or 0.0))
         self._line(step_line(record, self._info.steps if self._info else 0, remaining(self._steps, record, self._info)))
 

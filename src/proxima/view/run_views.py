@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample, Tee, WarningList, warning_kind
+from proxima.runtime.watch.observer import Observer, Record, RunInfo, Tee, WarningList, warning_kind
 from proxima.view.diagnostics import warnings_about
 from proxima.view.formatting import significant
 from proxima.view.log_lines import LogFile, lines_to
@@ -53,9 +53,9 @@ class RunViews(Tee):
         for note in self.notes if info.resumed_at < info.steps else ():  # for a finished run they are not news
             self.warning(note)
 
-    def step(self, record: Record, sample: Sample | None) -> None:
+    def step(self, record: Record) -> None:
         self._step = int(record["step"])
-        super().step(record, sample)
+        super().step(record)
         if (gap := record.get("distillation/divergence")) is not None:
             self._gaps = [*self._gaps[:1], (self._step, gap)]
         for text in warnings_about(record):

@@ -343,10 +343,3 @@ def test_when_evaluations_and_checkpoints_are_made(plan, evaluations, saved, tmp
     assert [(r["step"], r["label"]) for r in world.records("eval")] == evaluations
     assert all(r["accuracy"] == 0.0 and r["questions"] == 3 for r in world.records("eval"))
     assert [c.step for c in checkpoints(world.folder.checkpoints)] == saved
-
-
-def test_a_sample_of_each_step_is_shown(tmp_path):
-    shown = []
-    watcher = Watcher(lambda event, *facts: shown.append(facts[1]) if event == "step" else None)
-    World(tmp_path / "run", observer=watcher).run()
-    assert [s.text for s in shown] == ["1.0", "5.0"] and [s.reward for s in shown] == [0, 0]

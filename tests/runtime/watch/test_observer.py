@@ -14,7 +14,7 @@ class Listener(Observer):
         if event == self.fails_in:
             raise RuntimeError("no paper")
 
-    def step(self, record, sample):
+    def step(self, record):
         self._hear("step", record["step"])
 
     def warning(self, text):
@@ -28,7 +28,7 @@ def test_a_failing_observer_is_switched_off_and_the_others_hear_of_it():
     bad, good = Listener(fails_in="step"), Listener()
     tee = Tee(bad, good)
     for step in (1, 2):
-        tee.step({"step": step}, None)
+        tee.step({"step": step})
     tee.progress("train", 1, 2, "tokens")
     tee.finished({"status": "done"})
     assert bad.heard == [("step", 1)]
@@ -38,14 +38,14 @@ def test_a_failing_observer_is_switched_off_and_the_others_hear_of_it():
 
 def test_all_observers_failing_fails_nothing():
     tee = Tee(Listener("step"), Listener("warning"))
-    tee.step({"step": 1}, None)
-    tee.step({"step": 2}, None)
+    tee.step({"step": 1})
+    tee.step({"step": 2})
 
 
 def test_ctrl_c_goes_through():
     class Impatient(Observer):
-        def step(self, record, sample):
+        def step(self, record):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Tee(Impatient()).step({"step": 1}, None)
+        Tee(Impatient()).step({"step": 1})

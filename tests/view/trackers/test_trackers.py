@@ -51,7 +51,7 @@ def track(folder, spec, records, *, status="done", patience=3000.0, opens=False)
     with (folder / "metrics.jsonl").open("a") as file:
         for record in records:
             file.write(json.dumps(record) + "\n")
-            observer.evaluated(record) if record["kind"] == "eval" else observer.step(record, None)
+            observer.evaluated(record) if record["kind"] == "eval" else observer.step(record)
     links = observer.ending()
     if status is not None:
         observer.finished({**DONE, "status": status})
@@ -120,11 +120,11 @@ def test_a_tracker_that_hangs_is_noticed_during_the_run(folder):
     observer.started(info(folder))
     while observer._busy_since is None:  # the thread begins
         pass
-    observer.step(step(1), None)
+    observer.step(step(1))
     assert not warnings
     clock.advance(31)
-    observer.step(step(2), None)
-    observer.step(step(3), None)
+    observer.step(step(2))
+    observer.step(step(3))
     assert len(warnings) == 1 and "has not answered for 30 s" in warnings[0]
 
 

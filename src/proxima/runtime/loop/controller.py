@@ -21,7 +21,7 @@ from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.step_metrics import step_record
-from proxima.runtime.loop.step_review import StepReview, sample_of
+from proxima.runtime.loop.step_review import StepReview
 from proxima.runtime.loop.training_loop import Plan, RunEnded, TrainingLoop, TrainState
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.engine_watch import engine_errors
@@ -145,7 +145,7 @@ class Controller(TrainingLoop):
             self._cursor, self._pending = self.collector.state(), self.collector.pending()
             self._stage_files = self.learner.files(self._pending)
             await self.disk.write(partial(self.journal.consume, version=version), step, uids, self._cursor, record)
-            self.observer.step(record, sample_of(batch, step))
+            self.observer.step(record)
             self.review.warn(record, collected, batch, self.learner.warnings())
         self.step_complete = True
         self.publisher.end_if_failed()

@@ -8,7 +8,7 @@ from proxima.data import Group
 from proxima.rollout.collector import CollectedBatch, score_errors
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded
 from proxima.runtime.state.store import RunStore
-from proxima.runtime.watch.observer import Observer, Sample
+from proxima.runtime.watch.observer import Observer
 from proxima.train.batch_builder import TrainingBatch
 from proxima.train.learner import Learner
 
@@ -103,19 +103,3 @@ class StepReview:
                 f"step {step}: {excess}: engine and trainer differ too much; the documentation of the "
                 "mismatch lists causes. Fix it and resume, or resume with algorithm.mismatch.on_mismatch=reject or warn"
             )
-
-
-def sample_of(batch: TrainingBatch, step: int) -> Sample | None:
-    """One completion for people to look at: of another prompt each step."""
-    if not batch.groups:
-        return None
-    group = batch.groups[step % len(batch.groups)]
-    completion, score = group.completions[0], group.scores[0]
-    return Sample(
-        question=group.prompt.question,
-        text=completion.text,
-        answer=group.prompt.answer,
-        reward=score.value if score.valid else None,
-        correct=score.correct,
-        parts=score.parts,
-    )

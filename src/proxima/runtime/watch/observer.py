@@ -6,7 +6,7 @@ warns through the others.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, Literal
@@ -44,18 +44,6 @@ class RunInfo:
     replay_of: Path | None = None  # the folder of the run whose rollouts are trained on; None: they are generated
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One completion of a step, for people to look at."""
-
-    question: str
-    text: str
-    answer: Any = None
-    reward: float | None = None  # None: the score is invalid
-    correct: bool | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)
-
-
 class Observer:
     """Ignores everything; override what is of interest.
 
@@ -76,7 +64,7 @@ class Observer:
     def sampled(self, groups: Sequence[Group]) -> None:
         """Unscored completions of held-out prompts, after the `evaluated` of training on a fixed data set."""
 
-    def step(self, record: Record, sample: Sample | None) -> None:
+    def step(self, record: Record) -> None:
         """A step is finished; `record` is its line of metrics.jsonl (kind `train`)."""
 
     def synced(self, record: Record) -> None:

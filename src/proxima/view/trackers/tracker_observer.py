@@ -11,7 +11,7 @@ from proxima.config.describe import kind_of
 from proxima.experiments.run_reader import read_config, read_mapping
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock, SystemClock
-from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample
+from proxima.runtime.watch.observer import Observer, Record, RunInfo
 from proxima.system.atomic_files import write_atomic
 from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
 
@@ -62,7 +62,7 @@ class TrackerObserver(Observer):
     def evaluated(self, record: Record) -> None:
         self._later_log(record)
 
-    def step(self, record: Record, sample: Sample | None) -> None:
+    def step(self, record: Record) -> None:
         self._later_log(record)
 
     def ending(self) -> Mapping[str, str]:
