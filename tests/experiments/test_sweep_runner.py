@@ -14,7 +14,7 @@ import pytest
 
 from proxima.config import load_recipe
 from proxima.config.resolution import resolve
-from proxima.experiments.metrics_follower import MetricsFollower, RunProgress, RunState
+from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.run_reader import Metrics
 from proxima.experiments.sweep_file import read_sweep
 from proxima.experiments.sweep_plan import PlannedRun, Sweep, SweepCell, plan_runs
@@ -397,20 +397,20 @@ def test_a_run_begins_with_the_config_that_was_planned(sweep_file, tmp_path):
 
 
 def test_metrics_are_read_as_they_grow(tmp_path):
-    tail, file = MetricsFollower(RunProgress(planned("a", tmp_path, steps=10))), tmp_path / "metrics.jsonl"
+    tail, file = RunProgress(planned("a", tmp_path, steps=10)), tmp_path / "metrics.jsonl"
     assert tail.poll() == []
     file.write_text('{"kind": "train", "step": 1, "reward/mean": 0.5, "time/step": 4}\n{"kind": "tr')
     assert [r["step"] for r in tail.poll()] == [1]
     with file.open("a") as more:
         more.write('ain", "step": 2, "reward/mean": 0.6, "time/step": 2}\nnot json\n')
     assert [r["step"] for r in tail.poll()] == [2]
-    assert (tail.progress.step, tail.progress.seconds, tail.progress.remaining) == (2, 6.0, 24.0)
-    assert (tail.poll(), tail.progress.step) == ([], 2)  # a damaged line hides nothing that stands before it
+    assert (tail.step, tail.seconds, tail.remaining) == (2, 6.0, 24.0)
+    assert (tail.poll(), tail.step) == ([], 2)  # a damaged line hides nothing that stands before it
     other = tmp_path / "other"
     other.write_text('{"kind": "train", "step": 1, "reward/mean": 0.5, "time/step": 4}\n')
     other.replace(file)  # a resume rewinds the file
     assert [r["step"] for r in tail.poll()] == [1]
-    assert (tail.progress.step, tail.progress.seconds) == (1, 4.0)
+    assert (tail.step, tail.seconds) == (1, 4.0)
 
 
 def progress(cell, state, times=(), steps=10, reward=None, evals=(), **more):

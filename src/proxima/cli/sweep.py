@@ -39,7 +39,7 @@ def sweep(
 def train_cells(sweep: "Sweep", runs: "list[PlannedRun]", *, retry_failed: bool = False) -> int:
     """Run the sweep, show its progress, and compare its runs; return the exit code."""
     from proxima.cli.compare import compare
-    from proxima.experiments.metrics_follower import RunState
+    from proxima.experiments.run_progress import RunState
     from proxima.experiments.sweep_runner import run_sweep
     from proxima.view.sweep_progress import SweepLines
 

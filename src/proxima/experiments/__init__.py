@@ -3,7 +3,7 @@
     sweep_file.py        a sweep file → cells
     sweep_plan.py        cells × seeds → validated runs
     sweep_runner.py      each run in its own process
-    growing_records.py   metrics.jsonl while it grows    metrics_follower.py  and the progress of a run
+    growing_records.py   metrics.jsonl while it grows    run_progress.py  and the progress of a run
     run_reader.py        a run folder → config, records, curves over any axis
     metric_names.py      metric names of other frameworks
     run_comparison.py    runs → cells, the fields in which they differ, warnings

@@ -21,7 +21,7 @@ from typing import IO, Any, Protocol
 
 from proxima.config.yaml_dump import dump
 from proxima.data import UserError
-from proxima.experiments.metrics_follower import MetricsFollower, RunProgress, RunState
+from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.run_reader import read_summary
 from proxima.experiments.sweep_plan import PlannedRun, Sweep
 from proxima.runtime.state.folder import RunFolder
@@ -101,7 +101,7 @@ def run_sweep(
 def read_progress(run: PlannedRun, retry_failed: bool = False) -> RunProgress:
     """Read the state of a run from its folder: done, failed, or waiting to be started or resumed."""
     progress = RunProgress(run)
-    MetricsFollower(progress).poll()
+    progress.poll()
     summary = read_summary(RunFolder(run.folder))
     status = summary.get("status")
     if status == "done":
@@ -117,7 +117,6 @@ class _RunningJob:
     """An active run. `process` and `output` are None if another process runs it; our output starts at `offset`."""
 
     progress: RunProgress
-    follower: MetricsFollower
     process: "subprocess.Popen[bytes] | None" = None
     output: IO[bytes] | None = None
     offset: int = 0
@@ -174,12 +173,12 @@ class _SweepLoop:
             output.close()
             raise
         progress.state = RunState.RUNNING
-        self.jobs.append(_RunningJob(progress, MetricsFollower(progress), process, output, offset))
+        self.jobs.append(_RunningJob(progress, process, output, offset))
         self.changed(progress)
 
     def follow(self, progress: RunProgress) -> None:
         progress.state = RunState.RUNNING
-        self.jobs.append(_RunningJob(progress, MetricsFollower(progress)))
+        self.jobs.append(_RunningJob(progress))
         self.warn(f"{progress.run.name}: another process runs it, perhaps since a killed sweep; waiting until it ends")
         self.changed(progress)
 
@@ -188,7 +187,7 @@ class _SweepLoop:
         progress = job.progress
         code = job.process.poll() if job.process else None  # before the metrics: nothing is written after the end
         running = code is None if job.process else is_locked(progress.run.folder / ".lock")
-        records = job.follower.poll()
+        records = progress.poll()
         if running and (job.process or not self.interrupts):
             if records:
                 self.changed(progress, records)

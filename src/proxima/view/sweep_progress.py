@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TextIO
 
-from proxima.experiments.metrics_follower import RunProgress, RunState
+from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.sweep_plan import Sweep
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Record

@@ -70,7 +70,7 @@ def make_server(app: MicroscopeApp, read_seconds: float = ScorerLimits.read_seco
 def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
     """Serve until a signal arrives."""
     server = make_server(app)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: leave the other cores to training
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: leave the other cores to training
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
     with suppress(KeyboardInterrupt):
         asyncio.run(server.serve([listening]))

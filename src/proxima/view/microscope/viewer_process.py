@@ -31,8 +31,7 @@ class ViewerProcess:
 
     def __init__(self, folder: Path) -> None:
         require_server("view")
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self.process, self._channel = start_module(__name__, folder, env=environment)
+        self.process, self._channel = start_module(__name__, folder)
 
     def address(self) -> str:
         """Wait until the server listens and return the URL to open in a browser; empty if it could not start."""

@@ -1,4 +1,4 @@
-"""Follows metrics.jsonl of a run while it grows, and keeps the figures that the sweep's views show."""
+"""The progress of a run in a sweep, from its metrics.jsonl while that grows."""
 
 import statistics
 from dataclasses import dataclass, field
@@ -32,6 +32,10 @@ class RunProgress:
     metrics: Metrics = field(default_factory=Metrics)
     error: str | None = None  # why it failed, on one line
     before: bool = field(default=False, init=False)  # the run had ended before this sweep started
+    _growing: GrowingRecords = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._growing = GrowingRecords(self.run.folder / "metrics.jsonl")
 
     @property
     def step(self) -> int:
@@ -62,22 +66,15 @@ class RunProgress:
         recent = [seconds for _, seconds in self.metrics.curve("time/step")[-RECENT:]]
         return statistics.median(recent) * max(self.run.steps - self.step, 0) if recent else None
 
-
-class MetricsFollower:
-    """Reads what a run has appended to its metrics.jsonl since the last poll, and updates its progress."""
-
-    def __init__(self, progress: RunProgress) -> None:
-        self.progress = progress
-        self._growing = GrowingRecords(progress.run.folder / "metrics.jsonl")
-
     def poll(self) -> list[Record]:
-        """The new records, up to a damaged line: the run reports it on resume, and `compare` when it reads the folder.
-        A file that is missing has none."""
+        """Read what the run has appended to its metrics.jsonl since the last poll, and return the new records, up to a
+        damaged line: the run reports it on resume, and `compare` when it reads the folder. A file that is missing has
+        none."""
         known = len(self._growing.records)
         try:
             records: list[Record] = list(self._growing.poll())
         except (OSError, UserError):
             records = list(self._growing.records[known:])
         if records or not self._growing.records:  # a resume may have emptied the file
-            self.progress.metrics = Metrics.of(self._growing.records)
+            self.metrics = Metrics.of(self._growing.records)
         return records
