@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
 from proxima.experiments.run_reader import read_run
-from proxima.experiments.running_mean import running_mean
+from proxima.experiments.seed_statistics import smoothed
 from proxima.runtime.watch.observer import Record
 from proxima.view.chart import Color, Drawing, panel_axes, round_ticks
 from proxima.view.formatting import duration, fixed
@@ -70,7 +70,7 @@ class LearningCurve(Drawing):
         line: Any = {"color": color("a"), "clip_on": False}
         if len(steps) >= SMOOTHED:
             axes.plot(steps, rewards, linewidth=1.0, alpha=0.35, **line)
-            rewards = [float(mean or 0.0) for mean in running_mean(rewards)]
+            rewards = smoothed(rewards)
         axes.plot(steps, rewards, linewidth=1.8, marker="o" if len(steps) == 1 else "", **line)
         names = [("mean reward of a step", "a", 30)]
         if judged:

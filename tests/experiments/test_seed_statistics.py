@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds, t_quantile
+from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds, smoothed, t_quantile
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,11 @@ def test_what_is_missing_does_not_count():
     assert mean_over_seeds([2.0]).low == 2.0
     assert mean_over_seeds([None]) is None
     assert mean_over_seeds([3.0, 3.0]).half == 0.0
+
+
+def test_a_curve_is_smoothed_over_a_tenth_of_it_unless_it_is_short():
+    assert smoothed([1.0, 5.0, 0.0]) == [1.0, 5.0, 0.0]
+    values = [float(i % 2) for i in range(20)]
+    assert smoothed(values)[0] == 0.5
+    assert smoothed(values)[1:3] == pytest.approx([1 / 3, 2 / 3])
+    assert smoothed([float(i == 30) for i in range(60)])[26:34] == [0.0, *[1 / 7] * 7]

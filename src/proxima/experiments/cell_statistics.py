@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxima.experiments.run_reader import Run
-from proxima.experiments.running_mean import smoothed
-from proxima.experiments.seed_statistics import SeedMean, determined_median, mean_over_seeds
+from proxima.experiments.seed_statistics import SeedMean, determined_median, mean_over_seeds, smoothed
 
 Measure = Callable[[Run], float | None]
 HELD_OUT = "held_out"  # in place of a key of the training records: the headline of the evaluations
@@ -226,4 +225,4 @@ def _by_step(run: Run, key: str) -> dict[int, float]:
         return {int(x): value for x, value in run.held_out()}
     curve = run.curve(key)
     values = smoothed([value for _, value in curve])
-    return {int(x): value for (x, _), value in zip(curve, values, strict=True) if value is not None}
+    return {int(x): value for (x, _), value in zip(curve, values, strict=True)}

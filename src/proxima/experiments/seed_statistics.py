@@ -1,4 +1,4 @@
-"""Means over seeds with Student's intervals, for two to five seeds; medians."""
+"""Means over seeds with Student's intervals, for two to five seeds; medians; running means."""
 
 import math
 import statistics
@@ -81,3 +81,12 @@ def determined_median(values: Sequence[float], n: int) -> float | None:
     if len(middle) == 1:
         return middle.pop()
     return statistics.median(values) if len(values) == n and max(middle) < math.inf else None
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Return the running mean over a tenth of the values around each, at least three, fewer at both ends; fewer than 12
+    values unchanged."""
+    if len(values) < 12:
+        return list(values)
+    half = max(1, len(values) // 20)
+    return [statistics.fmean(values[max(i - half, 0) : i + half + 1]) for i in range(len(values))]
