@@ -10,7 +10,7 @@
     stages.py        the last steps of timeline.json
 
 It only reads the run folder, in a separate process, and writes nothing there, so it can't slow down or harm training.
-docs/view.md describes the routes. `explained_tokens.py` and with it torch is imported when a completion is opened.
+docs/view.md describes the routes. `explained_tokens.py` and with it torch is imported after the first answers.
     viewer_process.py  the viewer of a run in progress (`view=true`), and in a notebook (`run.view()`)
 Imports: starlette, uvicorn, pyarrow; `core`, `experiments`, `runtime.state`. Imported by `api` and `cli`.
 """

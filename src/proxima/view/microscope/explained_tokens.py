@@ -1,5 +1,5 @@
-"""The decisions about the tokens of a completion, as columns and in words. Needs torch, and for `--recompute` weights:
-only an opened completion imports it."""
+"""The decisions about the tokens of a completion, as columns and in words. Imports torch: the server imports it while
+its page already answers, the others when they open a completion."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

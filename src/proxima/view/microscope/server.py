@@ -6,8 +6,10 @@ import os
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 from proxima.data import UserError
@@ -72,5 +74,7 @@ def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
     server = make_server(app)
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: leave the other cores to training
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
+    explaining = "proxima.view.microscope.explained_tokens"  # imports torch, which takes seconds
     with suppress(KeyboardInterrupt):
+        threading.Thread(target=import_module, args=(explaining,), daemon=True).start()
         asyncio.run(server.serve([listening]))
