@@ -24,7 +24,6 @@ CLAIMS = (
     "ranks",
     "where",
     "decode_vs_hf",
-    "speculation",
     "step_vs_trl",
     "offline_vs_trl",
     "async_vs_sync",

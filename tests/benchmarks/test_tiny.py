@@ -51,7 +51,6 @@ TINY = {  # the options of each
     "ranks": ["--only", "SFT, tiny Qwen3, SGD", "--ranks", "2"],
     "where": ["--tiny"],
     "decode_vs_hf": ["--rows", "4", "--prompts", "2", "--tokens", "3", "--dtype", "float32"],
-    "speculation": ["--completions", "2", "--tokens", "6", "--rows", "2"],
     "step_vs_trl": [*BATCH, "--max-tokens", "3", "--peer-python", "none"],
     "offline_vs_trl": ["--rows", "2", "--words", "10", "--peer-python", "none"],
     "async_vs_sync": ["--seeds", "1", "--steps", "5"],

@@ -3,11 +3,9 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,12 +67,6 @@ def requests(prompts: int = 3, samples: int = 4, *, seed: int = 1, first: int = 
     chosen = Sampling(**({"max_tokens": 20} | sampling))
     made_prompts = [prompt(first + i, 3 + 5 * (i % 4)) for i in range(prompts)]
     return [Request(prompt=p, sample=s, sampling=chosen, seed=seed) for p in made_prompts for s in range(samples)]
-
-
-def repetitive(count: int = 4, samples: int = 3, **sampling) -> list[Request]:
-    """Prompts whose continuation a tiny model repeats, at a low temperature."""
-    asked = requests(count, samples, **({"temperature": 0.05, "max_tokens": 60} | sampling))
-    return [replace(r, prompt=replace(r.prompt, tokens=np.tile(r.prompt.tokens, 3))) for r in asked]
 
 
 def checked_leaders(engine: LocalEngine) -> list[tuple[int, ...]]:

@@ -411,7 +411,6 @@ async def test_a_caller_that_leaves_takes_only_its_own_even_of_the_very_same_req
         (Local, "dtype", "float16", "bfloat16 or float32"),
         (Local, "prefill_tokens", 0, ">= 1"),
         (Local, "interrupt", "stop", "recompute, keep or finish"),
-        (Local, "num_speculative_tokens", 65, "in [0, 64]; 0 is none"),
         (LocalProcess, "threads", -1, "in [0, 1024]"),
         (LocalProcess, "restarts", -1, ">= 0; 0 gives up at once"),
         (LocalProcess, "timeout", 0.0, "> 0 seconds"),

@@ -17,20 +17,28 @@ import torch
 from proxima.data import UserError
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.local_process import LocalProcess, ProcessEngine
-from proxima.engine.protocol import Engine, EngineSetup, ScoreRequest, WeightUpdate
+from proxima.engine.protocol import Engine, EngineSetup, Sampling, ScoreRequest, WeightUpdate
 from proxima.laws import engine_laws
 from proxima.laws.engine_case import EngineUnderTest
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
-from tests.engine.helpers import engine, prompt, repetitive, requests, run, untruncated
+from tests.engine.helpers import engine, prompt, requests, run, untruncated
 from tests.engine.test_interrupt import SEEDS, with_kept_kv
 from tests.engine.test_kept_prefixes import first_turns, next_turns
-from tests.engine.test_speculation import SAMPLINGS
 from tests.model.families import make
 from tests.model.rows import loaded
 from tests.processes import eventually, is_running
 from tests.runtime.tiny_run import Watcher, go, recipe
 from tests.warm import WarmPopen
+
+SAMPLINGS = [
+    Sampling(max_tokens=12),
+    Sampling(max_tokens=20, temperature=0.7, stop=("a", "é!", "xyz")),
+    Sampling(max_tokens=17, top_k=5, top_p=0.9),
+    Sampling(max_tokens=1, min_p=0.05),
+    Sampling(max_tokens=15, temperature=0.0),
+    Sampling(max_tokens=30, temperature=1.3, top_k=40, stop=("\n",)),
+]
 
 pytestmark = pytest.mark.slow  # processes
 ALIVE = 300.0  # seconds after which a process must be there, or gone
@@ -146,14 +154,13 @@ async def test_the_laws_of_what_interrupts_completions(law, shared):
 
 async def test_all_that_a_completion_may_carry_arrives(warm_processes):
     settings = {"routed_experts": True, "sampling_mask": True, "top_k_log_probs": 3}
-    model, asked = make("Qwen3-MoE"), repetitive(3, 2, top_p=0.9, max_tokens=40)
-
-    with served(model, **settings, num_speculative_tokens=8) as engine_process:
+    model, asked = make("Qwen3-MoE"), requests(3, 2, top_p=0.9)
+    with served(model, **settings) as engine_process:
         given, health = await collect(engine_process, asked), await engine_process.health()
     assert given == await collect(LocalEngine(model, Local(slots=8, dtype="float32", **settings)), asked)
     for name in ("routed_experts", "prompt_routed_experts", "sampling_mask", "top_k"):
         assert all(getattr(completion, name) is not None for completion in given), name
-    assert health.detail["speculation"]["accepted"] > 0 and health.detail["pid"]
+    assert health.detail["pid"]
 
 
 def test_weights_published_midway(warm_processes):

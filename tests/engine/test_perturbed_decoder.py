@@ -4,7 +4,6 @@ weights a test has rounded, to the bit; with noise its distribution is the train
 import asyncio
 import copy
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 import pytest
@@ -32,7 +31,6 @@ from proxima.model.lora_layers import merge_adapter
 from tests.engine.helpers import behavior, requests, run
 from tests.engine.test_kept_prefixes import first_turns, next_turns
 from tests.engine.test_local import wide
-from tests.engine.test_speculation import drafter_that_knows, every_draft_is_run  # noqa: F401  a fixture
 from tests.model.adapters import with_adapter
 from tests.model.families import make
 from tests.model.rows import ids, loaded
@@ -146,8 +144,8 @@ def test_what_is_built():
         (lambda: make("Qwen3-MoE"), "general", {"weights": "int3", "routed_experts": True}),
     ],
 )
-def test_the_engine_is_that_of_a_rounded_model(model, decoder, settings, monkeypatch):
-    """Completions and scores, to the bit; also with drafts, and with the turns that continue kept prefixes."""
+def test_the_engine_is_that_of_a_rounded_model(model, decoder, settings):
+    """Completions and scores, to the bit; also with the turns that continue kept prefixes."""
     model = model()
     rest = {name: value for name, value in settings.items() if name != "weights"}
     plain = perturbed(rounded(model, settings["weights"]), decoder, **rest)
@@ -161,9 +159,6 @@ def test_the_engine_is_that_of_a_rounded_model(model, decoder, settings, monkeyp
     ]
     ours, theirs = (np.concatenate(asyncio.run(engine.score(scored))) for engine in (local, plain))
     assert np.array_equal(ours, theirs)
-    drafter_that_knows(expected, asked, Random(0), monkeypatch)
-    drafting = perturbed(model, decoder, num_speculative_tokens=4, **settings)
-    assert run(drafting, asked) == expected and drafting.scheduler.accepted > 10
 
 
 def test_adapters_are_merged_before_they_are_rounded(tiny_model):

@@ -64,8 +64,7 @@ class KVCache:
         for side, held in enumerate(self.layers[layer]):
             held[rows, :, position] = kv[:, side]
 
-    def read(self, layer: int, rows: "int | Tensor", reach: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [n, H_kv, reach, D]: views of the first `rows`, copies of these [n]."""
-        selected = slice(rows) if isinstance(rows, int) else rows
-        keys, values = self.layers[layer][:, :, :, :reach]
-        return keys[selected], values[selected]
+    def read(self, layer: int, rows: int, reach: int) -> tuple[Tensor, Tensor]:
+        """Views of the keys and values [rows, H_kv, reach, D] of the first rows."""
+        keys, values = self.layers[layer][:, :rows, :, :reach]
+        return keys, values

@@ -140,28 +140,17 @@ class CachingDecoder:
         return self._run(tokens, position, max(map(len, prompts)), attend), cached, spans
 
     @torch.no_grad()
-    def step(
-        self, tokens: Tensor, position: Tensor, cache: KVCache, longest: int, drafts: Tensor | None = None
-    ) -> Tensor:
-        """As `Decoder.step`. With `drafts` [slots + 1] int64, rows slots + drafts[s] to slots + drafts[s + 1] - 1 are
-        the next tokens of slot s, with the same bits as if each had its own step. Rows beyond repeat the first.
-        """
-        rows = None
-        if drafts is not None:
-            slots = torch.arange(len(drafts) - 1, device=self.device)
-            rows = torch.cat([slots, slots.repeat_interleave(drafts.diff())])
-            rows = F.pad(rows, (0, len(tokens) - len(rows)))
-        return self._step(cache, rows, tokens, position, reach_of(longest, cache.capacity))
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache, longest: int) -> Tensor:
+        return self._step(cache, tokens, position, reach_of(longest, cache.capacity))
 
-    def _step(self, cache: KVCache, slots: Tensor | None, tokens: Tensor, position: Tensor, reach: int) -> Tensor:
-        """Run a step that reads `reach` positions of the cache. `slots` [n] has the slot of each row; None: row r is
-        slot r."""
-        rows = torch.arange(len(tokens), device=self.device) if slots is None else slots
+    def _step(self, cache: KVCache, tokens: Tensor, position: Tensor, reach: int) -> Tensor:
+        """Run a step that reads `reach` positions of the cache."""
+        rows = torch.arange(len(tokens), device=self.device)
         masks: dict[int | None, Tensor] = {}  # by window: the same for all layers that share one
 
         def attend(layer: int, q: Tensor, kv: Tensor, scale: float | None, window: int | None) -> Tensor:
             cache.write(layer, rows, position, kv.to(self.dtype))
-            key, value = cache.read(layer, len(tokens) if slots is None else slots, reach)
+            key, value = cache.read(layer, len(tokens), reach)
             if window not in masks:
                 masks[window] = reach_mask(position, reach, window)
             return cached_attention(q.to(self.dtype), key, value, masks[window], scale)

@@ -178,15 +178,13 @@ class FastDecoder(CachingDecoder):
         return F.silu(gate).mul_(up)
 
     @torch.no_grad()
-    def step(
-        self, tokens: Tensor, position: Tensor, cache: KVCache, longest: int, drafts: Tensor | None = None
-    ) -> Tensor:
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache, longest: int) -> Tensor:
         if self.kernels is None:
-            if self.graphs is None or not self.graphs.works or drafts is not None:
-                return super().step(tokens, position, cache, longest, drafts)
+            if self.graphs is None or not self.graphs.works:
+                return super().step(tokens, position, cache, longest)
             reach = self.graphs.reach_of(longest, cache.capacity)
             places = (self._rotary(reach), *cache.layers)
-            return self.graphs.run(partial(self._step, cache, None), tokens, position, reach, places)
+            return self.graphs.run(partial(self._step, cache), tokens, position, reach, places)
         turns = self._rotary(longest)
         x = self.embedding[tokens]
         delta: Tensor | None = None
@@ -194,7 +192,7 @@ class FastDecoder(CachingDecoder):
         for layer, held in zip(self.layers, cache.layers, strict=True):
             qkv = layer.qkv(self.kernels.norm(x, delta, layer.input_norm, self.eps, hidden), qkv)
             norms = layer.q_norm, layer.k_norm
-            self.kernels.attend(qkv, norms, self.eps, turns, position, held, cache.leaders, seen, drafts)
+            self.kernels.attend(qkv, norms, self.eps, turns, position, held, cache.leaders, seen)
             delta = layer.out(seen, added)
             gate_up = layer.gate_up(self.kernels.norm(x, delta, layer.post_norm, self.eps, hidden), gate_up)
             delta = layer.down(self.kernels.swiglu(gate_up, gated), added)

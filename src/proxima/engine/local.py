@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -52,9 +52,7 @@ class Local(EngineSpec):
             `algorithm.behavior: sampled`.
         routed_experts: for a mixture of experts, report with each token the experts to which it was routed, for
             `algorithm.routing_replay: rollout`.
-        num_speculative_tokens: most tokens that an n-gram draft from a completion's own text adds to a step; 0: none.
-            The completions are the same, but repetitive texts finish sooner.
-        cuda_graphs: on a GPU, with the fast decoder and without drafts, launch the kernels of a step together.
+        cuda_graphs: on a GPU, with the fast decoder, launch the kernels of a step together.
         interrupt: how to treat completions that are running when new weights arrive: `recompute` their KV under the new
             weights, `keep` it, or `finish` them under the old weights before the new ones are loaded.
         weights: round the weights of the blocks' linear layers to `int8`, `int4` or `int3`, one scale per output
@@ -73,7 +71,6 @@ class Local(EngineSpec):
     top_k_log_probs: int = 0
     sampling_mask: bool = False
     routed_experts: bool = False
-    num_speculative_tokens: int = 0
     cuda_graphs: bool = True
     interrupt: Interrupt = "recompute"
     weights: Literal["int8", "int4", "int3"] | None = None
@@ -98,8 +95,6 @@ class Local(EngineSpec):
         check_choices(self)
         require(self.top_k_log_probs >= 0, "top_k_log_probs", self.top_k_log_probs, "must be >= 0; 0 is none")
         require(self.prefill_tokens >= 1, "prefill_tokens", self.prefill_tokens, "must be >= 1")
-        drafts = self.num_speculative_tokens
-        require(0 <= drafts <= 64, "num_speculative_tokens", drafts, "must be in [0, 64]; 0 is none")
         integers = self.weights in (None, "int8", "int4", "int3")
         require(integers, "weights", self.weights, "must be int8, int4 or int3", remedy="null is none")
         require(0 <= self.noise <= 100, "noise", self.noise, "must be in [0, 100] nats; 0 is none")
@@ -122,14 +117,11 @@ class Local(EngineSpec):
         return LocalEngine(weights, self, max_length=setup.max_length, compute=compute, seed=setup.seed)
 
 
-def check_decoder(model: nn.Module, kind: str, routes: bool = False, drafts: int = 0) -> None:
+def check_decoder(model: nn.Module, kind: str, routes: bool = False) -> None:
     """Raise UserError if `fast` is requested and this architecture has no fast path; FieldError if `routes` are
-    requested and it is not a mixture of experts, or drafts are and no decoder can cache its keys and values."""
+    requested and it is not a mixture of experts."""
     if kind == "fast" and (reason := supports(model)):
         raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
-    if supports(model) and (reason := unpackable(model)):
-        bound = f"must be 0: this model {reason}, and each token of a draft would cost a pass over the whole text"
-        require(not drafts, "engine.num_speculative_tokens", drafts, bound)
     if routes:
         from proxima.model.routing import check_mixture
 
@@ -319,7 +311,6 @@ class LocalEngine:
             running=len(scheduler.running),
             waiting=sum(len(entry.requests) for entry in list(scheduler.waiting)),
             tokens=scheduler.generated_tokens,
-            detail=scheduler.detail,
         )
 
 
@@ -331,20 +322,15 @@ def _marks(module: nn.Module) -> list[tuple[int, int, float]]:
 
 
 def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None, seed: int) -> Scheduler:
-    check_decoder(loaded.model, spec.decoder, spec.routed_experts, spec.num_speculative_tokens)
-    scheduler: Callable[..., Scheduler] = Scheduler
+    check_decoder(loaded.model, spec.decoder, spec.routed_experts)
     slots = padded_rows(spec.slots)
     graphs = slots if spec.cuda_graphs else 0
-    if spec.num_speculative_tokens:
-        from proxima.engine.speculation import SpeculativeScheduler
-
-        scheduler = partial(SpeculativeScheduler, most=spec.num_speculative_tokens)
     make = make_decoder
     if spec.mismatch:
         from proxima.engine.perturbed_decoder import make_perturbed_decoder
 
         make = partial(make_perturbed_decoder, weights=spec.weights, noise=spec.noise, seed=seed)
-    return scheduler(
+    return Scheduler(
         make(loaded.model, DTYPES[spec.dtype], spec.decoder, routes=spec.routed_experts, graphs=graphs),
         loaded.tokenizer,
         slots=slots,

@@ -93,7 +93,7 @@ class ProcessEngine:
     ) -> None:
         self.spec = spec = spec or LocalProcess()
         self.compute = compute or ComputeThread()
-        check_decoder(loaded.model, spec.decoder, spec.routed_experts, spec.num_speculative_tokens)
+        check_decoder(loaded.model, spec.decoder, spec.routed_experts)
         if os.name != "posix":
             raise UserError("engine.kind='local_process' needs Linux or macOS", remedy="use local")
         self._device = loaded.model.device

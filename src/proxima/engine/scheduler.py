@@ -146,11 +146,6 @@ class Scheduler:
         self._batch: RunningBatch | None = None  # the steps not yet in the table
         self._rebuild = False
 
-    @property
-    def detail(self) -> dict[str, Any]:
-        """The `detail` of `Health`."""
-        return {}
-
     def enqueue(self, requests: Sequence[Request], sink: Sink) -> None:
         """Add requests; `sink` receives each completion, and identifies the caller.
 
@@ -328,14 +323,13 @@ class Scheduler:
         self._lead()
         self._rebuild = False
 
-    def _sample(self, logits: Tensor, batch: RunningBatch) -> list[int]:
+    def _sample(self, logits: Tensor, batch: RunningBatch) -> None:
         """Draw one token for each request of the batch, and finish those that end with it."""
         tokens = batch.draw(logits, self.top_k, self.table.masks is not None)
         self.generated_tokens += len(tokens)
         if len(batch.sampled) == len(batch.uniform) or not self.stop_tokens.isdisjoint(tokens):
             self._write()
             self._finish(self._ended(batch.requests, tokens))
-        return tokens
 
     def _ended(
         self, requests: Sequence[RunningRequest], tokens: Sequence[int]
@@ -361,14 +355,11 @@ class Scheduler:
             columns = sampled_columns(batch.sampled)
             if batch.routes:
                 columns["routed_experts"] = torch.stack(batch.routes).cpu().numpy()
-            self._append(batch.lines, columns)
+            if not all(np.isfinite(columns[name]).all() for name in ("untruncated_log_prob", "sampled_log_prob")):
+                raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
+            self.table.append(batch.lines, self.version, columns)
             if self.table.masks is not None:
                 self.table.masks.append(batch.lines, *mask_columns(batch.sampled))
-
-    def _append(self, lines: Lines, columns: dict[str, np.ndarray]) -> None:
-        if not all(np.isfinite(columns[name]).all() for name in ("untruncated_log_prob", "sampled_log_prob")):
-            raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
-        self.table.append(lines, self.version, columns)
 
     def _open(self, request: Request, sink: Sink) -> RunningRequest:
         prompt, most = request.prompt, request.sampling.max_tokens

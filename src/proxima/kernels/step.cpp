@@ -123,39 +123,35 @@ void norm(float *x, const bf16 *delta, const float *weight, float eps, bf16 *out
 }
 
 void attend(const bf16 *qkv, const float *q_norm, const float *k_norm, float eps, const float *turns,
-            const int64_t *position, const int64_t *drafts, const int64_t *leaders, const int64_t *common, bf16 *keys,
-            bf16 *values, bf16 *out, float scale, long slots, long kv_heads, long capacity, int threads) {
+            const int64_t *position, const int64_t *leaders, const int64_t *common, bf16 *keys, bf16 *values, bf16 *out,
+            float scale, long slots, long kv_heads, long capacity, int threads) {
     const long own = (GROUP + 2) * HEAD_DIM * kv_heads;  // numbers a row of qkv
 #pragma omp parallel num_threads(threads)
     {
         std::vector<float> scores(GROUP * (capacity + LANES));
         std::vector<bf16> weights(scores.size());
-#pragma omp for schedule(dynamic, drafts ? 1 : 8)
+#pragma omp for schedule(dynamic, 8)
         for (long item = 0; item < slots * kv_heads; item++) {
-            const long slot = item / kv_heads, h = item % kv_heads;
-            const long begin = drafts ? drafts[slot] : 0, end = drafts ? drafts[slot + 1] : 0;
-            const long held = item * capacity * HEAD_DIM, shared = common[slot] / LANES * LANES;
-            const long leading = (leaders[slot] * kv_heads + h) * capacity * HEAD_DIM;
+            const long r = item / kv_heads, h = item % kv_heads;
+            const long held = item * capacity * HEAD_DIM, shared = common[r] / LANES * LANES;
+            const long leading = (leaders[r] * kv_heads + h) * capacity * HEAD_DIM;
             bf16 *held_keys = keys + held, *held_values = values + held;
-            for (long own_row = begin - 1; own_row < end; own_row++) {  // the last token's row, then those of its draft
-                const long r = own_row < begin ? slot : slots + own_row;
-                const long at = position[r], length = at + 1, room = (length + LANES - 1) / LANES * LANES;
-                const float *turn = turns + at * HEAD_DIM;
-                const bf16 *query = qkv + r * own + h * GROUP * HEAD_DIM;
-                const bf16 *key = qkv + r * own + (GROUP * kv_heads + h) * HEAD_DIM, *value = key + kv_heads * HEAD_DIM;
-                rotate(key, k_norm, eps, turn, held_keys + at * HEAD_DIM);
-                memcpy(held_values + at * HEAD_DIM, value, HEAD_DIM * sizeof(bf16));
-                bf16 turned[GROUP][HEAD_DIM];
-                for (int g = 0; g < GROUP; g++) rotate(query + g * HEAD_DIM, q_norm, eps, turn, turned[g]);
-                dot(turned, keys + leading, values + leading, scores.data(), 0, shared, room);
-                dot(turned, held_keys, held_values, scores.data(), shared, room, room);
-                float totals[GROUP];
-                for (int g = 0; g < GROUP; g++)
-                    totals[g] = weigh(scores.data() + g * room, weights.data() + g * room, length, room, scale);
-                const bf16 *next = held_keys + capacity * HEAD_DIM;
-                average(weights.data(), totals, values + leading, held_values, next,
-                        out + (r * kv_heads + h) * GROUP * HEAD_DIM, shared, length, room);
-            }
+            const long at = position[r], length = at + 1, room = (length + LANES - 1) / LANES * LANES;
+            const float *turn = turns + at * HEAD_DIM;
+            const bf16 *query = qkv + r * own + h * GROUP * HEAD_DIM;
+            const bf16 *key = qkv + r * own + (GROUP * kv_heads + h) * HEAD_DIM, *value = key + kv_heads * HEAD_DIM;
+            rotate(key, k_norm, eps, turn, held_keys + at * HEAD_DIM);
+            memcpy(held_values + at * HEAD_DIM, value, HEAD_DIM * sizeof(bf16));
+            bf16 turned[GROUP][HEAD_DIM];
+            for (int g = 0; g < GROUP; g++) rotate(query + g * HEAD_DIM, q_norm, eps, turn, turned[g]);
+            dot(turned, keys + leading, values + leading, scores.data(), 0, shared, room);
+            dot(turned, held_keys, held_values, scores.data(), shared, room, room);
+            float totals[GROUP];
+            for (int g = 0; g < GROUP; g++)
+                totals[g] = weigh(scores.data() + g * room, weights.data() + g * room, length, room, scale);
+            const bf16 *next = held_keys + capacity * HEAD_DIM;
+            average(weights.data(), totals, values + leading, held_values, next,
+                    out + (r * kv_heads + h) * GROUP * HEAD_DIM, shared, length, room);
         }
     }
 }

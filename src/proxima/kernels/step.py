@@ -8,7 +8,7 @@ from torch import Tensor
 
 from proxima.kernels.compiled import PRODUCTS, functions, library, unavailable
 
-ARGUMENTS = {"norm": "pppfpnn", "attend": "pppfppppppppfnnn", "swiglu": "ppnn"}
+ARGUMENTS = {"norm": "pppfpnn", "attend": "pppfpppppppfnnn", "swiglu": "ppnn"}
 
 
 class StepKernels:
@@ -38,7 +38,6 @@ class StepKernels:
         layer: Tensor,
         leaders: Tensor,
         out: Tensor,
-        drafts: Tensor | None = None,
     ) -> Tensor:
         """Normalise and rotate queries and keys, write keys and values into the cache, and attend to it: [n, H * D].
 
@@ -49,15 +48,12 @@ class StepKernels:
             position: [n] int64, of each row's token.
             layer: [2, slots, H_kv, capacity, D] of `KVCache`; row r is slot r.
             leaders: [2, slots] int64 of `KVCache`.
-            drafts: [slots + 1] int64, for each slot the rows after the first `slots` that are its next tokens: from
-                slots + drafts[s] to slots + drafts[s + 1] - 1; None: no such rows. Rows beyond are left out.
         """
         keys, values = layer
         _, kv_heads, capacity, dim = keys.shape
-        slots = len(qkv) if drafts is None else len(drafts) - 1
-        sizes = slots, kv_heads, capacity
+        sizes = len(qkv), kv_heads, capacity
         leading = leaders[0], leaders[1]
-        self._calls["attend"](qkv, *norms, eps, turns, position, drafts, *leading, keys, values, out, dim**-0.5, *sizes)
+        self._calls["attend"](qkv, *norms, eps, turns, position, *leading, keys, values, out, dim**-0.5, *sizes)
         return out
 
     def swiglu(self, gate_up: Tensor, out: Tensor) -> Tensor:

@@ -50,17 +50,6 @@ def test_counts_of_a_step_add_up_however_often_they_are_asked_for() -> None:
     assert watch.metrics == {"replicas/lost": 1, "replicas/ready": 1}
 
 
-def test_drafts_of_a_step() -> None:
-    watch = EngineWatch("engine.log")
-    for steps in (10, 40):
-        news(watch, speculation={"steps": steps, "drafted": steps // 2, "accepted": steps // 5})
-    assert watch.metrics["speculation/acceptance_rate"] == 8 / 20
-    assert watch.metrics["speculation/tokens_per_step"] == 1 + 8 / 40
-    watch.begin_step()
-    news(watch, speculation={"steps": 50, "drafted": 20, "accepted": 8})
-    assert (watch.metrics["speculation/acceptance_rate"], watch.metrics["speculation/tokens_per_step"]) == (0, 1)
-
-
 def test_an_older_answer_tells_nothing_again() -> None:
     watch = EngineWatch("engine.log")
     assert news(watch, events=["a", "b"], exits=2) != []

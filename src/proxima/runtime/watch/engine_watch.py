@@ -12,10 +12,10 @@ RESUME = "repair the engine and resume (--resume)"
 
 
 class EngineWatch:
-    """Reads `Health.detail`: `sync` (figures of the last publish), `replicas` and `speculation` (counts since the
-    start), `events` (the latest lines for the user; `events_total` counts all since the start, because only the latest
-    are kept), `log` (where to look, if not in the engine's log in the run folder, whose name is `log` here), `exits`
-    (how often the process has exited) and `exit_reason` (of the last exit). `metrics` are those of the present step.
+    """Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (the
+    latest lines for the user; `events_total` counts all since the start, because only the latest are kept), `log`
+    (where to look, if not in the engine's log in the run folder, whose name is `log` here), `exits` (how often the
+    process has exited) and `exit_reason` (of the last exit). `metrics` are those of the present step.
     """
 
     def __init__(self, log: str) -> None:
@@ -41,19 +41,12 @@ class EngineWatch:
         events = detail.get("events") or ()
         replaced = self._replaced(int(detail.get("exits", 0)), str(detail.get("exit_reason", "")))
         warnings = [*replaced, *self._events(events, detail.get("events_total", len(events)))]
-        kinds = {kind: _numbers(detail.get(kind) or {}) for kind in ("replicas", "speculation")}
-        counts = {f"{kind}/{name}": value for kind, reported in kinds.items() for name, value in reported.items()}
+        counts = {f"replicas/{name}": value for name, value in _numbers(detail.get("replicas") or {}).items()}
         grown = {key: value - self._counts.get(key, 0) for key, value in counts.items()}
         self._counts = counts
         for key, value in counts.items():
             now = key in ("replicas/ready", "replicas/of")
             self.metrics[key] = value if now else self.metrics.get(key, 0.0) + grown[key]
-        if kinds["speculation"]:
-            steps, drafted, accepted = (
-                self.metrics[f"speculation/{name}"] for name in ("steps", "drafted", "accepted")
-            )
-            self.metrics["speculation/acceptance_rate"] = accepted / max(1.0, drafted)
-            self.metrics["speculation/tokens_per_step"] = 1 + accepted / max(1.0, steps)
         if (lost := grown.get("replicas/lost", 0)) > 0:
             text = "1 server response was" if lost == 1 else f"{lost:g} server responses were"
             warnings.append(f"{text} unusable, and requested again; see {detail.get('log') or self.log}")
