@@ -41,7 +41,6 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
     (r"proxima (train .*(localhost|scorer\.lan)|reward serve)", "serves until Ctrl-C; tests/reward runs both sides"),
     (r"proxima train .*monitor=\[wandb\]", "needs an account"),
     (r"proxima .*model.device=cuda", "needs a GPU"),
-    (r"proxima export .*--to-hub", "needs an account; tests/cli has a hub of its own"),
     (r"proxima generate .*--chat", "waits for a person"),
     (r"proxima (view|train .*view=true)", "serves until Ctrl-C; tests/view/microscope runs it"),
     (r"proxima generate Qwen", "downloads a thinking model"),

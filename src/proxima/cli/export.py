@@ -10,31 +10,20 @@ def export_run(
     out: Annotated[str, Argument("folder to create")],
     *,
     checkpoint: Annotated[str, Argument("last, best, or a step (default: last)")] = "last",
-    to_hub: Annotated[
-        str | None, Argument("also push the folder to the Hugging Face hub; HF_TOKEN", "ORG/NAME")
-    ] = None,
-    private: Annotated[bool, Argument("with --to-hub: a new repository is private")] = False,
     critic: Annotated[bool, Argument("the critic, for AutoModelForSequenceClassification", exclusive="part")] = False,
     adapter: Annotated[bool, Argument("of a run with LoRA the adapter alone, for peft", exclusive="part")] = False,
 ) -> None:
-    """Export a checkpoint to a folder, and push the folder to the hub if `to_hub` names a repository.
+    """Export a checkpoint to a folder.
 
     Raises:
-        UserError: the run has no such checkpoint or part, or the name is not valid on the hub.
+        UserError: the run has no such checkpoint or part.
     """
-    from proxima.data import UserError
     from proxima.model.quiet import quiet_transformers
-    from proxima.runtime.state.export import check_hub_name, export, push_to_hub
+    from proxima.runtime.state.export import export
 
-    if private and to_hub is None:
-        raise UserError("--private needs a repository on the hub", remedy="name it with --to-hub ORG/NAME")
-    if to_hub is not None:
-        check_hub_name(to_hub)
     with quiet_transformers():
         folder = export(run, out, which=checkpoint, adapter=adapter, critic=critic)
-    print(f"wrote {folder}", flush=True)
-    if to_hub is not None:
-        print(f"pushed to {push_to_hub(folder, to_hub, private=private)}")
+    print(f"wrote {folder}")
 
 
 COMMAND = export_run

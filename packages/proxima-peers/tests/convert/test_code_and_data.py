@@ -91,7 +91,7 @@ def test_an_answer_is_written_where_a_reward_compares_with_it(converted):
 def test_publishing_is_named_as_what_it_is(converted):
     done = converted("trl", BASE["trl"] | {"push_to_hub": True, "hub_model_id": "me/m"})
     why = {entry.name: entry.why for entry in done.ignored}
-    assert why["push_to_hub"] == why["hub_model_id"] and "--to-hub" in why["push_to_hub"]
+    assert why["push_to_hub"] == why["hub_model_id"] and "hf upload" in why["push_to_hub"]
 
 
 SCRIPT = "python3 -m openrlhf.cli.train_ppo_ray --pretrain org/m --remote_rm_url ./reward.py --num_generations 8\n"

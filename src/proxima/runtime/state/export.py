@@ -1,6 +1,5 @@
-"""Find and export the checkpoints of a run, to a folder and to the hub."""
+"""Find and export the checkpoints of a run."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from proxima.model.adapter_folder import base_of, is_adapter
 from proxima.model.pretrained import DTYPES
 from proxima.runtime.state.best_checkpoint import best_checkpoint, headlines
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.model_card import HUB_NAME, model_card
+from proxima.runtime.state.model_card import model_card
 from proxima.train.checkpoint import CRITIC, Checkpoint, checkpoints
 
 
@@ -88,30 +87,3 @@ def export(
     (aside / "README.md").write_text(model_card(RunFolder(run), checkpoint.step, library), encoding="utf-8")
     aside.rename(target)
     return target
-
-
-def check_hub_name(name: str) -> None:
-    """UserError unless a model can be pushed to the hub under this name from here."""
-    if not HUB_NAME.fullmatch(name):
-        raise UserError(f"--to-hub {name} is not the name of a repository", remedy="write ORG/NAME")
-    if not os.environ.get("HF_TOKEN"):
-        reason = "--to-hub needs a token with write access in the environment variable HF_TOKEN"
-        raise UserError(reason, remedy="make one at https://huggingface.co/settings/tokens")
-
-
-def push_to_hub(folder: Path, name: str, *, private: bool) -> str:
-    """Upload an exported folder in one commit, and return its address; a missing repository is created.
-
-    Raises:
-        UserError: the hub can't be reached, or refuses; with its own words.
-    """
-    from huggingface_hub import HfApi
-
-    hub = HfApi(token=os.environ["HF_TOKEN"])
-    try:
-        made = hub.create_repo(name, private=private or None, exist_ok=True)
-        hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a model trained with proxima")
-    except Exception as error:  # among others those of its HTTP library, which another version has from elsewhere
-        reason = f"{folder} was not pushed to the hub: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise UserError(reason, remedy=f"try again with hf upload {name} {folder}") from None
-    return str(made)
