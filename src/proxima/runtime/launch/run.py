@@ -209,12 +209,12 @@ async def _run(
             activity = Activity(clock, folder.elapsed(), Timeline(folder.timeline, observer.warning))
             store = RunStore(journal, folder, disk, activity, ranks)
             if resolved is not None:
-                await store.replace_file(folder.config, folder.write_config, dump(resolved))
+                await disk.write(folder.write_config, dump(resolved))
             loop = work.make_loop(loaded, RunServices(store, compute, observer))
             opened.callback(loop.close)
             if checkpoint:
                 await compute.run(_restore, checkpoint, loop.trained.stack, loop.trained.others)
-            await store.replace_file(folder.environment, folder.write_environment, _environment(config, loaded))
+            await disk.write(folder.write_environment, _environment(config, loaded))
             observer.started(work.info(loaded, folder.path, journal.step))
             for note in work.notes:
                 observer.warning(note)
@@ -232,7 +232,7 @@ async def _run(
                 summary = summarise_run(config, folder, journal, status, seconds, error)
                 summary = _with_views(replace(summary, **work.facts(journal)), folder, observer)
                 try:
-                    await store.replace_file(folder.summary, folder.write_summary, asdict(summary))
+                    await disk.write(folder.write_summary, asdict(summary))
                 except StoppedWaiting as full:
                     observer.warning(f"{full}: the run has no summary.json until it is resumed")
                 observer.finished(asdict(summary))

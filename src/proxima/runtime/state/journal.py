@@ -23,13 +23,14 @@ from proxima.data import UserError
 from proxima.runtime.state.journal_checksums import JournalChecksums
 from proxima.runtime.state.journal_schema import FORMAT, STATEMENTS
 from proxima.runtime.watch.clock import Clock, SystemClock
-from proxima.system.checksum import Checksum
 from proxima.system.full_disk import as_disk_full
 from proxima.system.jsonl import dumps
 
 if TYPE_CHECKING:  # at run time the journal needs nothing but the standard library
     from proxima.data import Group, Prompt
 
+RESTORED = "a resume restores the steps up to the last checkpoint from metrics.jsonl"
+MOVE_AWAY = f"move it away, and {RESTORED}"
 State = Literal["queued", "generating", "scored", "selected", "dropped", "consumed"]
 
 
@@ -101,8 +102,7 @@ class Journal:
                     raise full from error
                 remedy = "check the disk, then resume with --resume"
                 raise UserError(f"{self.path} can't be read or written ({error})", remedy=remedy) from error
-            remedy = "move it away, and a resume restores the steps up to the last checkpoint from metrics.jsonl"
-            raise UserError(f"{self.path} is damaged, or no journal of proxima ({error})", remedy=remedy) from error
+            raise UserError(f"{self.path} is damaged, or no journal of proxima ({error})", remedy=MOVE_AWAY) from error
         if version != FORMAT:
             self._db.close()
             remedy = "resume with the version of proxima that started the run"
@@ -159,11 +159,6 @@ class Journal:
             self._set("evaluations", [*(self.get("evaluations") or ()), dict(record)])
             self.checksums.record_files()
         self.checksums.files.clear()
-
-    def replace(self, name: str, new: Checksum, *, done: bool) -> None:
-        """Record that a file of the folder is about to be replaced, or, if `done`, that it has been."""
-        with self._transaction():
-            self.checksums.record_replacement(name, new, done=done)
 
     def enqueue(self, prompts: Iterable["Prompt"], *, size: int = 0, cursor_state: Any = None) -> None:
         """Add prompts to the run: they are queued.

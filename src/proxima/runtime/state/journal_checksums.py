@@ -13,7 +13,7 @@ CREATE TABLE IF NOT EXISTS checksums (
     name TEXT PRIMARY KEY,                    -- a file of the folder, or a part of the journal: `run.sqlite step 12`
     step INTEGER NOT NULL,                    -- the step that wrote it; -1: none, and a rewind keeps it
     size INTEGER NOT NULL,
-    crc32 TEXT NOT NULL                       -- of a file that is being replaced two, the former and the new one
+    crc32 TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 """
 PART = "run.sqlite "  # begins the names of the journal's parts
@@ -49,18 +49,10 @@ class JournalChecksums:
         """Record a value of the meta table."""
         self._record(f"{PART}{key}", WHOLE_RUN, _of_text(text))
 
-    def record_replacement(self, name: str, new: Checksum, *, done: bool) -> None:
-        """Record a file that is replaced as a whole: before it is, either content may be there, and `done` after it."""
-        before = self.read().get(name)
-        if done:
-            self._record(name, WHOLE_RUN, new)
-        elif before is not None:
-            self._record(name, WHOLE_RUN, Checksum(new.size, f"{before.crc32.split()[-1]} {new.crc32}"))
-
     def rewind(self, step: int) -> None:
-        """Delete those of the files that a rewind deletes: of later steps, at step 0 the evaluation before the first
-        step too, and of the summary."""
-        where = "step > ? OR (? = 0 AND step = 0) OR name = 'summary.json'"
+        """Delete those of the files that a rewind deletes: of later steps, and at step 0 the evaluation before the
+        first step too."""
+        where = "step > ? OR (? = 0 AND step = 0)"
         self._db.execute(f"DELETE FROM checksums WHERE {where}", (step, step))
 
     def damage(self) -> list[str]:

@@ -18,7 +18,6 @@ from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.observer import Observer
 from proxima.system.checksum import Checksum
-from proxima.system.jsonl import json_text
 from proxima.task.prompts import PromptSource
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, prune, write_checkpoint
@@ -96,14 +95,6 @@ class RunStore:
             except OSError:  # which the writer raises on every rank
                 self.ranks.in_call = False
                 raise
-
-    async def replace_file(self, file: Path, write: Callable[[Any], object], content: Any) -> None:
-        """Replace a file of the folder as a whole, a text or JSON, and record its checksum."""
-        text = content if isinstance(content, str) else json_text(content)
-        checksum = Checksum.of_bytes(text.encode("utf-8"))
-        await self.disk.write(partial(self.journal.replace, done=False), file.name, checksum)
-        await self.disk.write(write, content)
-        await self.disk.write(partial(self.journal.replace, done=True), file.name, checksum)
 
     def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None:
         """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept."""
