@@ -20,7 +20,7 @@ ROW_GROUP = 128  # rows converted at once
 JSON_COLUMNS = ("messages", "answer", "metadata", "parts")
 MASK_COLUMNS = ("sampling_mask", "sampling_mask_counts")  # ids of all tokens, and how many each token has
 PER_TOKEN = ("tokens", "sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob")
-ABOUT = ("prompt_uid", "sample", "turn", "text", "finish_reason", "temperature")  # the other fields of a completion
+ABOUT = ("sample", "turn", "text", "finish_reason", "temperature")  # the other fields of a completion
 
 
 def list_of(values: pa.DataType) -> pa.ListType:
@@ -82,6 +82,20 @@ OPTIONAL: dict[str, tuple[pa.DataType, str]] = {
 }
 
 
+# of the few runs that have such completions: their files have these columns too
+ROUTES: dict[str, tuple[pa.DataType, str]] = {
+    "routed_experts": (pa.binary(), "[T, layers, per token] int8 or int16, experts of each token; null: not asked for"),
+    "prompt_routed_experts": (pa.binary(), "[P, layers, per token], of each token of the prompt"),
+    "routed_layers": (_INT, "mixtures of experts of the model"),
+    "routed_per_token": (_INT, "experts of each token in each"),
+}
+EPISODES: dict[str, tuple[pa.DataType, str]] = {
+    "sampled": (_BOOLS, "false: the model did not write the token"),
+    "opening": (_INTS, "the prompt of a path that has its own"),
+    "episode": (_TEXT, "JSON: the messages, and how it ended"),
+}
+
+
 def schema(version: str, columns: Sequence[str], *, nullable: bool = False) -> pa.Schema:
     """The schema of a file with these columns, of which with `nullable` any may be null; `version` is the name and the
     number of its format."""
@@ -107,11 +121,15 @@ def completion_row(completion: Completion) -> dict[str, Any]:
     columns = vars(completion) | {"text": utf8(completion.text)} | dict(zip(MASK_COLUMNS, lists, strict=True))
     columns["episode"] = None if completion.episode is None else completion.episode.to_json()
     columns["opening"] = None if completion.opening is None else completion.opening.tokens
-    if completion.routed_experts is None:
-        return columns
-    from proxima.runtime.state.route_columns import route_columns
+    return columns | _route_columns(completion)
 
-    return columns | route_columns(completion)
+
+def _route_columns(completion: Completion) -> dict[str, Any]:
+    routes, of_prompt = completion.routed_experts, completion.prompt_routed_experts
+    if routes is None or not len(routes):  # without a token nothing is trained
+        return dict.fromkeys(ROUTES)
+    prompt = None if of_prompt is None else of_prompt.astype(routes.dtype).tobytes()
+    return dict(zip(ROUTES, (routes.tobytes(), prompt, *routes.shape[1:]), strict=True))
 
 
 def score_row(score: Score) -> dict[str, Any]:
@@ -131,12 +149,8 @@ def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, An
     """
     further: dict[str, tuple[pa.DataType, str]] = {}
     if "policy_version" in schema.names and any(row.get("routed_experts") is not None for row in rows):
-        from proxima.runtime.state.route_columns import COLUMNS as ROUTES
-
         further |= ROUTES
     if any(row.get("episode") is not None for row in rows):
-        from proxima.runtime.state.episode_columns import COLUMNS as EPISODES
-
         further |= EPISODES
     for name, (kind, doc) in further.items():
         schema = schema.append(pa.field(name, kind, metadata={"doc": doc}))

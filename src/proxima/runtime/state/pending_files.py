@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from proxima.data import Group, Prompt, Score, UserError
+from proxima.data import Group, Prompt, UserError
 from proxima.runtime.state.completion_columns import (
     MASK_COLUMNS,
     PER_TOKEN,
@@ -20,7 +20,7 @@ from proxima.runtime.state.completion_columns import (
     torn_file,
     write_rows,
 )
-from proxima.runtime.state.stored_completions import array_rows, stored_completions
+from proxima.runtime.state.stored_completions import array_rows, stored_group
 from proxima.system.jsonl import dumps
 from proxima.train.checkpoint import DELETE
 from proxima.train.next_policy import NextLogProbs
@@ -100,13 +100,6 @@ def _group(uid: int, rows: Sequence[dict[str, Any]]) -> Group:
         tokens=first["prompt_tokens"],
         answer=first["answer"],
         metadata=first["metadata"],
-        chat=bool(first.get("chat")),  # earlier files have no such column
+        chat=first["chat"],
     )
-    return Group(
-        prompt=prompt,
-        completions=stored_completions((row | {"prompt_uid": uid} for row in rows), None),
-        scores=tuple(
-            Score(**{name: row[name] for name in OF_SCORE}) for row in {r["sample"]: r for r in rows}.values()
-        ),
-        baseline=first["baseline"],
-    )
+    return stored_group(prompt, rows)

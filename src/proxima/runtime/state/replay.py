@@ -17,11 +17,11 @@ from proxima.data import FieldError
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
-from proxima.runtime.state.completion_columns import torn_file
+from proxima.runtime.state.completion_columns import ROUTES, torn_file
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import copied_journal
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_table
-from proxima.runtime.state.stored_completions import numpy_columns, stored_groups
+from proxima.runtime.state.stored_completions import numpy_columns, stored_groups, stored_routes
 from proxima.system.checksum import Checksum
 from proxima.system.jsonl import utf8
 from proxima.task.protocol import Row
@@ -137,12 +137,11 @@ class StoredRollouts:
             FieldError: other layers, experts, or experts of each token.
         """
         from proxima.engine.http.route_rows import RouteShape
-        from proxima.runtime.state.route_columns import COLUMNS, stored_routes
 
         shape, file = RouteShape.of(text_config), self.folder.rollout_file(1)
-        if not set(COLUMNS) <= set(pq.read_schema(file).names):
+        if not set(ROUTES) <= set(pq.read_schema(file).names):
             return
-        rows = [row for row in read_table(file, ["tokens", *COLUMNS]).to_pylist() if row["routed_experts"]]
+        rows = [row for row in read_table(file, ["tokens", *ROUTES]).to_pylist() if row["routed_experts"]]
         ids = [ids for row in rows for ids in stored_routes(row).values()]
         shapes = {(*routes.shape[1:], int(routes.max(initial=-1))) for routes in ids}
         for layers, each, last in shapes:

@@ -1,16 +1,18 @@
 """Completions and groups read back from Parquet, exact to the bit."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from proxima.data import Completion, Group, Prompt, SamplingMask, Score
+from proxima.data import Completion, Episode, Group, Prompt, SamplingMask, Score
 from proxima.runtime.state.completion_columns import ABOUT, MASK_COLUMNS, PER_TOKEN, parsed
 from proxima.runtime.state.rollouts import OF_ADVANTAGE, OF_RECORD, read_table
 
@@ -34,64 +36,61 @@ def array_rows(table: pa.Table) -> list[dict[str, Any]]:
     return parsed(dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
 
-def stored_completion(row: Mapping[str, Any], k: int | None) -> Completion:
-    """The completion of a row, exact to the bit, with `k` top tokens at each position."""
+def stored_routes(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The experts of a row's tokens, by the name of the column; None where it has none."""
+    each = (row["routed_layers"], row["routed_per_token"])
+    size = len(row["routed_experts"]) // (len(row["tokens"]) * each[0] * each[1])
+    given = {name: row[name] for name in ("routed_experts", "prompt_routed_experts") if row[name] is not None}
+    return {name: np.frombuffer(ids, f"int{8 * size}").reshape(-1, *each) for name, ids in given.items()}
+
+
+def stored_group(prompt: Prompt, rows: Sequence[Mapping[str, Any]]) -> Group:
+    """The group of a prompt's rows, exact to the bit; an episode has a row for each path."""
+    completions = []
+    for _, paths in groupby((_completion(prompt.uid, row) for row in rows), key=lambda path: path.sample):
+        *earlier, last = paths
+        completions.append(replace(last, earlier=tuple(earlier)) if earlier else last)
+    scores = tuple(_score(row) for row in {row["sample"]: row for row in rows}.values())
+    return Group(prompt=prompt, completions=tuple(completions), scores=scores, baseline=rows[0]["baseline"])
+
+
+def _completion(uid: int, row: Mapping[str, Any]) -> Completion:
     columns = {name: row[name] for name in (*ABOUT, *PER_TOKEN)}
     for name in ("top_k", "top_k_log_prob"):
         if row[name] is not None:
-            columns[name] = row[name].reshape(len(row["tokens"]), k)
-    ids, counts = (row.get(name) for name in MASK_COLUMNS)  # files of earlier versions have no such columns
-    mask = None if ids is None or counts is None else SamplingMask.of_counts(ids, counts)
+            columns[name] = row[name].reshape(len(row["tokens"]), row["k"])
+    ids, counts = (row[name] for name in MASK_COLUMNS)
+    mask = None if ids is None else SamplingMask.of_counts(ids, counts)
     if row.get("routed_experts") is not None:
-        from proxima.runtime.state.route_columns import stored_routes
-
         columns |= stored_routes(row)
     if row.get("episode") is not None:
-        from proxima.runtime.state.episode_columns import stored_episode
+        columns |= {"sampled": row["sampled"], "episode": Episode.from_json(row["episode"])}
+        if row["opening"] is not None:
+            columns["opening"] = Prompt(uid=uid, messages=(), tokens=row["opening"])
+    return Completion(prompt_uid=uid, **columns, sampling_mask=mask)
 
-        columns |= stored_episode(row)
-    return Completion(**columns, sampling_mask=mask)
 
-
-def stored_completions(rows: Iterable[Mapping[str, Any]], k: int | None) -> tuple[Completion, ...]:
-    """The completions of a prompt's rows, in order; those of an episode, which has a row for each path, as one."""
-    completions = tuple(stored_completion(row, row.get("k", k)) for row in rows)
-    if all(completion.episode is None for completion in completions):
-        return completions
-    from proxima.runtime.state.episode_columns import joined_paths
-
-    return joined_paths(completions)
+def _score(row: Mapping[str, Any]) -> Score:
+    value = row["value"] if "value" in row else row["reward"]  # as a checkpoint and the rollouts call it
+    facts = {name: row[name] for name in ("valid", "parts", "error", "correct")}
+    return Score(value=float("nan") if value is None else value, **facts)
 
 
 def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str], ...]]:
-    """The groups of a step's file, exact to the bit: those that the step used, and those dropped before, with the
-    reason. Of a prompt, the file has its tokens and its question."""
+    """The groups of a step's file: those that the step used, and those dropped before, with the reason. Of a prompt,
+    the file has its tokens and its question."""
     of_trainer = {*OF_RECORD, *OF_ADVANTAGE}
     rows = array_rows(read_table(path, [name for name in pq.read_schema(path).names if name not in of_trainer]))
     top = [len(row["top_k"]) // len(row["tokens"]) for row in rows if row["top_k"] is not None and len(row["tokens"])]
-    k = max(top, default=0)
     used, dropped = [], []
     for uid, members in groupby(rows, key=itemgetter("prompt_uid")):
-        rows_of = list(members)
+        rows_of = [row | {"k": max(top, default=0)} for row in members]
         first = rows_of[0]
-        group = Group(
-            prompt=Prompt(
-                uid=uid,
-                messages=({"role": "user", "content": first["question"]},),
-                tokens=first["prompt_tokens"],
-                answer=first["answer"],
-            ),
-            completions=stored_completions(rows_of, k),
-            scores=tuple(_stored_score(row) for row in {row["sample"]: row for row in rows_of}.values()),
-            baseline=first["baseline"],
-        )
+        messages = ({"role": "user", "content": first["question"]},)
+        prompt = Prompt(uid=uid, messages=messages, tokens=first["prompt_tokens"], answer=first["answer"])
+        group = stored_group(prompt, rows_of)
         if first["used"]:
             used.append(group)
         else:
             dropped.append((group, str(first["outcome"]).removeprefix("dropped_")))
     return tuple(used), tuple(dropped)
-
-
-def _stored_score(row: Mapping[str, Any]) -> Score:
-    facts = {name: row[name] for name in ("valid", "parts", "error", "correct")}
-    return Score(value=float("nan") if row["reward"] is None else row["reward"], **facts)
