@@ -36,10 +36,11 @@ def each(score):
     return scores
 
 
-def refilled(path, *, every, selection=None, max_lag=1, **settings):
+def refilled(path, *words, every, selection=None, max_lag=1, **settings):
     """A world whose rewards differ within the groups of every `every`-th prompt only; 0: of none."""
     algorithm = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=selection or (DropUniformGroups(),))
-    world = World(path, refill=DynamicSampling(**settings), max_lag=max_lag, algorithm=algorithm, steps=3)
+    refill = DynamicSampling(**settings)
+    world = World(path, "train.steps=3", *words, refill=refill, max_lag=max_lag, algorithm=algorithm)
     world.source.rows = range(100_000)
 
     def score(prompt, completion):
@@ -314,7 +315,7 @@ def test_the_limits_that_ended_a_run_may_be_changed_to_go_on(tiny_model, tmp_pat
 
 @pytest.mark.parametrize("limit", [0, 2])
 def test_a_run_whose_scores_all_fail_ends(limit, tmp_path):
-    world = World(tmp_path / "run", steps=4, max_unscored_steps=limit)
+    world = World(tmp_path / "run", "train.steps=4", f"runtime.max_unscored_steps={limit}")
 
     refused, scored = Score.failed("http: connection refused"), Score(value=1.0)
     world.rewards.score = each(lambda prompt, completion: scored if 6 <= prompt.uid < 9 else refused)  # the third step
@@ -331,7 +332,8 @@ def test_a_run_whose_scores_all_fail_ends(limit, tmp_path):
 
 def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
     """It is the fifth; the third prompt's scorer fails there."""
-    world = World(tmp_path / "run", steps=1, algorithm=BatchBuilder(advantage=ADVANTAGES["remax"](), selection=()))
+    algorithm = BatchBuilder(advantage=ADVANTAGES["remax"](), selection=())
+    world = World(tmp_path / "run", "train.steps=1", algorithm=algorithm)
     failed = Score.failed("no")
     world.rewards.score = each(lambda prompt, c: failed if c.key[:2] == (2, 4) else Score(value=float(c.sample)))
     world.run()
@@ -356,11 +358,11 @@ def test_allocation_is_more_prompts_and_nothing_else(tiny_model, tmp_path):
 
 def test_a_step_without_an_update_publishes_nothing_and_keeps_the_policy_version(tmp_path):
     """Steps 1 and 3 have nothing to train on; ages are counted in published weights, not in steps."""
-    world = refilled(tmp_path / "run", every=1, max_num_gen_batches=1, oversample=2, exhausted="partial")
+    words = ("train.steps=4", "checkpoint.every=1", "checkpoint.keep_last=0")
+    world = refilled(tmp_path / "run", *words, every=1, max_num_gen_batches=1, oversample=2, exhausted="partial")
     world.rewards.score = each(
         lambda prompt, c: Score(value=float(6 <= prompt.uid < 12 and c.sample % 2), correct=False)
     )
-    world.controller.plan = replace(world.controller.plan, steps=4, checkpoint_every=1, keep_last=0)
     world.run()
     assert [r["updates"] for r in world.records()] == [0, 1, 1, 0]
     assert [r["policy_version"] for r in world.records()] == [0, 1, 2, 2]

@@ -23,7 +23,6 @@ from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.launch.build import device_turns
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import Publisher
-from proxima.runtime.loop.training_loop import Plan
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
@@ -127,13 +126,19 @@ class FakeRewards:
         pass
 
 
+SETTINGS = (
+    *("seed=1", "train.steps=2", "train.warmup_steps=0", "eval.every=0", "checkpoint.every=0"),
+    *("runtime.stall_seconds=0", "runtime.max_unscored_steps=0"),
+)
+
+
 class World:
-    """A controller and everything it touches."""
+    """A controller and everything it touches; `words` change `SETTINGS`."""
 
     def __init__(
         self,
         path,
-        *,
+        *words,
         engine=None,
         rewards=None,
         observer=None,
@@ -144,8 +149,6 @@ class World:
         prompts=3,
         sampling=None,
         clock=None,
-        overrides=(),
-        **plan,
     ):
         self.clock, self.folder, self.source = clock or ManualClock(), RunFolder(path), Source()
         self.folder.begin()
@@ -181,9 +184,11 @@ class World:
         greedy = GroupGenerator(self.engine, self.rewards, GroupSpec(sampling=Sampling(temperature=0)), self.clock.now)
         made_up = MismatchGuard(on_mismatch="warn")  # as the engine's log-probs are
         learner = Learner(policy=policy, stack=self.stack, objective=objective, guard=made_up)
-        turns = device_turns(resolve("quickstart", list(overrides)).config.placement, self.engine, learner)
+        values = dict(word.split("=", 1) for word in (*SETTINGS, *words))
+        config = resolve("quickstart", [f"{name}={value}" for name, value in values.items()]).config
+        turns = device_turns(config.placement, self.engine, learner)
         self.controller = Controller(
-            Plan(**{"steps": 2, "seed": 1} | plan),
+            config,
             self.collector,
             algorithm,
             learner,
@@ -233,7 +238,7 @@ SHARED = ("placement={kind: ray, ranks: 2, engines: 1, colocate: true}", "engine
 
 @pytest.mark.parametrize("sleeps", [True, False])
 def test_an_engine_on_the_devices_of_the_trainer_sleeps_during_updates(sleeps, tmp_path):
-    world = World(tmp_path / "run", engine={"sleeps": sleeps}, overrides=SHARED, evaluation=True, evaluate_every=1)
+    world = World(tmp_path / "run", *SHARED, "eval.every=1", engine={"sleeps": sleeps}, evaluation=True)
     inner, release = world.stack.update, world.stack.release
     world.stack.update = lambda *a, **k: world.engine.calls.append("update") or inner(*a, **k)
     world.stack.release = lambda: world.engine.calls.append("release") or release()
@@ -245,7 +250,7 @@ def test_an_engine_on_the_devices_of_the_trainer_sleeps_during_updates(sleeps, t
 
 
 def test_a_step_without_an_update_wakes_the_engine_too(tmp_path):
-    world = World(tmp_path / "run", engine={"sleeps": True}, overrides=SHARED, steps=1)
+    world = World(tmp_path / "run", *SHARED, "train.steps=1", engine={"sleeps": True})
     world.stack.update = lambda *a, **k: UpdateResult()
     world.run()
     assert world.engine.calls[3:] == ["pause", "sleep", "wake", "resume"]
@@ -266,7 +271,7 @@ def test_times_are_of_the_injected_clock(tmp_path):
 
 
 def test_the_time_of_generation_is_without_that_of_scoring(tmp_path):
-    world = World(tmp_path / "run", engine={"seconds": 2.0}, steps=1)
+    world = World(tmp_path / "run", "train.steps=1", engine={"seconds": 2.0})
     inner = world.controller.collect
 
     async def collect(step):
@@ -314,7 +319,7 @@ def test_a_stop_does_not_wait_for_what_hangs(trouble, tmp_path):
 
 
 def test_a_stop_during_the_first_update_ends_after_that_step(tmp_path):
-    world = World(tmp_path / "run", steps=5, evaluation=True, evaluate_before=False)
+    world = World(tmp_path / "run", "train.steps=5", "eval.before=false", evaluation=True)
     inner = world.stack.update
 
     def update(*arguments, **options):
@@ -327,18 +332,18 @@ def test_a_stop_during_the_first_update_ends_after_that_step(tmp_path):
     assert checkpoints(world.folder.checkpoints)[0].facts["cursor"] == {"drawn": 3} and world.records("eval") == []
 
 
-NEITHER = {"evaluate_before": False, "evaluate_after": False}
+NEITHER = ("eval.before=false", "eval.after=false")
 BOTH = [(0, "before"), (2, "step"), (4, "step"), (5, "after")]
-SCHEDULES = [  # the plan; its evaluations, its checkpoints
-    ({"steps": 5, "evaluate_every": 2, "checkpoint_every": 3, "keep_last": 0}, BOTH, [3, 5]),
-    ({"steps": 4, "evaluate_every": 4} | NEITHER, [(4, "after")], [4]),
-    ({"steps": 1} | NEITHER, [], [1]),
+SCHEDULES = [  # the settings; the evaluations, the checkpoints
+    (("train.steps=5", "eval.every=2", "checkpoint.every=3", "checkpoint.keep_last=0"), BOTH, [3, 5]),
+    (("train.steps=4", "eval.every=4", *NEITHER), [(4, "after")], [4]),
+    (("train.steps=1", *NEITHER), [], [1]),
 ]
 
 
-@pytest.mark.parametrize(("plan", "evaluations", "saved"), SCHEDULES)
-def test_when_evaluations_and_checkpoints_are_made(plan, evaluations, saved, tmp_path):
-    world = World(tmp_path / "run", evaluation=True, **plan)
+@pytest.mark.parametrize(("words", "evaluations", "saved"), SCHEDULES)
+def test_when_evaluations_and_checkpoints_are_made(words, evaluations, saved, tmp_path):
+    world = World(tmp_path / "run", *words, evaluation=True)
     world.run()
     assert [(r["step"], r["label"]) for r in world.records("eval")] == evaluations
     assert all(r["accuracy"] == 0.0 and r["questions"] == 3 for r in world.records("eval"))

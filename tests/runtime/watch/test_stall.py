@@ -146,7 +146,7 @@ def test_work_of_this_process(tmp_path):
 
 
 def test_an_engine_that_does_not_start(tmp_path):
-    world = World(tmp_path / "run", clock=VirtualClock(), stall_seconds=60.0)
+    world = World(tmp_path / "run", "runtime.stall_seconds=60", clock=VirtualClock())
 
     async def pause():
         await asyncio.Event().wait()
@@ -170,7 +170,7 @@ def test_off(tmp_path):
 
 def test_a_run_whose_reward_hangs(tmp_path):
     clock = VirtualClock()
-    world = World(tmp_path / "run", clock=clock, rewards={"hang_on": 1}, stall_seconds=60.0, steps=1)
+    world = World(tmp_path / "run", "runtime.stall_seconds=60", "train.steps=1", clock=clock, rewards={"hang_on": 1})
     world.engine.clock.advance = lambda seconds: None
 
     async def stopped():

@@ -46,7 +46,7 @@ def steps(timeline):
 
 
 def test_the_stages_of_each_step_and_the_life_of_each_prompt(tmp_path):
-    world = World(tmp_path / "run", engine={"seconds": 2.0}, evaluation=True, checkpoint_every=1)
+    world = World(tmp_path / "run", "checkpoint.every=1", engine={"seconds": 2.0}, evaluation=True)
     world.run()
     timeline = events(world.folder.timeline)
     assert_nested(timeline)
@@ -165,7 +165,7 @@ def test_training_on_a_fixed_data_set_has_one_too(runs):
 
 def test_a_long_run_leaves_out_single_prompts_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(timeline_module, "MOST_BYTES", 4000)
-    world = World(tmp_path / "run", steps=4)
+    world = World(tmp_path / "run", "train.steps=4")
     world.run()
     timeline = events(world.folder.timeline)
     assert steps(timeline) == [1, 2, 3, 4]

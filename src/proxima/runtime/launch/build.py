@@ -14,7 +14,6 @@ from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import DeviceTurns, Publisher
-from proxima.runtime.loop.training_loop import Plan
 from proxima.runtime.state.store import RolloutRecorder
 from proxima.task.prompts import PromptSource
 from proxima.train.batch_builder import BatchBuilder
@@ -22,7 +21,6 @@ from proxima.train.learner import Learner
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
-    from proxima.config.sections.offline_section import OfflineConfig
     from proxima.train.next_policy import NextLogProbs
 
 
@@ -77,12 +75,9 @@ def make_controller(
                 config.algorithm, generator.engine, collector.unconsumed, log_prob, stored, playing
             )
             learner = replace(learner, next_policy=cache)
-    plan = make_plan(
-        config, config.train.steps, metric=config.eval.metric, max_unscored_steps=config.max_unscored_steps
-    )
     turns = None if generator is None else device_turns(config.placement, generator.engine, learner)
     return Controller(
-        plan,
+        config,
         collector,
         batch_builder,
         learner,
@@ -100,23 +95,3 @@ def device_turns(placement: Any, engine: Engine, learner: Learner) -> DeviceTurn
     from proxima.runtime.loop.shared_devices import SharedDevices
 
     return SharedDevices(engine, learner.stack, learner.compute)
-
-
-def make_plan(
-    config: "RunConfig | OfflineConfig", steps: int, *, metric: str | None = None, max_unscored_steps: int = 0
-) -> Plan:
-    """The schedule of the loop for a run of `steps` steps."""
-    return Plan(
-        steps=steps,
-        seed=config.seed,
-        evaluate_every=config.eval.every,
-        evaluate_before=config.eval.before,
-        evaluate_after=config.eval.after,
-        stop_after=config.eval.stop_after,
-        checkpoint_every=config.checkpoint.every,
-        keep_last=config.checkpoint.keep_last,
-        keep_best=config.checkpoint.keep_best,
-        stall_seconds=config.runtime.stall_seconds,
-        metric=metric,
-        max_unscored_steps=max_unscored_steps,
-    )

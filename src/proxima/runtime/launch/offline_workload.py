@@ -12,7 +12,6 @@ from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.launch.build import make_plan
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
 from proxima.runtime.launch.models import describe_model, make_stack
 from proxima.runtime.launch.offline_data import load_offline_data
@@ -79,8 +78,8 @@ class OfflineWorkload:
         if self.data.samples and (prompts := self.method.prompts(self.data.samples)):
             most = getattr(config.eval, "sample_tokens", 0)
             samples = HeldOutSamples(prompts, stack, compute, max_tokens=most, max_length=self.context)
-        plan = make_plan(config, self.steps)
-        return OfflineLoop(plan, trained, self.method, self.data, samples, services.store, services.observer)
+        used = self.method, self.data, samples, services.store, services.observer
+        return OfflineLoop(config, self.steps, trained, *used)
 
     def rank_models(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxima.core.correction import MismatchError
 from proxima.engine.protocol import Health, close_engine
@@ -22,7 +22,7 @@ from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.step_metrics import step_record
 from proxima.runtime.loop.step_review import StepReview
-from proxima.runtime.loop.training_loop import Plan, RunEnded, TrainingLoop, TrainState
+from proxima.runtime.loop.training_loop import RunEnded, TrainingLoop, TrainState
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.engine_watch import engine_errors
 from proxima.runtime.watch.observer import Observer
@@ -31,12 +31,15 @@ from proxima.train.batch_builder import BatchBuilder, TrainingBatch
 from proxima.train.checkpoint import CARRIED_GROUPS, CRITIC, VALUE_HEAD, write_tensors
 from proxima.train.learner import Learner
 
+if TYPE_CHECKING:
+    from proxima.config.schema import RunConfig
+
 
 class Controller(TrainingLoop):
     """The loop of a run, with everything that it uses.
 
     Args:
-        plan, store, observer: see `TrainingLoop`.
+        config, store, observer: see `TrainingLoop`.
         collector: from prompts to the scored groups of a step, with the engine and the rewards; or the groups that
             another run stored, without engine and rewards if there are no held-out questions.
         batch_builder: from scored groups to updates.
@@ -45,9 +48,11 @@ class Controller(TrainingLoop):
         evaluation: the held-out questions; None: there are none.
     """
 
+    config: "RunConfig"
+
     def __init__(
         self,
-        plan: Plan,
+        config: "RunConfig",
         collector: Collector,
         batch_builder: BatchBuilder,
         learner: Learner,
@@ -58,10 +63,10 @@ class Controller(TrainingLoop):
     ) -> None:
         others = {} if learner.critic is None else {CRITIC: learner.critic.stack}
         trained = TrainState(loaded=learner.policy.loaded, stack=learner.stack, compute=learner.compute, others=others)
-        super().__init__(plan, trained, store, observer)
+        super().__init__(config, config.train.steps, trained, store, observer)
         self.collector, self.batch_builder = collector, batch_builder
         self.learner, self.publisher, self.evaluation = learner, publisher, evaluation
-        self.review = StepReview(store, observer, learner, plan.max_unscored_steps, batch_builder.selection)
+        self.review = StepReview(store, observer, learner, config.max_unscored_steps, batch_builder.selection)
         # All three are of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._pending = collector.state(), collector.pending()
         self._stage_files: Mapping[str, Callable[[Path], None]] = {}
@@ -173,8 +178,8 @@ class Controller(TrainingLoop):
             **summarise(groups),
             **others,
         }
-        if self.plan.metric:
-            record["metric"], problem = named_metric(record, self.plan.metric)
+        if metric := self.config.eval.metric:
+            record["metric"], problem = named_metric(record, metric)
             if problem and step == 0:  # nothing is lost yet
                 raise RunEnded(problem)
             if problem:
@@ -241,7 +246,7 @@ class Controller(TrainingLoop):
         return self.collector.generator
 
     def on_health(self, health: Health) -> None:
-        self.publisher.report_health(health, min(self.journal.step + 1, self.plan.steps))
+        self.publisher.report_health(health, min(self.journal.step + 1, self.steps))
 
     def close(self) -> None:
         """Stop generation, the reward workers, and the engine's process if it has one."""

@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import Group, Prompt, Score
 from proxima.engine.local import Local, collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.step_metrics import mean_metrics
-from proxima.runtime.loop.training_loop import Plan, TrainingLoop, TrainState
+from proxima.runtime.loop.training_loop import TrainingLoop, TrainState
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.observer import Observer
 from proxima.train import TrainStack, UpdateResult
@@ -53,7 +54,7 @@ class OfflineLoop(TrainingLoop):
     """The loop of a run on a fixed data set, with everything that it uses.
 
     Args:
-        plan, trained, store, observer: see `TrainingLoop`.
+        config, steps, trained, store, observer: see `TrainingLoop`.
         method: what is trained.
         data: the items, and the order in which they come.
         samples: held-out prompts that are completed at each evaluation; None: there are none.
@@ -61,7 +62,8 @@ class OfflineLoop(TrainingLoop):
 
     def __init__(
         self,
-        plan: Plan,
+        config: OfflineConfig,
+        steps: int,
         trained: TrainState,
         method: OfflineMethod[Any, Any],
         data: OfflineData,
@@ -69,7 +71,7 @@ class OfflineLoop(TrainingLoop):
         store: RunStore,
         observer: Observer,
     ) -> None:
-        super().__init__(plan, trained, store, observer)
+        super().__init__(config, steps, trained, store, observer)
         self.method, self.data, self.samples = method, data, samples
         self._cursor = data.cursor.state()  # of the last finished step: the items of a discarded one are drawn again
 
@@ -90,7 +92,7 @@ class OfflineLoop(TrainingLoop):
         """Let the method prepare the items, once, and only those that the run reaches."""
 
         def prepare(progress: Progress) -> None:
-            drawn = self.data.drawn(self.plan.steps)
+            drawn = self.data.drawn(self.steps)
             ready = self.method.prepare([self.data.items[i] for i in drawn], progress, self.trained.stack)
             for i, item in zip(drawn, ready, strict=True):
                 self.data.items[i] = item

@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.protocol import Health
-from proxima.evaluate.plateau import Plateau
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import Compute, Progress
 from proxima.rollout.generator import GroupGenerator
@@ -23,6 +22,10 @@ from proxima.runtime.watch.stall import StallWatch
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, read_checkpoint
 from proxima.train.ranks import RankError
+
+if TYPE_CHECKING:
+    from proxima.config.schema import RunConfig
+    from proxima.config.sections.offline_section import OfflineConfig
 
 T = TypeVar("T")
 RESUME_CHANGED = "resume (--resume, with --accept-changes where its file or fields have changed)"
@@ -45,24 +48,6 @@ class RunEnded(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The schedule of the loop."""
-
-    steps: int  # of the whole run
-    seed: int = 0  # of every draw; stored in the checkpoints
-    evaluate_every: int = 0  # steps; 0: only before and after
-    evaluate_before: bool = True
-    evaluate_after: bool = True
-    stop_after: Plateau | None = None  # see `EvalConfig`
-    checkpoint_every: int = 0  # steps; 0: only at the end
-    keep_last: int = 2  # see `CheckpointConfig`, as for the next one
-    keep_best: bool = False
-    metric: str | None = None  # see `EvalConfig`
-    max_unscored_steps: int = 0  # consecutive steps without a score after which the run ends; 0: never
-    stall_seconds: float = 0.0  # without a token or a finished stage, until a warning says what waits; 0: never
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainState:
     """The part of a loop that a checkpoint stores: the model with its tokenizer, and its training stack. `others` are
     further models with their stacks, by the name of their folder in a checkpoint."""
@@ -79,14 +64,18 @@ class TrainingLoop:
     (`checkpoint_contents`).
 
     Args:
-        plan: when the loop does what.
+        config: of the run; when it evaluates, saves and ends.
+        steps: of the whole run.
         trained: the weights, and what changes them.
         store: journal and run folder.
         observer: who watches.
     """
 
-    def __init__(self, plan: Plan, trained: TrainState, store: RunStore, observer: Observer) -> None:
-        self.plan, self.trained, self.compute = plan, trained, trained.compute
+    def __init__(
+        self, config: "RunConfig | OfflineConfig", steps: int, trained: TrainState, store: RunStore, observer: Observer
+    ) -> None:
+        self.config, self.steps = config, steps
+        self.trained, self.compute = trained, trained.compute
         self.store, self.journal, self.folder = store, store.journal, store.folder
         self.observer, self.activity, self.disk = observer, store.activity, store.disk
         self.clock = store.activity.clock
@@ -129,7 +118,7 @@ class TrainingLoop:
         """
         ranks = self.trained.stack.ranks.watch
         watch = StallWatch(
-            self.plan.stall_seconds,
+            self.config.runtime.stall_seconds,
             self.activity,
             self.observer.warning,
             self.generator,
@@ -176,19 +165,20 @@ class TrainingLoop:
     @property
     def steps_left(self) -> bool:
         """True if another step follows: the run has steps left and has not reached a plateau."""
-        return self.journal.step < self.plan.steps and not self._plateau
+        return self.journal.step < self.steps and not self._plateau
 
     async def keep_evaluation(self, record: Mapping[str, Any]) -> None:
         """Write the record of an evaluation, and tell the observer."""
         await self.disk.write(self.journal.evaluated, record)
         await self.disk.write(self.store.append_metrics, record)
         self.observer.evaluated(record)
-        if self.plan.stop_after is not None and (problem := self.plan.stop_after.unknown(record)):
+        rule = self.config.eval.stop_after
+        if rule is not None and (problem := rule.unknown(record)):
             raise RunEnded(problem)
         self._plateau = self._reached()
 
     def _reached(self) -> bool:
-        rule = self.plan.stop_after
+        rule = self.config.eval.stop_after
         return rule is not None and bool(rule.reached(self.journal.get("evaluations") or ()))
 
     @contextmanager
@@ -202,23 +192,23 @@ class TrainingLoop:
 
     async def evaluate_first(self) -> None:
         """Evaluate before the first step, and where an interrupted run missed an evaluation."""
-        if self.journal.step == 0 and self.plan.evaluate_before:
+        if self.journal.step == 0 and self.config.eval.before:
             await self.evaluate("before")
         await self.evaluate_if_due(self.journal.step)
 
     async def evaluate_last(self) -> None:
         """Evaluate after the last step."""
-        if self.plan.evaluate_after:
+        if self.config.eval.after:
             await self.evaluate("after")
 
     async def evaluate_if_due(self, step: int) -> None:
-        if step and self.plan.evaluate_every and step % self.plan.evaluate_every == 0:
-            await self.evaluate("after" if step == self.plan.steps else "step")
+        if step and self.config.eval.every and step % self.config.eval.every == 0:
+            await self.evaluate("after" if step == self.steps else "step")
 
     async def checkpoint_if_due(self, step: int) -> None:
         if self._stop.is_set():
             raise Stopped
-        if self.plan.checkpoint_every and step % self.plan.checkpoint_every == 0:
+        if self.config.checkpoint.every and step % self.config.checkpoint.every == 0:
             await self.checkpoint(step)
 
     async def checkpoint(self, step: int) -> None:
@@ -227,7 +217,7 @@ class TrainingLoop:
         await self.write_aside(self.store.finish_checkpoint)
         if step and read_checkpoint(self.folder.checkpoint(step)) is None:
             await self.write_checkpoint(step)
-        self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)
+        self.store.prune_checkpoints(self.config.checkpoint)
 
     async def _complete_checkpoint(self, step: int) -> None:
         """Write the checkpoint of the last step. Several ranks write in the background; if a full disk has ended that,
@@ -238,7 +228,7 @@ class TrainingLoop:
             while step and read_checkpoint(self.folder.checkpoint(step)) is None:
                 await self.checkpoint(step)
                 await self.write_aside(self.store.finish_checkpoint)
-            self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)
+            self.store.prune_checkpoints(self.config.checkpoint)
 
     async def _end_writing(self) -> None:
         """Before the run ends in another way, let the ranks complete the checkpoint that they are writing, if they
@@ -251,7 +241,7 @@ class TrainingLoop:
     async def write_checkpoint(self, step: int) -> None:
         self.observer.progress("checkpoint", 0, 1, "checkpoints")
         facts, files = self.checkpoint_contents()
-        facts = {"policy_version": self.journal.version, "seed": self.plan.seed, **facts}
+        facts = {"policy_version": self.journal.version, "seed": self.config.seed, **facts}
         own = self.trained
         parts = own.loaded, own.stack, facts, files, own.others
         with self.activity.stage("checkpoint", step=step):

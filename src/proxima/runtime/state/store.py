@@ -25,6 +25,7 @@ from proxima.train.completion_record import CompletionRecord
 from proxima.train.ranks import ALONE, Message, Ranks
 
 if TYPE_CHECKING:
+    from proxima.config.sections.eval_section import CheckpointConfig
     from proxima.runtime.state.replay import StoredRollouts
 
 
@@ -96,11 +97,11 @@ class RunStore:
                 self.ranks.in_call = False
                 raise
 
-    def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None:
+    def prune_checkpoints(self, kept: "CheckpointConfig") -> None:
         """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept."""
-        best = best_checkpoint(self.folder, checkpoints(self.folder.checkpoints)) if keep_best else None
+        best = best_checkpoint(self.folder, checkpoints(self.folder.checkpoints)) if kept.keep_best else None
         keep = [] if best is None else [best.step]
-        prune(self.folder.checkpoints, keep_last, keep=keep, leftovers=not self.ranks.writing)
+        prune(self.folder.checkpoints, kept.keep_last, keep=keep, leftovers=not self.ranks.writing)
 
 
 class RolloutRecorder(RolloutListener):

@@ -7,13 +7,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from proxima.config import RunConfig
+from proxima.config.sections.eval_section import CheckpointConfig
 from proxima.data import UserError
 from proxima.engine.executor import Executor
 from proxima.engine.protocol import Interrupt
 from proxima.reward.base import as_reward
 from proxima.rollout.collector import Pending
 from proxima.rollout.generator import GroupGenerator
-from proxima.runtime.launch.build import make_plan
 from proxima.runtime.launch.generation import make_collector, training_groups
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import Publisher
@@ -145,15 +145,9 @@ def _controller(
     recorder = RolloutRecorder(store, prompts, observer)
     reject = partial(thread.run, timed_reject, times, config.seed)
     collector = make_collector(config, generator, prompts, recorder, reject, Pending(), 0)
-    plan = replace(
-        make_plan(config, config.train.steps),
-        evaluate_every=0,
-        evaluate_before=False,
-        evaluate_after=False,
-        stop_after=None,
-        checkpoint_every=0,
-    )
+    unseen = replace(config.eval, every=0, before=False, after=False, stop_after=None)
+    alone = replace(config, eval=unseen, checkpoint=CheckpointConfig())  # steps, and nothing between them
     builder = BatchBuilder(advantage=TimedAdvantage(times, thread), selection=(), seed=config.seed)
     learner, evaluation = timed_learner(times, thread), TimedEvaluation(generator)
     publisher = Publisher(generator, learner, store, observer)
-    return Controller(plan, collector, builder, learner, publisher, store, evaluation, observer)
+    return Controller(alone, collector, builder, learner, publisher, store, evaluation, observer)
