@@ -26,7 +26,6 @@ from proxima.train.ranks import ALONE, Ranks
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
     from proxima.train import PreferenceObjective, ValueObjective
-    from proxima.train.critic import Critic, ValueHead
 
 RECOMPUTED = ("recompute", "next")  # the trust region's centre is the policy that the update starts from
 StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
@@ -38,15 +37,20 @@ def make_learner(
     loaded: LoadedModel,
     compute: ComputeThread,
     *,
-    critic: "Critic | None" = None,
-    head: "ValueHead | None" = None,
+    restored: Path | None = None,
     stages: StageFactory | None = None,
     engines: Mapping[str, EngineChoice] = MappingProxyType({}),
     log: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Learner:
-    """Build the learner of a model that is loaded from `source`: the weights, their optimizer and loss, and the forward
-    stages; `stages` adds more. `engines` run some of the stages, and write to `log`."""
+    """Build the learner of a model that is loaded from `source`: the weights, their optimizer and loss, the critic, and
+    the forward stages; `stages` adds more. `engines` run some of the stages, and write to `log`. `restored` is the
+    checkpoint that the run resumes from. All ranks build their models in this order."""
+    critic, head = None, None
+    if config.critic is not None:
+        from proxima.runtime.launch.critic_weights import make_critic
+
+        critic, head = compute.call(make_critic, config.critic, config.train, source, loaded, restored, ranks)
     replays = config.algorithm.routing_replay != "off"
     policy = source.policy(loaded, head.layer if head else None, replays_routes=replays)
     train, waits = config.train, config.value_warmup

@@ -98,21 +98,12 @@ class RlWorkload:
         checkpoint: Path | None,
         log: Path | None = None,
     ) -> Learner:
-        """The learner of every rank; all ranks build their models in the same order."""
-        critic, head = None, None
-        if self.config.critic is not None:
-            from proxima.runtime.launch.critic_weights import make_critic
-
-            critic, head = compute.call(
-                make_critic, self.config.critic, self.config.train, self.model, loaded, checkpoint, ranks
-            )
         return make_learner(
             self.config,
             self.model,
             loaded,
             compute,
-            critic=critic,
-            head=head,
+            restored=checkpoint,
             stages=self.stages,
             engines=self.data.engines,
             log=log,

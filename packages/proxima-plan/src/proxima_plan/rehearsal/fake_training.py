@@ -23,7 +23,7 @@ from proxima.model.parallel.refusals import require_splittable, sharding_beside
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.parallel.slices import shard_whole
 from proxima.model.pretrained import LoadedModel, load_config
-from proxima.runtime.launch import critic_weights, learning, models, teacher
+from proxima.runtime.launch import learning, models, teacher
 from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
 from proxima.train import TrainStack
 from proxima.train.forward_stage import ForwardStage
@@ -129,13 +129,9 @@ def trainings(config: Any, loader: FakeLoader) -> list[Training]:
         method = class_at(family_of_config(config).method)(config, source, None, 0)  # type: ignore[union-attr]
         stack = models.make_stack(config.train, method.model(method.load(None)), 1000, loader.ranks)
         return [Training(stack, method.objective())]
-    loaded, critic, head = source.load(), None, None
-    if config.critic is not None:
-        critic, head = critic_weights.make_critic(config.critic, config.train, source, loaded, ranks=loader.ranks)
     engines: Any = {path: path for path in (REFERENCE, TEACHER)}
-    learner = learning.make_learner(
-        config, source, loaded, ComputeThread(), critic=critic, head=head, engines=engines, ranks=loader.ranks
-    )
+    learner = learning.make_learner(config, source, source.load(), ComputeThread(), engines=engines, ranks=loader.ranks)
+    critic = learner.critic
     stages = [stage for stage in learner.stages if not isinstance(stage, _EngineColumn)]
     of_critic = [] if critic is None else [Training(critic.stack, critic.objective, [critic.stage])]
     return [*of_critic, Training(learner.stack, learner.objective.at_version(VERSION), stages)]
