@@ -323,54 +323,6 @@ async def test_publishing_the_same_weights_changes_nothing():
     agree(await task, await undisturbed(asked))
 
 
-def fused_step(model):
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    torch.optim.AdamW(model.parameters(), 1e-6, fused=True).step()
-
-
-def in_place(model):
-    with torch.no_grad():
-        next(model.parameters()).mul_(1)
-
-
-def of_data(model):
-    for p in model.parameters():
-        p.data += 1
-
-
-def one_more(model):
-    model.more = torch.nn.Linear(2, 2)
-
-
-@pytest.fixture
-def built():
-    """An engine, the weights that it was built with, and those that it loaded since."""
-    own, loads = loaded("llama").model, []
-    engine = LocalEngine(LoadedModel(model=own, tokenizer=tiny_tokenizer(), path="tiny"), Local(slots=8))
-    engine.scheduler.load = lambda module, *more: loads.append(module)
-    return engine, own, loads
-
-
-@pytest.mark.parametrize("change", [fused_step, in_place, of_data, one_more])
-async def test_weights_that_changed_before_the_first_publish_are_copied(built, change):
-    """torch itself counts no change that a fused optimizer makes."""
-    engine, own, loads = built
-    await engine.publish(WeightUpdate(version=0, module=own))
-    assert not loads
-    change(own)
-    await engine.publish(WeightUpdate(version=0, module=own))
-    assert loads == [own]
-
-
-async def test_other_and_newer_weights_are_copied(built):
-    engine, own, loads = built
-    other = loaded("llama", 4).model
-    for model, version in ((own, 0), (other, 0), (own, 0), (own, 1)):
-        await engine.publish(WeightUpdate(version=version, module=model))
-    assert loads == [other, own, own]
-
-
 # ---- several callers -------------------------------------------------------------------------------------------------
 
 

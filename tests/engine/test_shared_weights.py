@@ -67,23 +67,6 @@ def test_what_was_written_by_half_has_no_version():
     assert reopened(weights).version == UNFINISHED
 
 
-def test_a_frozen_weight_is_copied_when_it_has_changed():
-    model = loaded("llama").model
-    total = sum(4 * p.numel() for p in model.parameters())
-    weights = SharedWeights.allocate(model)
-    assert weights.write(model, 0) == total == weights.write(model, 1)
-    model.requires_grad_(False)
-    weights.write(model, 2)
-    assert weights.write(model, 3) == 0
-    with torch.no_grad():
-        model.model.norm.weight.add_(1)
-    assert weights.write(model, 4) == 4 * 32
-    torch.testing.assert_close(weights.tensors["model.norm.weight"], model.model.norm.weight)
-    other = loaded("llama", seed=1).model.requires_grad_(False)
-    assert weights.write(other, 5) == total
-    weights.check(5)
-
-
 def test_another_architecture_is_refused():
     weights = SharedWeights.allocate(loaded("llama").model)
     with pytest.raises(ValueError, match="a model of other parameters"):
@@ -91,7 +74,7 @@ def test_another_architecture_is_refused():
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_adapters_arrive_merged_and_frozen_weights_once(dora):
+def test_adapters_arrive_merged(dora):
     pytest.importorskip("peft")
     loaded_model = loaded("qwen2")
     attach(loaded_model.model, Lora(rank=2, dora=dora), seed=0)
@@ -100,10 +83,9 @@ def test_adapters_arrive_merged_and_frozen_weights_once(dora):
             loaded_model.model.get_parameter(name).add_(0.1)
     weights = SharedWeights.allocate(loaded_model.model)
     files = model_as_files(loaded_model.model, loaded_model.tokenizer)
-    first = weights.write(loaded_model.model, 1)
-    assert 0 < weights.write(loaded_model.model, 2) < first
+    weights.write(loaded_model.model, 1)
     other = ModelOverWeights(files, reopened(weights), torch.device("cpu"))
-    other.refresh(2)
+    other.refresh(1)
     prompts = [np.array([5, 6, 7], np.int32)]
     ours, theirs = (FastDecoder(model, torch.float32) for model in (loaded_model.model, other.model))
     assert torch.equal(ours.prefill(prompts)[0], theirs.prefill(prompts)[0])

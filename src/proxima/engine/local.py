@@ -171,7 +171,6 @@ class LocalEngine:
         self.spec = spec = spec or Local()
         self.compute = compute or ComputeThread()
         self.scheduler = self.compute.call(_make_scheduler, loaded, spec, max_length, seed)
-        self._first = _marks(loaded.model)
         self._open = asyncio.Event()
         self._open.set()
         self._callers: dict[int, tuple[Sequence[Request], deque[Completion]]] = {}  # and completions not taken yet
@@ -264,15 +263,9 @@ class LocalEngine:
             raise ValueError("the local engine takes the weights of a module, not a checkpoint")
         if self.spec.interrupt == "finish":
             await self._finish_running()
-        if not self._has(update.module, update.version):
-            self._first = []
-            await self.compute.run(self.scheduler.load, update.module, update.version, self.spec.interrupt == "keep")
+        await self.compute.run(self.scheduler.load, update.module, update.version, self.spec.interrupt == "keep")
         self.scheduler.admits = not self._drains
         self._deliver()
-
-    def _has(self, module: nn.Module, version: int) -> bool:
-        """Return True if these are the weights that the engine was built with, which a run publishes first."""
-        return version == self.scheduler.version == 0 and self._first == _marks(module)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         if mode == "abort":
@@ -312,13 +305,6 @@ class LocalEngine:
             waiting=sum(len(entry.requests) for entry in list(scheduler.waiting)),
             tokens=scheduler.generated_tokens,
         )
-
-
-def _marks(module: nn.Module) -> list[tuple[int, int, float]]:
-    """A fingerprint of each weight: torch's version counter, which misses changes by fused optimizers and through
-    `.data`, and the sum of every sixteenth row."""
-    sums = (float(torch.atleast_1d(p.detach())[::16].sum(dtype=torch.float64)) for p in module.parameters())
-    return [(id(p), p._version, total) for p, total in zip(module.parameters(), sums, strict=True)]
 
 
 def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None, seed: int) -> Scheduler:

@@ -5,7 +5,6 @@ import json
 import mmap
 import os
 import tempfile
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +65,6 @@ class SharedWeights:
             place.name: content[place.start : place.end].view(getattr(torch, place.dtype)).view(*place.shape)
             for place in places
         }
-        self._written: dict[str, tuple[weakref.ref[Tensor], int, int]] = {}
 
     @classmethod
     def allocate(cls, model: nn.Module) -> "SharedWeights":
@@ -84,31 +82,22 @@ class SharedWeights:
         return int(self._header[0])
 
     @torch.no_grad()
-    def write(self, model: nn.Module, version: int) -> int:
-        """Copy the parameters of a model; a frozen one that has not changed since the last call is skipped.
-
-        Returns: bytes copied.
+    def write(self, model: nn.Module, version: int) -> None:
+        """Copy the parameters of a model.
 
         Raises:
             ValueError: the model has different parameters.
         """
         self._header[0] = UNFINISHED
-        copied, missing = 0, {place.name: place for place in self.places}
+        missing = {place.name: place for place in self.places}
         for (name, *_), parameter in unique_weights(model):
             if (place := missing.pop(name, None)) is None or tuple(place.shape) != tuple(parameter.shape):
                 raise ValueError("the engine's process was started with a model of other parameters")
-            held, address, count = self._written.get(name, (None, 0, 0))
-            now = parameter.data_ptr(), parameter._version
-            frozen = isinstance(parameter, nn.Parameter) and not parameter.requires_grad  # not merged from an adapter
-            if not frozen or held is None or held() is not parameter or (address, count) != now:
-                self.tensors[name].copy_(parameter)
-                self._written[name] = (weakref.ref(parameter), *now)
-                copied += parameter.numel() * parameter.element_size()
+            self.tensors[name].copy_(parameter)
         if missing:
             raise ValueError("the engine's process was started with a model of other parameters")
         self._header[1] = self._checksum()
         self._header[0] = version
-        return copied
 
     def check(self, version: int) -> None:
         """Raise RuntimeError unless the memory contains exactly the weights that were written as `version`."""
