@@ -1,4 +1,4 @@
-"""The lock of a run folder: one writer, or any number of readers, each with a note that says who it is."""
+"""The lock of a run folder: one writer, with a note that says who it is, or any number of readers."""
 
 import os
 import shlex
@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from proxima.data import UserError
 from proxima.system.jsonl import dumps, read_lines
@@ -21,28 +21,27 @@ except ImportError:  # Windows: two processes in one folder are not detected
 class FolderLock:
     """Held from the constructor until `release`, or until the process ends, however it ends.
 
-    The operating system holds the lock; the file's lines only say who took it: a writer's replaces all others, a
-    reader's is appended, and a second one says that it has released it. A `shared` lock, for reading, lets other
-    readers in.
+    The operating system holds the lock; a writer also notes in the file who it is. If it is killed, the note stays, and
+    what it started may hold the lock. A `shared` lock, for reading, lets other readers in.
 
     Raises:
-        UserError: another process holds it; names that process, its host, its command, and since when.
+        UserError: another process holds it; with the note of a writer.
     """
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
         self.path, self.shared = path, shared
-        self._file = _open(path)
+        self._file = path.open("rb" if shared else "ab", buffering=0)
         if fcntl is not None:
             try:
                 fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except OSError as error:
                 self._file.close()
-                place, who = path.parent, holders(path)
-                reason = f"{place} is in use by another process{f' ({who})' if who else ''}"
+                reason = f"{path.parent} is in use by another process{_noted(path)}"
                 raise UserError(reason, remedy="wait for it, stop it, or set folder=PATH") from error
         if not shared:
             self._file.truncate(0)
-        self._note(datetime.now(UTC).isoformat(timespec="seconds"))
+            with suppress(OSError):  # a full disk: the lock holds without a note
+                self._file.write(f"{dumps(_own_note())}\n".encode())
 
     @property
     def is_gone(self) -> bool:
@@ -54,15 +53,9 @@ class FolderLock:
 
     def release(self) -> None:
         """Unlock."""
-        if self.shared:
-            self._note(None)
+        if not self.shared:
+            self._file.truncate(0)
         self._file.close()
-
-    def _note(self, since: str | None) -> None:
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        note = {"pid": os.getpid(), "host": socket.gethostname(), "command": command[:200], "since": since}
-        with suppress(OSError):  # a full disk, or a folder that may only be read: the lock holds without a note
-            self._file.write(f"{dumps(note)}\n".encode())
 
 
 def is_locked(path: Path) -> bool:
@@ -78,33 +71,15 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def holders(path: Path) -> str:
-    """The notes in the lock file, in words; empty if there are none."""
-    notes: dict[Any, dict[str, Any]] = {}
+def _own_note() -> dict[str, Any]:
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"pid": os.getpid(), "host": socket.gethostname(), "command": command[:200], "since": since}
+
+
+def _noted(path: Path) -> str:
+    """The note in the lock file, in words; empty if there is none."""
     with suppress(OSError, ValueError):
         for note in read_lines(path):
-            notes[note["host"], note["pid"]] = note
-    taken = [note for note in notes.values() if note["since"] is not None]
-    living = [note for note in taken if not _ended(note)]
-    shown = [f"pid {n['pid']} on {n['host']}, `{n['command']}`, since {n['since']}" for n in living or taken[-1:]]
-    if taken and not living:
-        return f"its note is of {shown[0]}, which has exited; a process that it started may still be running"
-    return "; ".join(shown)
-
-
-def _ended(note: dict[str, Any]) -> bool:
-    """True for a local process that has exited."""
-    if note["host"] != socket.gethostname():
-        return False
-    try:
-        os.kill(note["pid"], 0)
-    except OSError as error:  # any other than this one: it is of another user
-        return isinstance(error, ProcessLookupError)
-    return False
-
-
-def _open(path: Path) -> IO[bytes]:
-    try:
-        return path.open("ab", buffering=0)
-    except OSError:  # a reader of a folder that may only be read
-        return path.open("rb", buffering=0)
+            return f" (pid {note['pid']} on {note['host']}, `{note['command']}`, since {note['since']})"
+    return ""
