@@ -15,6 +15,7 @@ from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from proxima.task.cursor import Cursor
+from tests.runtime.prompt_rows import prompt_rows
 
 ROWS = 7
 
@@ -265,7 +266,7 @@ class Run:
             assert all(len(uids) == schedule.prompts for uids in consumed)
             assert sorted(used + dropped) == list(range(len(used) + len(dropped)))
             assert self.journal.counts() == {"consumed": len(used) + len(dropped)}
-        states = {record.uid: record.state for record in self.journal.prompts()}
+        states = {record.uid: record.state for record in prompt_rows(self.journal)}
         assert sorted(states) == list(range(len(states)))  # each prompt of the cursor is known
         assert all(states[uid] == "consumed" for uid in used + dropped)
         if schedule.over_age != "train":

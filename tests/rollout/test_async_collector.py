@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from proxima.data import NotFiniteError, UserError
 from proxima.rollout.collector import BatchNotFilled, Pending
 from tests.rollout.async_world import Engine, Run, Schedule
+from tests.runtime.prompt_rows import consumed_prompts, prompt_rows
 
 SHARES = st.sampled_from((0.0, 0.3, 0.7))
 SCHEDULES = st.builds(
@@ -77,7 +78,7 @@ def test_dropping_prefers_short_completions():
         run = Run(Schedule(**LONG_TAIL, over_age=over_age)).go()
         run.assert_whole()
         used[over_age] = sum(lengths(run.batches)) / len(lengths(run.batches))
-        admitted = range(len(run.journal.prompts()))
+        admitted = range(len(prompt_rows(run.journal)))
         values = [run.engine.length(uid, sample) for uid in admitted for sample in range(2)]
         all_of[over_age] = sum(values) / len(values)
     assert used["wait"] == pytest.approx(all_of["wait"])
@@ -94,8 +95,8 @@ def test_the_trainer_waits_less_than_it_would_alone():
 def test_evicted_groups_are_counted_and_refunded():
     run = Run(Schedule(**LONG_TAIL, over_age="drop")).go()
     evicted = sum(batch.measured["async/evicted"] for batch in run.batches)
-    assert evicted > 0 and len(run.journal.prompts()) == 160 + evicted
-    reasons = Counter(entry.reason for step in range(1, 41) for entry in run.journal.consumed(step))
+    assert evicted > 0 and len(prompt_rows(run.journal)) == 160 + evicted
+    reasons = Counter(entry.reason for step in range(1, 41) for entry in consumed_prompts(run.journal, step))
     assert reasons == {None: 160, "stale": evicted}
 
 

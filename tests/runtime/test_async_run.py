@@ -12,6 +12,7 @@ from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
 from tests.runtime.interruptions import Died, die_at, interrupt, interrupt_and_resume, start, start_and_hold
 from tests.runtime.kill_after import kill_after
+from tests.runtime.prompt_rows import consumed_prompts
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe_with, saved_in, steps_of, summary_of, traces
 
 STEPS = 4
@@ -30,7 +31,7 @@ def assert_whole(folder, steps=STEPS, prompts=4, lag=2):
         assert len(rows) == 4 * len(uids)
         seen += uids
     with Journal(run.journal) as journal:
-        consumed = [e.uid for step in range(1, steps + 1) for e in journal.consumed(step)]
+        consumed = [e.uid for step in range(1, steps + 1) for e in consumed_prompts(journal, step)]
         assert journal.step == steps and journal.counts() == {"consumed": len(consumed)}
     assert sorted(seen) == sorted(consumed) == list(range(steps * prompts))
     records = steps_of(run.path)
@@ -116,7 +117,7 @@ def test_rejected_groups_are_replaced_also_over_a_resume(tiny_model, tmp_path):
     config = tree(tiny_model("llama"), **REFILLED, runtime__max_concurrent_rollouts=6)
     interrupt_and_resume(go, tmp_path / "run", config, "while training step 2")
     with Journal(RunFolder(tmp_path / "run").journal) as journal:
-        consumed = [(e.uid, e.reason) for step in range(1, STEPS + 1) for e in journal.consumed(step)]
+        consumed = [(e.uid, e.reason) for step in range(1, STEPS + 1) for e in consumed_prompts(journal, step)]
     used = [uid for uid, reason in consumed if reason is None]
     assert used == [uid for uid in range(24) if uid % 3]
     assert {uid for uid, reason in consumed if reason == "uniform_group"} >= set(range(0, 22, 3))

@@ -20,6 +20,7 @@ from proxima.train.batch_builder import BatchBuilder
 from proxima.train.checkpoint import CARRIED_GROUPS, checkpoints
 from proxima.view.report import write_report
 from tests.runtime.loop.test_controller import World
+from tests.runtime.prompt_rows import consumed_prompts
 from tests.runtime.runs import CUT
 from tests.runtime.state.test_rollouts import make_group
 from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, saved_in, traces
@@ -81,7 +82,7 @@ def test_nine_of_ten_groups_are_uniform(tmp_path):
         assert {r["outcome"] for r in rows if r["prompt_uid"] % 10} == {"dropped_uniform_group"}
         dropped = sum(len(r["tokens"]) for r in rows if r["prompt_uid"] % 10)
         assert world.records()[step - 1]["tokens/dropped"] == dropped
-    reasons = [(e.uid % 10 == 0, e.reason) for e in world.journal.consumed(1)]
+    reasons = [(e.uid % 10 == 0, e.reason) for e in consumed_prompts(world.journal, 1)]
     assert set(reasons) == {(True, None), (False, "uniform_group")}
 
 
@@ -91,7 +92,7 @@ def test_surplus_is_used_in_the_next_step_with_its_age(tmp_path):
     assert counts(world) == [(6, 3, 0, 3, 1), (0, 3, 0, 0, 0), (6, 3, 0, 3, 1)]
     assert [r["age/mean"] for r in world.records()] == [0, 1, 0]
     assert {v for r in read_rows(world.folder.rollout_file(2)) for v in r["policy_version"]} == {0}
-    assert [e.uid for e in world.journal.consumed(2)] == [3, 4, 5]
+    assert [e.uid for e in consumed_prompts(world.journal, 2)] == [3, 4, 5]
     assert world.journal.counts() == {"consumed": 9, "scored": 3}
 
 
@@ -100,7 +101,11 @@ def test_surplus_that_is_too_far_behind_is_dropped_as_stale(tmp_path):
     world.run()
     assert counts(world) == [(9, 3, 0, 6, 1), (0, 3, 0, 3, 0), (9, 3, 0, 6, 1)]
     assert [r.get("prompts_dropped_stale", 0) for r in world.records()] == [0, 0, 3]
-    assert [(e.uid, e.reason) for e in world.journal.consumed(3)][:3] == [(6, "stale"), (7, "stale"), (8, "stale")]
+    assert [(e.uid, e.reason) for e in consumed_prompts(world.journal, 3)][:3] == [
+        (6, "stale"),
+        (7, "stale"),
+        (8, "stale"),
+    ]
 
 
 def test_surplus_may_be_thrown_away(tmp_path):

@@ -20,6 +20,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
+from tests.runtime.prompt_rows import consumed_prompts
 from tests.runtime.tiny_run import NO_EVAL, Watcher, evals_of, go, recipe, steps_of, summary_of, timeless
 
 TRAIN_KEYS = {  # those that no test below reads
@@ -146,11 +147,11 @@ def test_the_journal_consumed_each_prompt_once(whole):
     run, _, _ = whole
     with Journal(run.journal) as journal:
         assert journal.step == journal.version == 3 and journal.counts() == {"consumed": 12}
-        uids = [e.uid for step in (1, 2, 3) for e in journal.consumed(step)]
+        uids = [e.uid for step in (1, 2, 3) for e in consumed_prompts(journal, step)]
         assert uids == list(range(12))
         for r in steps_of(run.path):
             assert timeless(journal.metrics(r["step"])) == timeless(r)
-            entries = journal.consumed(r["step"])
+            entries = consumed_prompts(journal, r["step"])
             rows = read_rows(run.rollout_file(r["step"]))
             assert {entry.uid for entry in entries} == {row["prompt_uid"] for row in rows}
             for entry in entries:

@@ -21,6 +21,7 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.summary import Summary
 from proxima.runtime.watch.observer import Observer
 from proxima.train.checkpoint import Checkpoint, checkpoints
+from tests.runtime.prompt_rows import consumed_prompts
 
 HOOK: Callable[[Prompt, Completion], None] | None = None  # a test's way into the middle of a step
 
@@ -195,7 +196,7 @@ def traces(folder: Path) -> dict[str, Any]:
     state = {k: v for k, v in last.facts.items() if k not in ("torch_rng", "state_crc32")}
     with Journal(run.journal) as journal:
         consumed = {
-            step: [(e.uid, e.reason, e.reward, e.step) for e in journal.consumed(step)]
+            step: [(e.uid, e.reason, e.reward, e.step) for e in consumed_prompts(journal, step)]
             for step in range(1, journal.step + 1)
         }
         counts = journal.counts()

@@ -115,9 +115,7 @@ class FakeRewards:
         self.awaited = {"even": [] if hang_on is None else [hang_on]}
 
     async def score(self, prompt, completions):
-        self.seen.append(
-            (prompt.uid, self.journal.prompt(prompt.uid).state if self.journal.prompt(prompt.uid) else None)
-        )
+        self.seen.append((prompt.uid, self.journal.state_of(prompt.uid)))
         if prompt.uid == self.hang_on:
             await asyncio.Event().wait()
         return [Score(value=c.sample % 2, correct=c.sample % 2 == 1) for c in completions]

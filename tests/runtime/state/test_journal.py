@@ -13,6 +13,7 @@ import pytest
 from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.runtime.state.journal import Journal
 from tests.manual_clock import ManualClock
+from tests.runtime.prompt_rows import consumed_prompts, prompt_row, prompt_rows
 
 
 def prompts(*uids):
@@ -28,7 +29,7 @@ def group(uid, rewards=(1.0, 0.0), versions=((3, 3), (4,))):
 
 
 def unconsumed(journal):
-    return [record for record in journal.prompts() if record.state != "consumed"]
+    return [record for record in prompt_rows(journal) if record.state != "consumed"]
 
 
 def advance_to_scored(journal, *uids):
@@ -49,7 +50,7 @@ def journal(tmp_path, clock):
 
 
 def test_a_step_from_admission_to_consumption(journal, clock):
-    assert (journal.step, journal.version, journal.cursor) == (0, 0, None)
+    assert (journal.step, journal.version, journal.get("cursor")) == (0, 0, None)
     journal.enqueue(prompts(10, 11, 25), size=10)
     clock.advance(2)
     journal.generating([10, 11, 25])
@@ -59,11 +60,11 @@ def test_a_step_from_admission_to_consumption(journal, clock):
     clock.advance(1.5)
     journal.consume(1, [10, 11], {"position": 3}, {"reward/mean": 0.375, "loss": float("nan")}, version=1)
 
-    assert (journal.step, journal.version, journal.cursor) == (1, 1, {"position": 3})
+    assert (journal.step, journal.version, journal.get("cursor")) == (1, 1, {"position": 3})
     assert journal.counts() == {"consumed": 3}
     assert unconsumed(journal) == []
     assert journal.metrics(1) == {"reward/mean": 0.375, "loss": None}
-    ten, eleven, dropped = journal.consumed(1)
+    ten, eleven, dropped = consumed_prompts(journal, 1)
     facts = ten.epoch, ten.policy_version, ten.completions, ten.invalid, ten.reward, ten.reason
     assert facts == (1, 3, 2, 0, 0.5, None)
     assert (eleven.reward, eleven.invalid) == (0.25, 1)
@@ -77,7 +78,7 @@ def test_it_is_on_disk_and_in_wal_mode(tmp_path, journal):
     journal.enqueue(prompts(1), cursor_state=[1, 2])
     with Journal(tmp_path / "run.sqlite") as again:
         assert [e.uid for e in unconsumed(again)] == [1]
-        assert again.cursor == [1, 2]
+        assert again.get("cursor") == [1, 2]
     raw = sqlite3.connect(tmp_path / "run.sqlite")
     assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert journal._db.execute("PRAGMA synchronous").fetchone() == (2,)  # 2 is FULL
@@ -117,15 +118,15 @@ def test_every_pair_of_states(journal, source, target):
     journal.enqueue(prompts(1))
     for state in WAY[source]:
         MOVES[state](journal)
-    before = journal.prompt(1)
+    before = prompt_row(journal, 1)
     assert before.state == source
     if (source, target) in LEGAL:
         MOVES[target](journal)
-        assert journal.prompt(1).state == target
+        assert journal.state_of(1) == target
     else:
         with pytest.raises(ValueError, match=r"prompts? \[?1\]? (is|were)"):
             MOVES[target](journal)
-        assert journal.prompt(1) == before
+        assert prompt_row(journal, 1) == before
 
 
 def test_the_rules_are_in_the_database(tmp_path, journal):
@@ -159,12 +160,12 @@ def test_errors_name_the_prompt_and_its_state(journal):
     journal.enqueue(prompts(7))
     with pytest.raises(ValueError, match="prompt 7 was admitted before \\(queued\\); a uid is used once"):
         journal.enqueue(prompts(8, 7))
-    assert journal.prompt(8) is None  # the whole admission was taken back
+    assert journal.state_of(8) is None  # the whole admission was taken back
     with pytest.raises(ValueError, match="prompt 7 is queued, and only generating becomes scored"):
         journal.scored([group(7)])
     with pytest.raises(ValueError, match="prompt 9 is not in the journal"):
         journal.generating([7, 9])
-    assert journal.prompt(7).attempts == 0
+    assert prompt_row(journal, 7).attempts == 0
 
 
 def test_consume_wants_exactly_what_was_selected(journal):
@@ -185,7 +186,7 @@ def test_consume_wants_exactly_what_was_selected(journal):
 def synchronous_steps(journal, last, batch=2):
     """What a synchronous loop writes: the cursor is the next uid."""
     while journal.step < last:
-        step, first = journal.step + 1, journal.cursor or 0
+        step, first = journal.step + 1, journal.get("cursor") or 0
         uids = range(first, first + batch)
         advance_to_scored(journal, *uids)
         journal.select(step, uids)
@@ -196,12 +197,12 @@ def test_rewind_forgets_what_came_later(journal):
     synchronous_steps(journal, 5)
     advance_to_scored(journal, 10, 11)
     assert journal.rewind(3) == 6
-    assert (journal.step, journal.version, journal.cursor, unconsumed(journal)) == (3, 3, 6, [])
+    assert (journal.step, journal.version, journal.get("cursor"), unconsumed(journal)) == (3, 3, 6, [])
     assert journal.metrics(3) == {"step": 3} and journal.metrics(4) is None
     synchronous_steps(journal, 5)  # the same uids come again and are legal
-    assert [e.uid for e in journal.consumed(5)] == [8, 9]
+    assert [e.uid for e in consumed_prompts(journal, 5)] == [8, 9]
     assert journal.rewind(0) is None
-    assert (journal.step, journal.counts(), journal.cursor) == (0, {}, None)
+    assert (journal.step, journal.counts(), journal.get("cursor")) == (0, {}, None)
 
 
 def test_rewind_queues_again_what_the_cursor_has_passed(journal):
@@ -215,7 +216,7 @@ def test_rewind_queues_again_what_the_cursor_has_passed(journal):
     journal.consume(2, [2], 5, {}, version=2)
     assert journal.rewind(1) == 4
     assert [(e.uid, e.state, e.attempts) for e in unconsumed(journal)] == [(2, "queued", 1), (3, "queued", 0)]
-    assert journal.prompt(4) is None
+    assert journal.state_of(4) is None
 
 
 def test_a_checkpoint_ahead_of_the_journal_is_refused(journal):
@@ -267,7 +268,7 @@ def test_a_full_disk_changes_nothing(journal):
     with pytest.raises(OSError, match="No space left on device: .*run.sqlite") as caught:
         journal.enqueue(prompts(*range(1000, 20_000)))
     assert caught.value.errno == errno.ENOSPC
-    assert (journal.step, journal.counts(), journal.cursor) == (2, {"consumed": 4}, 4)
+    assert (journal.step, journal.counts(), journal.get("cursor")) == (2, {"consumed": 4}, 4)
     journal._db.execute("PRAGMA max_page_count = 1000000")
     synchronous_steps(journal, 3)
     assert journal.step == 3
@@ -322,7 +323,7 @@ def assert_sound(path, step):
         assert journal.step >= step
         for finished in range(1, journal.step + 1):
             first = 3 * (finished - 1)
-            consumed = [(e.uid, e.reason) for e in journal.consumed(finished)]
+            consumed = [(e.uid, e.reason) for e in consumed_prompts(journal, finished)]
             assert consumed == [(first, None), (first + 1, None), (first + 2, "uniform")]
         assert {e.uid for e in unconsumed(journal)} <= {3 * journal.step + i for i in range(3)}
         return journal.step

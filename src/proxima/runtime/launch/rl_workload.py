@@ -56,7 +56,7 @@ class RlWorkload:
         in_flight = source.prompts_for(facts.get("in_flight", [])) if isinstance(source, PromptSource) else []
         pending = Pending.of(facts, groups, in_flight)
         prompts = [*(group.prompt for group in groups), *in_flight]
-        journal.enqueue([p for p in prompts if journal.prompt(p.uid) is None], size=len(source.rows))  # lost ones
+        journal.enqueue([p for p in prompts if journal.state_of(p.uid) is None], size=len(source.rows))  # lost ones
         journal.generating(prompt.uid for prompt in prompts)  # the rewind has queued them
         journal.scored(group for group in groups if group.prompt.uid not in pending.unjudged)
         self.restored = Restored(

@@ -11,9 +11,8 @@ import errno
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
@@ -32,28 +31,6 @@ if TYPE_CHECKING:  # at run time the journal needs nothing but the standard libr
 RESTORED = "a resume restores the steps up to the last checkpoint from metrics.jsonl"
 MOVE_AWAY = f"move it away, and {RESTORED}"
 State = Literal["queued", "generating", "scored", "selected", "dropped", "consumed"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptRecord:
-    """A prompt's row in the journal; times are ISO 8601, UTC."""
-
-    uid: int
-    epoch: int
-    state: State
-    admitted_after: int
-    attempts: int
-    policy_version: int | None
-    completions: int | None
-    invalid: int | None
-    reward: float | None
-    step: int | None
-    reason: str | None
-    admitted_at: str
-    generating_at: str | None
-    scored_at: str | None
-    selected_at: str | None
-    consumed_at: str | None
 
 
 class Journal:
@@ -130,11 +107,6 @@ class Journal:
         row = self._db.execute("SELECT policy_version FROM steps ORDER BY step DESC LIMIT 1").fetchone()
         return int(row[0]) if row else 0
 
-    @property
-    def cursor(self) -> Any:
-        """The data cursor after all prompts admitted so far; None before the first."""
-        return self.get("cursor")
-
     def get(self, key: str) -> Any:
         """A value of the meta table; None if it is missing."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
@@ -176,8 +148,7 @@ class Journal:
                 try:
                     self._db.execute(insert, row)
                 except sqlite3.IntegrityError as error:
-                    prompt = self.prompt(row[0])
-                    state = prompt.state if prompt else error
+                    state = self.state_of(row[0]) or error
                     raise ValueError(f"prompt {row[0]} was admitted before ({state}); a uid is used once") from error
             if cursor_state is not None:
                 self._set("cursor", cursor_state)
@@ -254,17 +225,10 @@ class Journal:
             self.checksums.record_files()
         self.checksums.files.clear()
 
-    def prompt(self, uid: int) -> PromptRecord | None:
-        """The record of one prompt; None if it was never admitted."""
-        return next(iter(self._records("WHERE uid = ?", (uid,))), None)
-
-    def prompts(self) -> list[PromptRecord]:
-        """The records of all prompts, by uid."""
-        return self._records("ORDER BY uid")
-
-    def consumed(self, step: int) -> list[PromptRecord]:
-        """The records of the prompts that a finished step consumed, by uid; the dropped ones have a `reason`."""
-        return self._records("WHERE state = 'consumed' AND step = ? ORDER BY uid", (step,))
+    def state_of(self, uid: int) -> State | None:
+        """The state of a prompt; None if it was never admitted."""
+        row: tuple[State] | None = self._db.execute("SELECT state FROM prompts WHERE uid = ?", (uid,)).fetchone()
+        return row[0] if row else None
 
     def counts(self) -> dict[State, int]:
         """Number of prompts by state."""
@@ -346,18 +310,12 @@ class Journal:
                 f"UPDATE prompts SET state = :target, {columns} WHERE uid = :uid", named
             ).rowcount
         except sqlite3.IntegrityError as error:
-            prompt = self.prompt(uid)
             query = "SELECT source FROM moves WHERE target = ? ORDER BY source"
             sources = " or ".join(source for (source,) in self._db.execute(query, (target,)))
-            state = prompt.state if prompt else "absent"
+            state = self.state_of(uid) or "absent"
             raise ValueError(f"prompt {uid} is {state}, and only {sources} becomes {target} ({error})") from error
         if not changed:
             raise ValueError(f"prompt {uid} is not in the journal, so it can't become {target}; enqueue it first")
-
-    def _records(self, where: str, values: Sequence[Any] = ()) -> list[PromptRecord]:
-        names = list(PromptRecord.__dataclass_fields__)
-        rows = self._db.execute(f"SELECT {', '.join(names)} FROM prompts {where}", values).fetchall()
-        return [PromptRecord(**dict(zip(names, row, strict=True))) for row in rows]
 
     def _set(self, key: str, value: Any) -> None:
         insert = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
