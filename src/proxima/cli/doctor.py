@@ -2,7 +2,6 @@
 
 proxima doctor --engine http://127.0.0.1:8000  # the capabilities of a server, as `proxima engine probe`"""
 
-import os
 import platform
 import shutil
 from contextlib import suppress
@@ -49,7 +48,7 @@ def describe_machine() -> dict[str, Any]:
     from proxima import __version__
     from proxima.kernels.compiled import kernels_in_words
     from proxima.system.environment import package_version
-    from proxima.system.machine import gemm_rate, memory_bytes
+    from proxima.system.machine import gemm_rate, memory_bytes, usable_cores
 
     cuda = torch.cuda
     facts = [(cuda.get_device_name(i), cuda.get_device_properties(i).total_memory) for i in range(cuda.device_count())]
@@ -63,7 +62,7 @@ def describe_machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": {name: package_version(name) for name in PACKAGES},
         "optional": {name: package_version(name) for name in OPTIONAL},
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "devices": devices,
         "memory_bytes": {"total": total, "free": free},

@@ -19,6 +19,7 @@ from proxima.config.resolved import Resolved
 from proxima.config.scalars import in_one_line
 from proxima.config.tree import Node
 from proxima.config.validate import check
+from proxima.system.machine import usable_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,7 @@ def _threads(jobs: int, cores: int | None) -> int | None:
     if setting.isdigit() and int(setting) > 0:
         return int(setting)
     if cores is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = usable_cores()
     return max(1, cores // jobs)
 
 

@@ -1,6 +1,5 @@
 """environment.json: the versions and the machine behind the numbers of a run."""
 
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -8,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from proxima.system.machine import processor_name
+from proxima.system.machine import memory_bytes, processor_name, usable_cores
 
 LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "datasets", "numpy", "pyarrow", "safetensors")
 PACKAGES = (*LIBRARIES, "vllm", "sglang", "ray")  # engines and clusters
@@ -26,8 +25,8 @@ def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> d
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
             "processor": processor_name(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "memory_bytes": _memory(),
+            "cores": usable_cores(),
+            "memory_bytes": memory_bytes()[0],
         },
         "torch": _torch(),
         "kernels": _kernels(),
@@ -62,10 +61,3 @@ def _kernels() -> str | None:
     """A description of the kernels in use; None if nothing that is loaded needs them."""
     compiled = sys.modules.get("proxima.kernels.compiled")
     return None if compiled is None else str(compiled.kernels_in_words())
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None

@@ -44,6 +44,11 @@ def processor_flags() -> frozenset[str]:
     return frozenset(_said("flags").split())
 
 
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def memory_bytes() -> tuple[int | None, int | None]:
     """Total and available memory of the machine, within the limits of its cgroup if it has one; None if the system does
     not report them."""

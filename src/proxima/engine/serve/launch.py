@@ -10,6 +10,7 @@ from pathlib import Path
 
 from proxima.data import FieldError, UserError
 from proxima.engine.serve.serve_options import Serve
+from proxima.system.machine import usable_cores
 
 DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm"}  # created by `proxima engine install` in the current folder
 # Our extension of a server's workers: a module that imports nothing from proxima, alone in a folder that goes on the
@@ -133,8 +134,7 @@ def vllm_launch(
 
 def threads_of(serve: Serve) -> int:
     """OpenMP threads of each server on a CPU."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return serve.threads or max(1, cores // (serve.replicas + 1))
+    return serve.threads or max(1, usable_cores() // (serve.replicas + 1))
 
 
 def has_gpu() -> bool:
