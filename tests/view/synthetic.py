@@ -42,14 +42,7 @@ def info(folder, steps=40, **more):
         "folder": folder,
         "steps": steps,
     }
-    facts |= {
-        "prompts": 8,
-        "completions": 8,
-        "updates": 1,
-        "tokens_per_micro_batch": 2048,
-        "micro_batches": 2,
-        "parameters": 134_515_008,
-    }
+    facts |= {"prompts": 8, "completions": 8, "updates": 1, "tokens_per_micro_batch": 2048, "parameters": 134_515_008}
     return RunInfo(**facts | {"threads": 2, "dtype": "bfloat16"} | more)
 
 

@@ -98,7 +98,7 @@ def test_a_run(plain, lines, clock):
     assert lines == [
         "12:04:31  proxima 0.1.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1              "
         "   runs/add-7f3c",
-        "12:04:31  step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches ≤ 2,048 tokens → 1 update",
+        "12:04:31  step = 8 prompts × 8 completions = 64 sequences → micro-batches ≤ 2,048 tokens → 1 update",
         "12:04:49  eval  before   accuracy 0.125   25/200                                                          "
         "            18 s",
         "12:04:53  step   1/40   reward  0.17  length   8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 "
@@ -127,7 +127,7 @@ def test_an_evaluation_with_its_interval(plain, lines):
 
 
 def test_ends_that_are_not_done(plain, lines):
-    plain.started(info(Path("runs/a"), micro_batches=0, resumed_at=12, at_once=0))
+    plain.started(info(Path("runs/a"), resumed_at=12, at_once=0))
     plain.finished({"status": "stopped", "steps": 14, "seconds": 61.0})
     plain.finished({"status": "failed", "steps": 14, "seconds": 61.0, "error": "RuntimeError: out of\nmemory"})
     assert [line[10:] for line in lines[1:]] == [

@@ -262,17 +262,15 @@ def resumed(info: RunInfo) -> str:
 
 
 def arithmetic(info: RunInfo) -> str:
-    """The composition of a step: `step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches → 1 update`, or
+    """The composition of a step: `step = 8 prompts × 8 completions = 64 sequences → micro-batches → 1 update`, or
     `step = 16 examples → …`."""
     sequences = info.prompts * info.completions
-    counted = f"{count(info.micro_batches)} micro-batch{'es' * (info.micro_batches != 1)}"
-    batches = counted if info.micro_batches else "micro-batches"
     budget = f" ≤ {count(info.tokens_per_micro_batch)} tokens" if info.tokens_per_micro_batch else ""
     updates = f"{count(info.updates)} update{'s' * (info.updates != 1)}"
     parts = f"{count(info.prompts)} prompts × {count(info.completions)} completions = {count(sequences)} sequences"
     parts = f"{count(info.examples)} examples" if info.examples else parts
     parts += group_arithmetic(info.completions, info.kept, info.at_once)
-    return f"step = {parts} → {batches}{budget} → {updates}"
+    return f"step = {parts} → micro-batches{budget} → {updates}"
 
 
 def step_line(record: Record, steps: int, left: float | None) -> str:

@@ -34,7 +34,6 @@ class RunInfo:
     at_once: int | None = None  # prompts per batch of dynamic sampling; 0: as many as needed; None: there is none
     updates: int = 1  # of the optimizer, per step: updates_per_step × epochs_per_step
     tokens_per_micro_batch: int = 0  # token budget of a forward pass
-    micro_batches: int = 0  # estimate for a step; 0 if unknown
     parameters: int = 0  # of the model; 0 if unknown
     adapter: int = 0  # parameters of the adapter, which alone is trained; 0: there is none
     device: str = "cpu"  # of the forward pass, as the next two

@@ -3,7 +3,7 @@
 import asyncio
 import selectors
 from collections.abc import Coroutine
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -14,16 +14,16 @@ class Deadlock(RuntimeError):
 
 
 class VirtualClock:
-    """A `Clock` of virtual seconds; `start` is what `wall` says at `now() == 0`."""
+    """A `Clock` of virtual seconds since the beginning of 2026."""
 
-    def __init__(self, start: str = "2026-01-01T00:00:00+00:00") -> None:
-        self._start, self.seconds = datetime.fromisoformat(start), 0.0
+    def __init__(self) -> None:
+        self.seconds = 0.0
 
     def now(self) -> float:
         return self.seconds
 
     def wall(self) -> str:
-        return (self._start + timedelta(seconds=self.seconds)).isoformat(timespec="milliseconds")
+        return (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds)).isoformat(timespec="milliseconds")
 
     def cpu(self) -> float:
         return self.seconds
