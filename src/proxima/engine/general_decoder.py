@@ -101,12 +101,11 @@ class RecomputeDecoder(ModelCopy):
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Ints], past: Sequence[Tensor | None] = ()) -> tuple[Tensor, list[Tensor]]:
         sequences = self._tensors(prompts)
-        last = torch.cat([self._last(ids[None], [len(ids)]) for ids in sequences])
-        return last, [ids.view(1, 1, 1, -1, 1) for ids in sequences]
+        return self._last(sequences), [ids.view(1, 1, 1, -1, 1) for ids in sequences]
 
     @torch.no_grad()
     def hidden(self, sequences: Sequence[Ints]) -> list[Tensor]:
-        return [self._forward(ids[None], torch.ones_like(ids[None]))[0] for ids in self._tensors(sequences)]
+        return [self._forward(ids) for ids in self._tensors(sequences)]
 
     def _tensors(self, sequences: Sequence[Ints]) -> list[Tensor]:
         return [torch.tensor(ids, dtype=torch.long, device=self.device) for ids in sequences]
@@ -115,21 +114,19 @@ class RecomputeDecoder(ModelCopy):
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache, longest: int) -> Tensor:
         rows = torch.arange(len(tokens), device=self.device)
         cache.write(0, rows, position, tokens.view(-1, 1, 1, 1))
-        lengths = (position + 1).tolist()
-        held = cache.layers[0][0, : len(tokens), 0, : max(lengths), 0]
-        if self.device.type != "cpu":
-            return self._last(held, lengths)
-        # one row at a time: with padding to the longest, a row's last bits would depend on its neighbours
-        return torch.cat([self._last(row[None, :length], [length]) for row, length in zip(held, lengths, strict=True)])
+        held = cache.layers[0][0, : len(tokens), 0, :, 0]
+        return self._last([row[: at + 1] for row, at in zip(held, position.tolist(), strict=True)])
 
-    def _last(self, tokens: Tensor, lengths: list[int]) -> Tensor:
-        ends = torch.tensor(lengths, device=self.device)
-        mask = (torch.arange(tokens.shape[1], device=self.device) < ends[:, None]).long()
-        return self._forward(tokens, mask)[torch.arange(len(ends), device=self.device), ends - 1]
+    def _last(self, sequences: Sequence[Tensor]) -> Tensor:
+        """The last hidden state of each sequence, one sequence at a time: with padding to the longest, a row's last
+        bits would depend on its neighbours."""
+        return torch.stack([self._forward(ids)[-1] for ids in sequences])
 
-    def _forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+    def _forward(self, tokens: Tensor) -> Tensor:
+        mask = torch.ones_like(tokens)[None]
         with self.autocast():
-            hidden: Tensor = self.backbone(input_ids=tokens, attention_mask=mask, use_cache=False).last_hidden_state
+            answer = self.backbone(input_ids=tokens[None], attention_mask=mask, use_cache=False)
+        hidden: Tensor = answer.last_hidden_state[0]
         return hidden
 
 
