@@ -11,8 +11,8 @@ import torch
 from proxima.data import Trajectory
 from proxima.engine import Sampling
 from proxima.engine.local import collect
-from proxima.engine.mask_table import MaskTable
 from proxima.engine.sampler import sample_tokens
+from proxima.engine.token_table import TokenTable
 from proxima.model import Policy
 from tests.engine.helpers import behavior, engine, requests, run
 from tests.engine.test_interrupt import SEEDS, published_midway
@@ -45,7 +45,7 @@ def test_rows_that_are_greedy_or_whole_have_none():
 
 
 def test_the_table_puts_the_sets_of_each_line_together():
-    draw, table, wanted = np.random.default_rng(0), MaskTable(5), {line: [] for line in (4, 1, 3)}
+    draw, table, wanted = np.random.default_rng(0), TokenTable(5, sampling_mask=True), {line: [] for line in (4, 1, 3)}
     for steps in (1, 3, 40):
         counts = draw.integers(1, 6, (steps, 3))
         ids = []
@@ -54,12 +54,12 @@ def test_the_table_puts_the_sets_of_each_line_together():
                 ids_of_row = np.sort(draw.choice(100, count, replace=False)).astype(np.int32)
                 wanted[line].append(ids_of_row.tolist())
                 ids.append(ids_of_row)
-        table.append(np.array(list(wanted)), np.concatenate(ids), counts)
+        table.append_masks(np.array(list(wanted)), np.concatenate(ids), counts)
     for line, sets in wanted.items():
-        mask = table.read(line)
+        mask = table.read(line)["sampling_mask"]
         assert [mask.part(t, t + 1).ids.tolist() for t in range(len(mask))] == sets
-    table.clear(4)
-    assert len(table.read(4)) == 0 and len(table.read(1)) == 44
+    assert table.open(1, 1, np.zeros(1, np.float32)) == 4  # for another completion
+    assert [len(table.read(line)["sampling_mask"]) for line in (4, 1)] == [0, 44]
 
 
 CUT = {"temperature": 0.8, "top_p": 0.7, "top_k": 40}

@@ -47,8 +47,8 @@ class SamplingMask:
         return cls(ids, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
 
     @classmethod
-    def of_sets(cls, sets: Sequence[Sequence[int]]) -> "SamplingMask":
-        """Build the sets from a list of ids for each token, in any order, as servers return them."""
+    def of_sets(cls, sets: Sequence[Sequence[int] | Ints]) -> "SamplingMask":
+        """Build the sets from the ids of each token, in any order."""
         arrays = [np.sort(np.asarray(ids, np.int32)) for ids in sets]
         return cls.of_counts(np.concatenate([np.empty(0, np.int32), *arrays]), np.array([len(ids) for ids in arrays]))
 

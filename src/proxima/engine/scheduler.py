@@ -359,7 +359,7 @@ class Scheduler:
                 raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
             self.table.append(batch.lines, self.version, columns)
             if self.table.masks is not None:
-                self.table.masks.append(batch.lines, *mask_columns(batch.sampled))
+                self.table.append_masks(batch.lines, *mask_columns(batch.sampled))
 
     def _open(self, request: Request, sink: Sink) -> RunningRequest:
         prompt, most = request.prompt, request.sampling.max_tokens

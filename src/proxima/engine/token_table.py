@@ -1,15 +1,13 @@
 """Per-token columns of the running completions: one line each, written for all lines at once."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxima.data.columns import Floats, Ints
-
-if TYPE_CHECKING:
-    from proxima.engine.mask_table import MaskTable
+from proxima.data.sampling_mask import SamplingMask
 
 Lines = NDArray[np.int64]
 
@@ -24,15 +22,12 @@ class TokenTable:
     Args:
         lines: number of concurrent completions.
         top_k: most probable tokens kept with each token; 0 for none.
-        sampling_mask: keep the tokens that could have been sampled in `masks`, which is None otherwise.
+        sampling_mask: keep the tokens that could have been sampled, by line and token, in `masks`, which is None
+            otherwise.
     """
 
     def __init__(self, lines: int, top_k: int = 0, sampling_mask: bool = False) -> None:
-        self.masks: MaskTable | None = None
-        if sampling_mask:
-            from proxima.engine import mask_table
-
-            self.masks = mask_table.MaskTable(lines)
+        self.masks: list[list[Ints]] | None = [[] for _ in range(lines)] if sampling_mask else None
         self.length, self.limit, self.prompt_length = np.zeros((3, lines), np.int64)
         self.uniform: Floats = np.empty((lines, 0), np.float32)
         self.columns: dict[str, NDArray[Any]] = {
@@ -55,7 +50,7 @@ class TokenTable:
         self.length[line], self.limit[line], self.prompt_length[line] = 0, limit, prompt_length
         self.uniform[line, : len(uniform)] = uniform
         if self.masks is not None:
-            self.masks.clear(line)
+            self.masks[line] = []
         return line
 
     def close(self, line: int) -> None:
@@ -74,6 +69,18 @@ class TokenTable:
         for name, column in self.columns.items():
             column[lines, at] = policy_version if name == "policy_version" else columns[name]
         self.length[lines] += steps
+
+    def append_masks(self, lines: Lines, ids: Ints, counts: Lines) -> None:
+        """Append the tokens that could have been sampled to the `masks` of each of `lines`.
+
+        Args:
+            ids: [M], step by step, and line by line within a step.
+            counts: [steps, n] the number of ids of each step and line.
+        """
+        assert self.masks is not None
+        parts = np.split(ids, counts.cumsum()[:-1])
+        for line, part in zip(np.tile(lines, len(counts)).tolist(), parts, strict=True):
+            self.masks[line].append(part)
 
     def ahead(self, lines: Lines, most: int) -> tuple[Lines, Lines, Floats]:
         """The inputs of the next steps: `most` of them, or fewer until the first of `lines` is full.
@@ -107,7 +114,7 @@ class TokenTable:
         single policy version is broadcast."""
         own: dict[str, Any] = {name: column[line, : self.length[line]].copy() for name, column in self.columns.items()}
         if self.masks is not None:
-            own["sampling_mask"] = self.masks.read(line)
+            own["sampling_mask"] = SamplingMask.of_sets(self.masks[line])
         version = own["policy_version"]
         if len(version) and (version == version[0]).all():
             own["policy_version"] = np.broadcast_to(version[:1].copy(), len(version))
