@@ -48,10 +48,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 def flush_to_disk(path: Path) -> None:
     """Make a file, or the renames and new files in a folder, survive a power failure.
 
-    Raises: OSError: the path can't be opened or written; a folder on Windows, which can't be, is left out.
+    Raises: OSError: the path can't be opened or written.
     """
-    if os.name == "nt" and path.is_dir():
-        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

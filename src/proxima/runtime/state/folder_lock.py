@@ -1,5 +1,6 @@
 """The lock of a run folder: one writer, with a note that says who it is, or any number of readers."""
 
+import fcntl
 import os
 import shlex
 import socket
@@ -11,11 +12,6 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.system.jsonl import dumps, read_lines
-
-try:
-    import fcntl
-except ImportError:  # Windows: two processes in one folder are not detected
-    fcntl = None  # type: ignore[assignment]
 
 
 class FolderLock:
@@ -31,13 +27,12 @@ class FolderLock:
     def __init__(self, path: Path, *, shared: bool = False) -> None:
         self.path, self.shared = path, shared
         self._file = path.open("rb" if shared else "ab", buffering=0)
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except OSError as error:
-                self._file.close()
-                reason = f"{path.parent} is in use by another process{_noted(path)}"
-                raise UserError(reason, remedy="wait for it, stop it, or set folder=PATH") from error
+        try:
+            fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            reason = f"{path.parent} is in use by another process{_noted(path)}"
+            raise UserError(reason, remedy="wait for it, stop it, or set folder=PATH") from error
         if not shared:
             self._file.truncate(0)
             with suppress(OSError):  # a full disk: the lock holds without a note
@@ -62,8 +57,7 @@ def is_locked(path: Path) -> bool:
     """True while another process writes to the folder of this lock."""
     try:
         with path.open("rb") as lock:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:  # no folder, no lock

@@ -1,5 +1,6 @@
 """summary.json: the outcome of a run in one small file."""
 
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,7 @@ def summarise_run(
             "generate": rate("tokens/generated", "time/step" if beside else "time/generate"),
             "train": rate("tokens/trained", "time/train"),
         },
-        peak_memory_bytes=_peak_memory(),
+        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         changes=journal.get("changes") or (),
         error=error,
         plateau=plateau,
@@ -100,11 +101,3 @@ def _outcome(record: Mapping[str, Any], headline: Headline) -> dict[str, Any]:
     further = {name: {**figures, "step": record.get("step")} for name, figures in named_sets(record).items()}
     sets = {name: _outcome(figures, Headline.of([figures])) for name, figures in further.items()}
     return outcome | {"sets": sets} if sets else outcome
-
-
-def _peak_memory() -> int | None:
-    try:
-        import resource
-    except ImportError:
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
