@@ -1,7 +1,6 @@
 """A critic in a run: values before the advantages, its own updates, its checkpoint, and what is refused."""
 
 import json
-import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -125,18 +124,6 @@ def test_the_critic_of_a_checkpoint_is_a_classification_folder(runs, tmp_path):
     # and another run starts from it
     critic = CRITIC | {"path": str(folder)}
     assert runs.go("critic", tmp_path / "run", critic=critic, train__steps=1).status == "done"
-
-
-@pytest.mark.parametrize(("kind", "name"), [("critic", "critic"), ("value head", "value_head.safetensors")])
-def test_a_checkpoint_without_the_critic_is_refused_by_name(kind, name, runs, tiny_model, tmp_path):
-    shutil.copytree(RunFolder(runs.finished(kind)).checkpoint(2), tmp_path / "000002")
-    place = tmp_path / "000002" / name
-    shutil.rmtree(place) if place.is_dir() else place.unlink()
-    config = resolve({**runs.tree(kind), "folder": str(tmp_path)}).config
-    with pytest.raises(UserError, match=rf"000002: no {name}, the critic's weights, is in this checkpoint; delete"):
-        make_critic(
-            config.critic, config.train, config.model.source(), load(str(tiny_model("llama"))), tmp_path / "000002"
-        )
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_there_and_back(tmp_path):
     group, file = played(), tmp_path / "000001.parquet"
     write_rollouts(file, 1, [group], records(group))
     write_groups(tmp_path / "groups.parquet", [group])
-    for read in (stored_groups(file)[0][0], read_groups(tmp_path / "groups.parquet", [7])[0]):
+    for read in (stored_groups(file)[0][0], read_groups(tmp_path / "groups.parquet")[0]):
         assert len(read.completions) == len(read.scores) == 2
         first, failed = read.completions
         assert first.episode == group.completions[0].episode and failed.episode == group.completions[1].episode
@@ -56,7 +56,7 @@ def test_there_and_back(tmp_path):
             assert (path.opening and path.opening.tokens.tolist()) == (expected.opening and [4, 2])
             assert path.policy_version.tolist() == expected.policy_version.tolist()
         assert first.generated == 6 and not failed.generated and read.oldest_version == group.oldest_version
-    assert read_groups(tmp_path / "groups.parquet", [7])[0].completions == group.completions
+    assert read_groups(tmp_path / "groups.parquet")[0].completions == group.completions
 
 
 def test_a_row_for_each_path(tmp_path):

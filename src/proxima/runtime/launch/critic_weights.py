@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from proxima.config.sections import CRITICS
 from proxima.config.sections.critic_section import HeadCritic, ModelCritic
-from proxima.data import UserError, renamed
+from proxima.data import renamed
 from proxima.model import LoadedModel
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.refusals import sharding_beside
@@ -36,7 +36,7 @@ def make_critic(
     thread. `restored` is the checkpoint that the run resumes from.
 
     Raises:
-        UserError: `critic.path` can't be loaded, or the checkpoint has no critic.
+        UserError: `critic.path` can't be loaded.
     """
     if CRITICS.holds(spec, "model"):
         return _critic_model(spec, train, source, restored, ranks), None
@@ -48,7 +48,7 @@ def _value_head(spec: HeadCritic, policy: LoadedModel, seed: int, restored: Path
     layer = make_value_head(policy.model, spec.head_std, seed)
     if restored is not None:
         with torch.no_grad():
-            layer.weight.copy_(load_file(_existing(restored / VALUE_HEAD))["weight"])
+            layer.weight.copy_(load_file(restored / VALUE_HEAD)["weight"])
     return ValueHead(layer=layer, objective=objective, bootstrap=spec.bootstrap)
 
 
@@ -57,9 +57,8 @@ def _critic_model(
 ) -> Critic:
     path, revision = (spec.path, spec.revision) if spec.path else (source.path, source.revision)
     spread = sharding_beside(source.sharding, path, revision)
-    critic_source, saved = replace(source, path=path, revision=revision, lora=None, sharding=spread), None
-    if restored is not None:
-        saved = str(_existing(restored / CRITIC))
+    critic_source = replace(source, path=path, revision=revision, lora=None, sharding=spread)
+    saved = None if restored is None else str(restored / CRITIC)
     with renamed("model.path", "critic.path"):
         model = source.scalar(critic_source.load_scalar(saved, head_std=spec.head_std))
     train = spec.training(train)
@@ -72,10 +71,3 @@ def _critic_model(
         epochs=train.epochs_per_step,
         seed=source.seed,
     )
-
-
-def _existing(place: Path) -> Path:
-    if not place.exists():
-        message = f"{place.parent}: no {place.name}, the critic's weights, is in this checkpoint"
-        raise UserError(message, remedy="delete this checkpoint to use the one before, or start another run")
-    return place

@@ -52,7 +52,7 @@ class RlWorkload:
 
         source, facts = self.data.source, checkpoint.facts
         source.load(facts["cursor"])
-        groups = read_groups(checkpoint.path / CARRIED_GROUPS, facts.get("pending", []))
+        groups = read_groups(checkpoint.path / CARRIED_GROUPS)
         in_flight = source.prompts_for(facts.get("in_flight", [])) if isinstance(source, PromptSource) else []
         pending = Pending.of(facts, groups, in_flight)
         prompts = [*(group.prompt for group in groups), *in_flight]

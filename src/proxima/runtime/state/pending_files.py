@@ -7,22 +7,19 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from proxima.data import Group, Prompt, UserError
+from proxima.data import Group, Prompt
 from proxima.runtime.state.completion_columns import (
     MASK_COLUMNS,
     PER_TOKEN,
     completion_row,
     schema,
     score_row,
-    torn_file,
     write_rows,
 )
 from proxima.runtime.state.stored_completions import array_rows, stored_group
 from proxima.system.jsonl import dumps
-from proxima.train.checkpoint import DELETE
 from proxima.train.next_policy import NextLogProbs
 
 OF_PROMPT = ("messages", "prompt_tokens", "answer", "metadata", "chat")  # with the baseline in a group's first row
@@ -56,18 +53,9 @@ def write_groups(path: Path, groups: Sequence[Group]) -> None:
         write_rows(file, GROUPS, rows)
 
 
-def read_groups(path: Path, uids: Sequence[int]) -> list[Group]:
-    """The groups of a file, of the prompts `uids`, in order; without any, the file may be missing.
-
-    Raises:
-        UserError: the file is missing, torn, or holds other groups; names it and the remedy.
-    """
-    if not uids and not path.is_file():
-        return []
-    groups = [_group(uid, list(rows)) for uid, rows in groupby(_read(path), key=itemgetter("uid"))]
-    if [group.prompt.uid for group in groups] != list(uids):
-        raise UserError(f"{path} holds other groups than state.json says", remedy=DELETE)
-    return groups
+def read_groups(path: Path) -> list[Group]:
+    """The groups of a file, in order; none where the checkpoint has no such file."""
+    return [_group(uid, list(rows)) for uid, rows in groupby(_read(path), key=itemgetter("uid"))]
 
 
 def write_next_policy(path: Path, entries: Sequence[NextLogProbs]) -> None:
@@ -77,19 +65,13 @@ def write_next_policy(path: Path, entries: Sequence[NextLogProbs]) -> None:
 
 
 def read_next_policy(path: Path) -> list[NextLogProbs]:
-    """A snapshot; none where the checkpoint has no such file.
-
-    Raises:
-        UserError: the file is torn.
-    """
-    return [NextLogProbs(**row) for row in _read(path)] if path.is_file() else []
+    """A snapshot; none where the checkpoint has no such file."""
+    return [NextLogProbs(**row) for row in _read(path)]
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        return array_rows(pq.read_table(path, partitioning=None))
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{path} {torn_file(error)}", remedy=DELETE) from error
+    """The rows of a file whose checksum the resume has compared."""
+    return array_rows(pq.read_table(path, partitioning=None)) if path.is_file() else []
 
 
 def _group(uid: int, rows: Sequence[dict[str, Any]]) -> Group:
