@@ -32,7 +32,7 @@ OTHER_ROWS = "raise eval.limit, or name other rows in eval.task"
 
 
 class OfflineWorkload:
-    """The `Workload` of the families that train on a fixed data set."""
+    """The work of a run of the families that train on a fixed data set; for the methods see `RlWorkload`."""
 
     def __init__(self, config: OfflineConfig, family: Family, observer: Observer) -> None:
         torch.set_num_threads(config.runtime.threads or torch.get_num_threads())

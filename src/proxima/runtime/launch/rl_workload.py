@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 class RlWorkload:
-    """The `Workload` of `proxima train`."""
+    """The work of an RL run between its start and its end; `OfflineWorkload` has the same methods for training on a
+    fixed data set. It is created with its data, before weights are loaded; `notes` are warnings about the data."""
 
     def __init__(self, config: "RunConfig", stages: StageFactory | None = None) -> None:
         self.config, self.stages = config, stages
@@ -42,12 +43,15 @@ class RlWorkload:
 
     @property
     def steps(self) -> int:
+        """Of the whole run."""
         return self.config.train.steps
 
     def hashes(self) -> dict[str, str]:
+        """SHA-256 of everything that the run reads, keyed by its name in messages."""
         return input_hashes(self.config, self.data.source, self.data.held_out_rows)
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
+        """Restore the data cursor, and the other state in the checkpoint except weights and optimizer."""
         from proxima.runtime.state.pending_files import read_groups, read_next_policy
 
         source, facts = self.data.source, checkpoint.facts
@@ -67,9 +71,11 @@ class RlWorkload:
         )
 
     def load(self, path: str | None) -> LoadedModel:
+        """The model of the config, or that of a checkpoint in `path`. Called in the compute thread."""
         return self.model.load(path)
 
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> Controller:
+        """The loop and everything that it uses."""
         store, restored = services.store, self.restored
         with ExitStack() as opened:  # closed if building fails, and otherwise by the loop
             learner = self._learner(loaded, services.compute, store.ranks, restored.path, store.folder.engine_log)
@@ -82,6 +88,8 @@ class RlWorkload:
     def rank_models(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
     ) -> "RankModels":
+        """Build, on the other ranks, the models that `make_loop` builds on the first, in the same order; `checkpoint`
+        is the one that the run resumes from. Called in the compute thread."""
         from proxima.runtime.placement.follower import RankModels
 
         learner = self._learner(loaded, compute, ranks, checkpoint)
@@ -111,6 +119,7 @@ class RlWorkload:
         )
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
+        """The facts known at the start, or when the run resumes after `step`."""
         config, train = self.config, self.config.train
         prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
         return RunInfo(
@@ -128,6 +137,7 @@ class RlWorkload:
         )
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:
+        """`algorithm` and, for a replay, `replay`, for summary.json."""
         replay = None
         if (replayed := self.config.replayed) is not None:
             from proxima.runtime.state.replay import rollouts_sha
@@ -136,6 +146,7 @@ class RlWorkload:
         return {"algorithm": algorithm_name(self.config), "replay": replay}
 
     def close(self) -> None:
+        """Release what was opened, whether the run began or not."""
         self.data.close()
         if not isinstance(self.data.source, PromptSource):
             self.data.source.close()

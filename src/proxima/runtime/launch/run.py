@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from proxima.config.families import TRAIN, family_of_config
 from proxima.config.yaml_dump import dump
@@ -18,7 +18,6 @@ from proxima.model.files import hash_ahead
 from proxima.model.quiet import quiet_transformers
 from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.launch.services import RunServices
-from proxima.runtime.loop.training_loop import TrainingLoop
 from proxima.runtime.placement.process_group import ranks_of
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal
@@ -29,7 +28,7 @@ from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.disk import Disk, StoppedWaiting
 from proxima.runtime.watch.interrupt import signals_restored, stop_on_interrupt
-from proxima.runtime.watch.observer import Observer, RunInfo, WarningList
+from proxima.runtime.watch.observer import Observer, WarningList
 from proxima.runtime.watch.timeline import Timeline
 from proxima.system.environment import describe_environment
 from proxima.train.checkpoint import DELETE, Checkpoint
@@ -40,55 +39,17 @@ if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
     from proxima.config.sections.offline_section import OfflineConfig
     from proxima.runtime.launch.learning import StageFactory
+    from proxima.runtime.launch.offline_workload import OfflineWorkload
+    from proxima.runtime.launch.rl_workload import RlWorkload
     from proxima.runtime.placement.follower import RankModels
     from proxima.train.messages import Start
     from proxima.train.stack import TrainStack
 
+    Workload = RlWorkload | OfflineWorkload
+
 
 Mode = Literal["new", "resume", "change"]
 Hashes = Callable[[], dict[str, str]]
-
-
-class Workload(Protocol):
-    """The work of a run between its start and its end. It is created with its data, before weights are loaded.
-
-    config: the config of a training.
-    steps: of the whole run.
-    notes: warnings about the data.
-    """
-
-    config: Any
-    notes: list[str]
-
-    @property
-    def steps(self) -> int: ...
-
-    def hashes(self) -> dict[str, str]:
-        """SHA-256 of everything that the run reads, keyed by its name in messages."""
-
-    def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
-        """Restore the data cursor, and the other state in the checkpoint except weights and optimizer."""
-
-    def load(self, path: str | None) -> LoadedModel:
-        """The model of the config, or that of a checkpoint in `path`. Called in the compute thread."""
-
-    def make_loop(self, loaded: LoadedModel, services: RunServices) -> TrainingLoop:
-        """The loop and everything that it uses."""
-
-    def rank_models(
-        self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
-    ) -> "RankModels":
-        """Build, on the other ranks, the models that `make_loop` builds on the first, in the same order; `checkpoint`
-        is the one that the run resumes from. Called in the compute thread."""
-
-    def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
-        """The facts known at the start, or when the run resumes after `step`."""
-
-    def facts(self, journal: Journal) -> Mapping[str, Any]:
-        """`algorithm` and, for a replay, `replay`, for summary.json."""
-
-    def close(self) -> None:
-        """Release what was opened, whether the run began or not."""
 
 
 def train(
@@ -146,7 +107,7 @@ def train(
             raise UserError(message, remedy=remedy) from error
 
 
-def _workload(config: Any, stages: "StageFactory | None", observer: Observer) -> Workload:
+def _workload(config: Any, stages: "StageFactory | None", observer: Observer) -> "Workload":
     if (family := family_of_config(config)) is not None and family is not TRAIN:
         from proxima.runtime.launch.offline_workload import OfflineWorkload
 
@@ -181,7 +142,7 @@ def _cancelled_with(ranks: Ranks, folder: RunFolder, observer: Observer) -> Iter
 
 
 async def _run(
-    work: Workload,
+    work: "Workload",
     resolved: "Resolved[Any] | None",
     folder: RunFolder,
     mode: Mode,
@@ -246,7 +207,7 @@ def _environment(config: Any, loaded: LoadedModel) -> dict[str, Any]:
     return describe_environment(config.seed, model)
 
 
-def _notes(journal: Journal, work: Workload) -> list[str]:
+def _notes(journal: Journal, work: "Workload") -> list[str]:
     """Warnings about what has changed since the run began."""
     schedule = schedule_note(journal, work.config.train.schedule, work.steps)
     return [note for note in (*change_notes(journal), schedule, numerics_note(journal, work.config)) if note]
@@ -265,7 +226,7 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]
 
 
 def _rewind(
-    work: Workload, hashes: Hashes, folder: RunFolder, clock: Clock, observer: Observer, accept: bool
+    work: "Workload", hashes: Hashes, folder: RunFolder, clock: Clock, observer: Observer, accept: bool
 ) -> Checkpoint | None:
     """Restore everything but weights and optimizer to its state at the last checkpoint, which is returned."""
     from proxima.runtime.state.resume import Change, record_changes
@@ -311,7 +272,7 @@ def _compare_files(hashes: Hashes, ranks: Ranks) -> None:
         agree_on_files(hashes, ranks)
 
 
-def _load_weights(work: Workload, checkpoint: Checkpoint | None) -> LoadedModel:
+def _load_weights(work: "Workload", checkpoint: Checkpoint | None) -> LoadedModel:
     try:
         loaded = work.load(None if checkpoint is None else str(checkpoint.model))
     except ValueError as error:
@@ -330,7 +291,7 @@ def _restore(checkpoint: Checkpoint, stack: "TrainStack", others: "Mapping[str, 
     restore(checkpoint, stack, others)
 
 
-def _start_rank(make_work: Callable[[], Workload], ranks: Ranks, message: "Start") -> "RankModels":
+def _start_rank(make_work: "Callable[[], Workload]", ranks: Ranks, message: "Start") -> "RankModels":
     """What `_run` does on rank 0, on the others: data, files, weights, and the state of a checkpoint."""
     from proxima.runtime.placement.follower import require_folder, seen_checkpoint
 
