@@ -40,9 +40,6 @@ class GraphedSteps:
         self._graphs: dict[tuple[int, int], tuple[Callable[[], None], Tensor]] = {}
         self._places: Sequence[weakref.ref[Tensor]] = ()  # weak: a cache that grows frees its old tensors
 
-    def __len__(self) -> int:
-        return len(self._graphs)
-
     @staticmethod
     def reach_of(longest: int, capacity: int) -> int:
         """Round `longest` up to one of a few sizes, not much larger than needed."""

@@ -293,7 +293,6 @@ class EngineRequirements:
         sampling_mask: each training completion must include the tokens that could have been sampled (`SamplingMask`).
         compute_dtype: of the trainer's forward pass.
         corrected: the algorithm weighs or rejects tokens by their mismatch.
-        log: file for the output of processes that the engine starts; None: not known yet.
     """
 
     model_path: str
@@ -314,7 +313,6 @@ class EngineRequirements:
     sampling_mask: bool = False
     compute_dtype: str = "bfloat16"
     corrected: bool = False
-    log: Path | None = None
 
     @classmethod
     def of(cls, model: "UnloadedModel", **asked: Any) -> "EngineRequirements":
