@@ -161,7 +161,7 @@ def test_errors_name_the_prompt_and_its_state(journal):
     with pytest.raises(ValueError, match="prompt 7 was admitted before \\(queued\\); a uid is used once"):
         journal.enqueue(prompts(8, 7))
     assert journal.state_of(8) is None  # the whole admission was taken back
-    with pytest.raises(ValueError, match="prompt 7 is queued, and only generating becomes scored"):
+    with pytest.raises(ValueError, match="prompt 7 is queued, and can't become scored"):
         journal.scored([group(7)])
     with pytest.raises(ValueError, match="prompt 9 is not in the journal"):
         journal.generating([7, 9])

@@ -164,9 +164,6 @@ class RunFolder:
         Raises:
             OSError: the disk is full or read-only; the existing lines are unchanged.
         """
-        for name in ("kind", "step", "time"):
-            if name not in record:
-                raise ValueError(f"metrics record lacks {name!r}: {sorted(record)}")
         line = (dumps(record) + "\n").encode("utf-8")
         with self.metrics.open("ab", buffering=0) as file:
             before = file.seek(0, os.SEEK_END)

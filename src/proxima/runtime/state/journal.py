@@ -310,10 +310,7 @@ class Journal:
                 f"UPDATE prompts SET state = :target, {columns} WHERE uid = :uid", named
             ).rowcount
         except sqlite3.IntegrityError as error:
-            query = "SELECT source FROM moves WHERE target = ? ORDER BY source"
-            sources = " or ".join(source for (source,) in self._db.execute(query, (target,)))
-            state = self.state_of(uid) or "absent"
-            raise ValueError(f"prompt {uid} is {state}, and only {sources} becomes {target} ({error})") from error
+            raise ValueError(f"prompt {uid} is {self.state_of(uid)}, and can't become {target} ({error})") from error
         if not changed:
             raise ValueError(f"prompt {uid} is not in the journal, so it can't become {target}; enqueue it first")
 
