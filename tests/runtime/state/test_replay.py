@@ -14,8 +14,10 @@ from proxima.engine.local import Local
 from proxima.experiments.run_comparison import compare_runs
 from proxima.experiments.run_reader import read_run
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_rows
+from proxima.system.checksum import Checksum
 from proxima.view.report import write_report
 from tests.runtime.runs import EPOCHS, RUNS
 from tests.runtime.tiny_run import assert_same, go, recipe
@@ -105,9 +107,10 @@ def test_what_cannot_be_replayed_is_refused_before_the_model_is_loaded(generated
         return str(error.value)
 
     no_file = changed(tmp_path / "a", generated, lambda f: (f / "rollouts" / "000002.parquet").unlink())
-    assert "lacks rollouts/000002.parquet; restore it, or replay fewer steps, train.steps=1" in refused(no_file)
+    said = "needs rollouts/000002.parquet, which is missing; restore it, or replay fewer steps, train.steps=1"
+    assert said in refused(no_file)
     torn = changed(tmp_path / "b", generated, lambda f: (f / "rollouts" / "000003.parquet").write_bytes(b"PAR1"))
-    assert "has a damaged rollouts/000003.parquet" in refused(torn)
+    assert "needs rollouts/000003.parquet, which has " in refused(torn)
     assert "train.steps=9 is more than the 4 finished steps" in refused(generated, train__steps=9)
     assert "does not exist" in refused(tmp_path / "nowhere")
     assert "seed=4" in (text := refused(generated, seed=4)) and "differs from 3" in text
@@ -138,8 +141,8 @@ def test_a_reward_file_that_changed_would_score_the_held_out_answers_and_is_refu
 
 
 def times(run):
-    """When each file was written, but for the lock, which names who reads."""
-    return {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"}
+    """When each file was written."""
+    return {path: path.stat().st_mtime_ns for path in run.rglob("*")}
 
 
 def test_rollouts_of_another_format_or_vocabulary_are_refused(generated, tiny_model, tmp_path, monkeypatch):
@@ -178,10 +181,11 @@ def test_other_rollouts_at_a_resume_are_found(generated, tiny_model, tmp_path):
     config = replay(tiny_model("llama"), source, eval__task=None)
     go(tmp_path / "run", config | {"train": config["train"] | {"steps": 2}})
     shutil.copy(source / "rollouts" / "000003.parquet", source / "rollouts" / "000002.parquet")
-    with pytest.raises(UserError, match=r"has a damaged rollouts/000002.parquet: its content is not what was written"):
+    with pytest.raises(UserError, match="needs rollouts/000002.parquet, which (has|differs)"):
         go(tmp_path / "run", config | {"train": config["train"] | {"steps": 2}}, resume=True)
-    for file in source.glob("run.sqlite*"):  # that it was written so is then nowhere said
-        file.unlink()
+    with Journal(RunFolder(source).journal) as journal, journal._transaction():  # as if it had been trained again
+        journal.checksums.files["rollouts/000002.parquet"] = 2, Checksum.of(source / "rollouts" / "000002.parquet")
+        journal.checksums.record_files()
     with pytest.raises(UserError, match=r"rollouts: 000002.parquet: changed since the run"):
         go(tmp_path / "run", config | {"train": config["train"] | {"steps": 2}}, resume=True)
 

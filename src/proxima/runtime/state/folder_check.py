@@ -103,7 +103,9 @@ def _metrics(folder: RunFolder, journal: Journal | None) -> Finding:
 def _several(place: Path, recorded: Mapping[str, Checksum]) -> Finding:
     kind = f"{place.name}/"
     sums = {name: checksum for name, checksum in recorded.items() if name.startswith(kind)}
-    wrong = [f"{name} {why}" for name, checksum in sums.items() if (why := _difference(place.parent / name, checksum))]
+    wrong = [
+        f"{name} {why}" for name, checksum in sums.items() if (why := file_difference(place.parent / name, checksum))
+    ]
     whole = f"{len(sums)} files, {sum(c.size for c in sums.values()):,} bytes" if sums else ""
     return Finding.of(kind, wrong, FROM_COPY, whole)
 
@@ -116,7 +118,7 @@ def _checkpoints(place: Path) -> Finding:
     return Finding.of("checkpoints/", wrong, "a resume sets it aside and uses the one before", whole)
 
 
-def _difference(file: Path, recorded: Checksum) -> str:
+def file_difference(file: Path, recorded: Checksum) -> str:
     """Describe the problem with a file; empty if its content is what was recorded."""
     try:
         now = Checksum.of(file)

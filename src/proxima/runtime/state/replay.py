@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proxima.data import FieldError
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
-from proxima.runtime.state.completion_columns import ROUTES, torn_file
+from proxima.runtime.state.completion_columns import ROUTES
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.folder_check import file_difference
 from proxima.runtime.state.journal import copied_journal
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_table
 from proxima.runtime.state.stored_completions import numpy_columns, stored_groups, stored_routes
-from proxima.system.checksum import Checksum
 from proxima.system.jsonl import utf8
 from proxima.task.protocol import Row
 
@@ -73,24 +72,18 @@ class StoredRollouts:
             recorded, self.inputs = journal.checksums.read(), journal.get("inputs") or {}
         for step in range(1, self.steps + 1):
             file = self.folder.rollout_file(step)
-            try:
-                schema = pq.read_schema(file)
-            except FileNotFoundError:
+            name = f"rollouts/{file.name}"
+            wrong = file_difference(file, recorded[name]) if name in recorded else "is not in run.sqlite"
+            if wrong:
                 remedy = f"restore it, or replay fewer steps, train.steps={step - 1}"
-                raise self._refused(f"lacks rollouts/{file.name}", remedy) from None
-            except (OSError, pa.ArrowInvalid) as error:
-                reason = f"has a damaged rollouts/{file.name}: it {torn_file(error)}"
-                raise self._refused(reason, "restore it") from error
-            stored, readable = ((s.metadata or {}).get(b"proxima", b"?").decode() for s in (schema, ROLLOUT_SCHEMA))
+                raise self._refused(f"needs {name}, which {wrong}", remedy)
+            schemas = pq.read_schema(file), ROLLOUT_SCHEMA
+            stored, readable = ((s.metadata or {}).get(b"proxima", b"?").decode() for s in schemas)
             if stored != readable:
                 remedy = "train that run again with this version"
                 raise self._refused(
                     f"stores its rollouts in the format {stored!r}; this version reads {readable!r}", remedy
                 )
-            checksum = recorded.get(f"rollouts/{file.name}")
-            if checksum is not None and Checksum.of(file) != checksum:
-                reason = f"has a damaged rollouts/{file.name}: its content is not what was written"
-                raise self._refused(reason, f"restore it, or replay fewer steps, train.steps={step - 1}")
         return versions
 
     def _refused(self, reason: str, remedy: str) -> FieldError:
