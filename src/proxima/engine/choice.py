@@ -1,6 +1,6 @@
 """An engine of a recipe: the settings at a place of the config, and what the run asks of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,13 +38,7 @@ class EngineChoice:
         return self._checked(self.spec)
 
     def build(
-        self,
-        load_weights: "Callable[[], LoadedModel]",
-        *,
-        compute: "ComputeThread",
-        log: Path | None,
-        seed: int,
-        spread: Callable[[Path, Sequence[Path]], None] | None = None,
+        self, load_weights: "Callable[[], LoadedModel]", *, compute: "ComputeThread", log: Path | None, seed: int
     ) -> tuple[Engine, list[str]]:
         """Build the engine; the arguments are those of `EngineSetup`.
 
@@ -61,7 +55,6 @@ class EngineChoice:
             max_length=needs.max_length,
             compute=compute,
             log=log,
-            spread=spread,
             seed=seed,
         )
         if getattr(self.spec, "serve", None) is None:

@@ -250,8 +250,6 @@ class EngineSetup:
         compute: the thread of the tensor work of this process; None: that of the event loop.
         log: file for the output of a process that the engine starts; None: only its stderr, which goes to that of this
             process.
-        spread: copies a newly written folder to the other machines whose servers read it, given the folders kept so
-            far; called in the thread of the tensor work. None: all servers see the folders of this machine.
         seed: of the run, for draws that an engine makes once.
     """
 
@@ -261,7 +259,6 @@ class EngineSetup:
     max_length: int | None = None
     compute: "ComputeThread | None" = None
     log: Path | None = None
-    spread: Callable[[Path, Sequence[Path]], None] | None = None
     seed: int = 0
 
     @classmethod

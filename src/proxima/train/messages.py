@@ -65,19 +65,6 @@ class Stages(Message):
 
 
 @dataclass(frozen=True)
-class Copy(Message):
-    """Take part in copying a folder to the nodes that lack it, see `NodeFolders`.
-
-    Args:
-        path: on the first rank's node.
-        kept: the names in its parent that are kept; others that were sent before are deleted.
-    """
-
-    path: Path
-    kept: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Save(Message):
     """Begin the checkpoint of a step, see `ShardedWriter.write`."""
 

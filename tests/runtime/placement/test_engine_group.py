@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -98,8 +99,9 @@ def test_the_devices_of_a_server_are_shared_out_to_its_ranks(group):
 
 def test_ranks_know_the_servers_until_one_is_at_another_address(group):
     places = [engine.place for engine in group.engines]
-    with pytest.raises(UserError, match=r"engine 1 is on h, where no rank writes weights for it; set engine.weight_fo"):
-        group.attach(places[:1])
+    with pytest.raises(UserError, match=r"engine 1 is on h, and rank 0, .*, is not; set engine.weight_folder to"):
+        group.attach(places)
+    group.plan = replace(group.plan, shared=True)
     assert group.attach(places) == {URLS: "http://127.0.0.1:1,http://127.0.0.1:2", KEY: "a-key"}
     assert group.moved() is None
     group.engines[1].address = "127.0.0.1", 3  # as after the loss of its node

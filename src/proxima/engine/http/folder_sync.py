@@ -218,8 +218,6 @@ class FolderSync:
         self, folders: WeightFolders, module: nn.Module, version: int, label: str, dtype: str | None = None
     ) -> WeightHandover:
         folder = folders.write(module, self.setup.tokenizer, label, dtype)
-        if self.setup.spread is not None:
-            self.setup.spread(folder, folders.kept)
         return WeightHandover(version=version, label=label, folder=folder, seconds=self.spec.weight_seconds)
 
     def _write_perturbed(self, module: nn.Module, version: int, label: str) -> StagedWeights:

@@ -27,16 +27,12 @@ class LockedFolder:
         parent: the folder in which it is created.
         shared: the parent is shared with other users and machines: its permissions decide who may read the folder, and
             the lock is valid only among processes of this kernel, whose id is in the lock file.
-        name: its name on another machine, used here too; the folder may already exist.
     """
 
-    def __init__(self, parent: Path, *, shared: bool = False, name: str | None = None) -> None:
+    def __init__(self, parent: Path, *, shared: bool = False) -> None:
         self._file: IO[bytes] | None = None
         while self._file is None:
-            if name is not None:
-                self.path = parent / name
-                self.path.mkdir(exist_ok=True)
-            elif shared:
+            if shared:
                 self.path = parent / f"{PREFIX}{secrets.token_hex(8)}"
                 self.path.mkdir()
             else:

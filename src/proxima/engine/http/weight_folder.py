@@ -41,11 +41,6 @@ class WeightFolders:
         self._written = list[Path]()
         self._closed = False
 
-    @property
-    def kept(self) -> tuple[Path, ...]:
-        """The existing folders, newest last."""
-        return tuple(self._written)
-
     def write(self, model: nn.Module, tokenizer: Any, name: str, dtype: str | None = None) -> Path:
         """Write the model's weights, with adapters merged and tied ones once.
 

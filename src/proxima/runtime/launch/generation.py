@@ -1,8 +1,7 @@
 """Builds generation from a config: the engine, the rewards, the collector of a step's groups, and the held-out sets."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.core.advantage import needs_baseline
@@ -19,7 +18,6 @@ from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.launch.services import RunServices
 from proxima.task.prompts import PromptSource
-from proxima.train.ranks import Ranks
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
@@ -48,9 +46,8 @@ def make_generator(
     # A server loads the recipe's model, and receives the newest weights from this process, not from the checkpoint
     # of a resumed run: that is deleted some steps later, and a server that is restarted would look for it.
     store = services.store
-    spread = _spread(config.engine, config.placement, store.ranks)
     how: Any = {"compute": services.compute, "log": store.folder.engine_log, "seed": config.seed}
-    engine, notes = choice.build(lambda: policy, spread=spread, **how)
+    engine, notes = choice.build(lambda: policy, **how)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # the user's spec may build one with hooks
     opened.callback(executor.close)
     for note in notes:
@@ -61,15 +58,6 @@ def make_generator(
     if data.world is not None:
         player = data.world.player(executor, store.folder.path / ENVIRONMENTS_LOG, store.activity.played)
     return GroupGenerator(executor, rewards, training_groups(config), store.activity.clock.now, player)
-
-
-def _spread(engine: Any, placement: Any, ranks: Ranks) -> Callable[[Path, Sequence[Path]], None] | None:
-    """The function that copies weights to the nodes of the other ranks; None if no servers can run there."""
-    if ranks.size == 1 or not (getattr(engine, "allow_remote", False) or getattr(placement, "engines", 0)):
-        return None
-    from proxima.train.node_folders import NodeFolders
-
-    return NodeFolders(ranks).send
 
 
 def make_collector(

@@ -211,16 +211,15 @@ class EngineGroup:
         """Return the variables with which the ranks find the servers.
 
         Args:
-            ranks: their places; each writes new weights for the servers on its node.
+            ranks: their places.
 
         Raises:
-            UserError: a server is on another node, and no folder is set that all nodes share.
+            UserError: a server is on another node than rank 0, and no folder is set that both share.
         """
-        nodes = {place.node for place in ranks}
         for engine in self.engines:
-            if engine.place is not None and engine.place.node not in nodes and not self.plan.shared:
-                message = f"engine {engine.number} is on {engine.place.host}, where no rank writes weights for it"
-                remedy = "set engine.weight_folder to a folder that all nodes share, or place ranks on each node"
+            if engine.place is not None and engine.place.node != ranks[0].node and not self.plan.shared:
+                message = f"engine {engine.number} is on {engine.place.host}, and rank 0, which writes weights, is not"
+                remedy = "set engine.weight_folder to a folder that all nodes share"
                 raise UserError(message, remedy=remedy)
         self.known = [engine.address for engine in self.engines]
         return {URLS: ",".join(f"http://{host}:{port}" for host, port in self.known), KEY: self.key}

@@ -3,7 +3,6 @@
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from proxima.data import UserError
 from proxima.train import ForwardStage, LogProbStage, TrainStack
 from proxima.train.checkpoint import Checkpoint, read_checkpoint
 from proxima.train.forward_stage import by_column
-from proxima.train.messages import Copy, End, Fill, Finish, Gather, Release, Save, Stages, Start, Update
+from proxima.train.messages import End, Fill, Finish, Gather, Release, Save, Stages, Start, Update
 from proxima.train.ranks import Message, Ranks, Refused, SharedProblem
 from proxima.train.stack import POLICY
 
@@ -77,29 +76,25 @@ def follow(start: Callable[[Start], RankModels], ranks: Ranks) -> "Summary":
     Raises:
         UserError: something is missing on this node.
     """
-    from proxima.train.node_folders import NodeFolders
     from proxima.train.process_ranks import ProcessRanks
 
     assert isinstance(ranks, ProcessRanks)
     models = RankModels(stacks={})
-    with closing(NodeFolders(ranks)) as folders:
-        while not isinstance(message := ranks.receive(), End):
-            try:
-                if isinstance(message, Start):
-                    models = start(message)
-                elif isinstance(message, Copy):
-                    folders.follow(message)
-                else:
-                    models.take_part(message)
-            except OSError as error:
-                if not isinstance(message, Save | Finish):  # for these, the writer raises it on every rank
-                    raise
-                print(f"{message}: {error}")
-            except (Refused, SharedProblem) as error:  # on every rank; rank 0 decides whether the run continues
-                if error.__cause__ is not None:
-                    traceback.print_exception(error.__cause__)  # to rank 0's log
-        summary: Summary = message.outcome
-        return summary
+    while not isinstance(message := ranks.receive(), End):
+        try:
+            if isinstance(message, Start):
+                models = start(message)
+            else:
+                models.take_part(message)
+        except OSError as error:
+            if not isinstance(message, Save | Finish):  # for these, the writer raises it on every rank
+                raise
+            print(f"{message}: {error}")
+        except (Refused, SharedProblem) as error:  # on every rank; rank 0 decides whether the run continues
+            if error.__cause__ is not None:
+                traceback.print_exception(error.__cause__)  # to rank 0's log
+    summary: Summary = message.outcome
+    return summary
 
 
 def require_folder(folder: Path) -> None:
