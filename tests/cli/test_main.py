@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from proxima import __version__
+from proxima.cli import exit_codes
 from proxima.cli.command_module import load_command
 from proxima.cli.main import COMMANDS, GROUPS, WITH_ACTIONS, ExitCode, main
 from proxima.cli.parameters import Actions
@@ -165,12 +166,15 @@ def test_a_bug_in_a_run_is_in_its_log(proxima, monkeypatch, recipe, here):
     assert "Traceback (most recent call last)" in log and "ValueError: a bug" in log
 
 
-@pytest.mark.parametrize(("error", "code"), [(UserError("wrong", remedy="mend it"), 2), (ValueError("a bug"), 1)])
-def test_what_another_rank_reports_ends_this_one_without_a_word(error, code, monkeypatch, capsys):
-    monkeypatch.setattr("proxima.cli.exit_codes._reported_by_rank_zero", lambda error: True)
+@pytest.mark.parametrize(("error", "code"), [(UserError("wrong", remedy="mend it"), 2), (ValueError("a bug"), 70)])
+def test_another_rank_reports_what_rank_0_has_not_ended_it_for(error, code, monkeypatch, capsys, here):
+    waited = list[float]()
+    monkeypatch.setattr("time.sleep", waited.append)
+    monkeypatch.setenv("RANK", "3")
     with ExitCode() as end:
         raise error
-    assert end.code == code and capsys.readouterr() == ("", "")
+    assert end.code == code and waited == [exit_codes.SAME_ERROR]
+    assert f"error: rank 3 on {os.uname().nodename}: " in capsys.readouterr().err
 
 
 def test_a_closed_pipe_is_no_error(here):

@@ -13,10 +13,11 @@ from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.system.full_disk import is_disk_full
 
 INTERRUPTED = 130
+SAME_ERROR = 30.0  # seconds in which rank 0 reports what all ranks have found, and the launcher ends the others
 
 
 def report_error(error: Exception | KeyboardInterrupt) -> int:
-    """Report an exception, unless another process does; returns the exit code."""
+    """Report an exception; returns the exit code."""
     if isinstance(error, KeyboardInterrupt):
         if os.environ.get("RANK", "0") == "0":
             print("interrupted", file=sys.stderr)
@@ -24,8 +25,8 @@ def report_error(error: Exception | KeyboardInterrupt) -> int:
     if isinstance(error, BrokenPipeError):  # `proxima list | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    if _reported_by_rank_zero(error):
-        return 2 if isinstance(error, UserError) else 1
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(SAME_ERROR)
     if isinstance(error, UserError):
         return _refuse(str(error))
     if is_disk_full(error):
@@ -45,19 +46,6 @@ def _is_out_of_memory(error: Exception) -> bool:
     return named or "can't allocate memory" in str(error)
 
 
-def _reported_by_rank_zero(error: Exception) -> bool:
-    """True if this is one of several processes of a run, and the first one reports the error."""
-    if os.environ.get("RANK", "0") == "0":
-        return False
-    from proxima.runtime.placement.process_group import is_first
-
-    if is_first():
-        return False
-    from proxima.runtime.placement.meeting import report_early
-
-    return report_early(error)
-
-
 def _path_error(error: Exception) -> str | None:
     """Describe an error about a path that the user gave, whichever operation failed; None for other errors."""
     if isinstance(error, OSError) and error.filename is not None:
@@ -75,8 +63,14 @@ def _refuse(text: str, code: int = 2) -> int:
     from proxima.view.formatting import visible  # names in it may be untrusted, and a terminal obeys escape sequences
 
     for line in text.splitlines():
-        print(f"error: {visible(line)}", file=sys.stderr)
+        print(f"error: {_rank_name()}{visible(line)}", file=sys.stderr)
     return code
+
+
+def _rank_name() -> str:
+    """`rank 2 on HOST: `; empty in the process that reports for the run."""
+    rank = os.environ.get("RANK", "0")
+    return "" if rank == "0" else f"rank {rank} on {os.uname().nodename}: "
 
 
 def report_bug(error: BaseException) -> int:
@@ -90,11 +84,14 @@ def report_bug(error: BaseException) -> int:
     trace = "".join(traceback.format_exception(error))
     if os.environ.get("PROXIMA_DEBUG") not in (None, "", "0"):
         sys.stderr.write(trace)
-    what = " ".join(f"{type(error).__name__}: {error}".split())
+    what = " ".join(f"{_rank_name()}{type(error).__name__}: {error}".split())
     versions = f"proxima {__version__}, Python {sys.version.split()[0]}"
     written = _write(f"{versions}: {' '.join(sys.argv)}\n{trace}", getattr(error, "run_folder", None))
     remedy = f"report it with the traceback in {written}" if written else "PROXIMA_DEBUG=1 prints the traceback"
-    print(f"internal error: {what[:300]}; this is a bug in proxima or in a spec of yours: {remedy}", file=sys.stderr)
+    print(
+        f"internal error: {_rank_name()}{what[:300]}; this is a bug in proxima or in a spec of yours: {remedy}",
+        file=sys.stderr,
+    )
     return os.EX_SOFTWARE
 
 

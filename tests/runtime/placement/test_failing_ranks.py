@@ -95,15 +95,6 @@ def test_ranks_with_other_recipes_are_refused_before_a_model_loads(tiny_model: T
     assert not (tmp_path / "run").exists()
 
 
-def test_an_error_that_one_node_has_is_told_by_rank_0(tiny_model: Tiny, tmp_path: Path) -> None:
-    words = ranked(tiny_model(), tmp_path / "run")
-    first, second = one_by_one([(words, {}), ([str(tmp_path / "absent.yaml"), *words[1:]], {})])
-    assert first[0] == 2
-    assert first[1].startswith(f"error: rank 1 on {HOST}: ")
-    assert "absent.yaml" in first[1]
-    assert second[1:] == ("", "")
-
-
 def test_several_processes_of_a_local_run(tiny_model: Tiny, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)

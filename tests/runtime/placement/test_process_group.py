@@ -69,7 +69,7 @@ def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rank_0_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     port = kept_port()
     as_rank(monkeypatch, 1, port)
-    line = rf"^rank 1: rank 0 \(127\.0\.0\.1:{port}\) could not be reached within 1 s; see its"
+    line = rf"^rank 0 \(127\.0\.0\.1:{port}\) could not be reached within 1 s; see its"
     with pytest.raises(UserError, match=line):
         meeting._store(1)
 

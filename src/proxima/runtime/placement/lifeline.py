@@ -31,7 +31,7 @@ class Lifeline:
 
     def __init__(
         self, address: tuple[str, int], token: str, facts: Mapping[str, Any],
-        beat: Callable[[], Mapping[str, Any]] = dict, heartbeat: float = 0.0, timeout: float = 0.0,
+        beat: Callable[[], Mapping[str, Any]], heartbeat: float, timeout: float,
     ) -> None:  # fmt: skip
         self.beat, self.heartbeat, self.timeout = beat, heartbeat, timeout
         self._over, self.channel = threading.Event(), Channel(socket.create_connection(address, timeout=30))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 IDLE = timedelta(days=30)  # that a rank may wait for its next call; the watchdog ends a run that hangs
 SLACK = 120.0  # seconds that a collective waits longer than the watchdog, which can report more
 MEET_SECONDS = 300.0  # that a rank may start later than another; less with a shorter `placement.timeout`
-EARLY_SECONDS = 60.0  # that a rank with an error waits for rank 0, which probably has the same error
 _groups = count()
 
 
@@ -99,17 +98,6 @@ def other_rank(placement: Any, facts: Mapping[str, Any]) -> Iterator[Ranks]:
     _disconnect()
 
 
-def report_early(error: BaseException) -> bool:
-    """Report an error on a rank above 0, from before the ranks have met, to rank 0, which has the same error or learns
-    of it now. Returns False if rank 0 can't be reached."""
-    try:
-        lifeline = _lifeline(*_store(EARLY_SECONDS), facts={})
-    except Exception:
-        return False
-    lifeline.report(error)
-    return True
-
-
 def _lifeline(store: Any, key: str, **options: Any) -> "Lifeline":
     from proxima.runtime.placement.lifeline import Lifeline
 
@@ -126,7 +114,7 @@ def _lifeline(store: Any, key: str, **options: Any) -> "Lifeline":
 def _no_rank_zero(what: str) -> UserError:
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     remedy = "see its messages, check MASTER_ADDR and that the nodes reach one another, and start all ranks again"
-    return UserError(f"rank {os.environ['RANK']}: rank 0 ({place}) {what}", remedy=remedy)
+    return UserError(f"rank 0 ({place}) {what}", remedy=remedy)
 
 
 def _store(seconds: float) -> tuple[Any, str]:

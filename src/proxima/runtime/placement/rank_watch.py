@@ -93,7 +93,7 @@ class RankWatch:
         """Wait until all other ranks have connected, and return them.
 
         Raises:
-            UserError: some have not connected in `seconds`, or one can't start.
+            UserError: some have not connected in `seconds`, or one has failed since.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.failure or not self._missing(), seconds)
@@ -106,8 +106,8 @@ class RankWatch:
             raise UserError(late, remedy=remedy)
         return self.peers
 
-    def _missing(self) -> list[int]:  # a rank without facts connects to report an error
-        return [rank for rank in range(1, self.size) if rank not in self.peers or not self.peers[rank].facts]
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(1, self.size) if rank not in self.peers]
 
     @contextmanager
     def attached(self, log: Path, warn: Callable[[str], None], cancel: Callable[[], None]) -> Iterator[None]:
