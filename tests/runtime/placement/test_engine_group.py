@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -16,7 +15,6 @@ from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.serve import Serve
-from proxima.runtime.placement import engine_group
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, PlacedEngine, engine_plan
 from proxima.runtime.placement.node_actors import ActorPlace
 from proxima.runtime.placement.placed_engine import KEY, URLS, placed_engine
@@ -56,16 +54,6 @@ def test_the_servers_of_a_plan_differ_in_their_logs(tmp_path):
     assert here == plan.arguments | {"key": "a-key"}
     assert there["log"] == tmp_path / "engine.1.log"
     assert there["serve"].arguments == ("--x", "--host", "0.0.0.0") and there["serve"].port == 8000
-
-
-def test_a_server_that_waits_no_longer_takes_another_port_if_its_own_is_taken(monkeypatch, tmp_path):
-    monkeypatch.setattr(engine_group, "start_servers", lambda serve, **_: serve.port)
-    plan = EnginePlan(arguments={"serve": Serve(), "log": tmp_path / "engine.log"})
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        chosen = [plan.start_of(0, "a-key", remote=False, port=port, waits=waits)() for waits in (True, False)]
-    assert chosen == [port, 0]
-    assert plan.start_of(0, "a-key", remote=False, port=port, waits=False)() == port
 
 
 def test_how_rank_0_finds_them(monkeypatch):

@@ -15,17 +15,14 @@ from typing import Any
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import UserError, require
 from proxima.engine.serve import LAUNCHES, Serve, start_servers
-from proxima.engine.serve.servers import is_free
 from proxima.runtime.placement.node_actors import ActorPlace, EngineHost
 from proxima.runtime.placement.placed_engine import KEY, URLS
 from proxima.runtime.placement.ray_cluster import actor_on, bundle_of, first_line_of, reserve, say
 
 ENGINE_LOG = "engine.log"  # in the run folder
 LOOK_SECONDS = 0.5
-KEPT_PORT = 4  # consecutive deaths after which a server takes another port if its own is in use
 LONGEST_BREAK = 60.0  # seconds between a death and the next start
 SLEEP_MODE = "--enable-sleep-mode"  # of vLLM, on GPUs only
-STEADY = 60.0  # seconds of uptime after which earlier deaths are forgotten
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,28 +38,19 @@ class EnginePlan:
     arguments: dict[str, Any]
     shared: bool = False
 
-    def start_of(self, number: int, key: str, *, remote: bool, port: int = 0, waits: bool = True) -> Callable[[], Any]:
+    def start_of(self, number: int, key: str, *, remote: bool, port: int = 0) -> Callable[[], Any]:
         """The call that starts one of the servers, on its node.
 
         Args:
             key: the key that its clients must send.
             remote: True if clients are on other nodes too.
             port: that it listens at; 0: a free one.
-            waits: False to take a free port if this one is in use.
         """
         serve, log = replace(self.arguments["serve"], port=port), self.arguments["log"]
         if remote:
             serve = replace(serve, arguments=(*serve.arguments, "--host", "0.0.0.0"))  # the last value wins
         log = log.with_name(f"{log.stem}.{number}{log.suffix}") if number else log
-        return partial(
-            start_servers if waits else _start_at_a_free_port,
-            **self.arguments | {"serve": serve, "log": log, "key": key},
-        )
-
-
-def _start_at_a_free_port(*, serve: Serve, **arguments: Any) -> Any:
-    """`start_servers` on the server's node, which alone can see whether its port is in use."""
-    return start_servers(serve=serve if is_free(serve.port) else replace(serve, port=0), **arguments)
+        return partial(start_servers, **self.arguments | {"serve": serve, "log": log, "key": key})
 
 
 def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
@@ -105,7 +93,7 @@ class PlacedEngine:
         host: its actor; None while it waits for its next start, at `again_at`.
         pending: the outstanding call to the actor: `start`, or `failure` once the server has a place.
         address: host and port where rank 0's node reaches it, or reached it last.
-        deaths: consecutive deaths, without `STEADY` seconds of uptime in between.
+        deaths: how many times it has died.
     """
 
     number: int
@@ -113,7 +101,6 @@ class PlacedEngine:
     pending: Any = None
     place: ActorPlace | None = None
     address: tuple[str, int] = ("", 0)
-    since: float = 0.0
     deaths: int = 0
     again_at: float = 0.0
 
@@ -168,13 +155,10 @@ class EngineGroup:
         for engine in self.engines:
             if engine.host is None:
                 if time.monotonic() >= engine.again_at:
-                    how: dict[str, Any] = {"port": engine.address[1], "waits": engine.deaths < KEPT_PORT}
-                    start = self.plan.start_of(engine.number, self.key, remote=self.remote, **how)
+                    start = self.plan.start_of(engine.number, self.key, remote=self.remote, port=engine.address[1])
                     engine.host = actor_on(self.bundles, engine.number, EngineHost, **self.resources)
                     engine.pending = engine.host.start.remote(start)
                 continue
-            if engine.place is not None and time.monotonic() - engine.since > STEADY:
-                engine.deaths = 0
             ready, _ = ray.wait([engine.pending], timeout=0)
             if not ready:
                 continue
@@ -187,7 +171,7 @@ class EngineGroup:
                 self._lose(engine, answer)
                 continue
             reached = answer if self.remote else replace(answer, address="127.0.0.1")  # it listens there alone
-            engine.place, engine.address, engine.since = reached, (reached.address, reached.port), time.monotonic()
+            engine.place, engine.address = reached, (reached.address, reached.port)
             engine.pending = engine.host.failure.remote()
             say(f"engine {engine.number} on {answer.host} answers at {reached.address}:{reached.port}")
 
