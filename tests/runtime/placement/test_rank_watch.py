@@ -182,7 +182,7 @@ def test_equal_lines_of_ranks_are_folded(tmp_path: Path, monkeypatch: pytest.Mon
         assert not log.exists()  # another rank may say it too
         monkeypatch.setattr(rank_messages, "FOLD_SECONDS", 0.0)
         eventually(log.exists)
-    assert sorted(log.read_text().splitlines()) == ["[rank 2] of one rank (× 2)", "[ranks 1-3] a warning"]
+    assert sorted(log.read_text().splitlines()) == ["[rank 2] of one rank", "[ranks 1-3] a warning"]
 
 
 def test_lines_wait_until_they_can_be_written() -> None:

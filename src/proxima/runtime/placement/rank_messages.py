@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -90,14 +90,12 @@ class FoldedLines:
 
     def __init__(self, write: Callable[[str], None] | None = None) -> None:
         self.write = write
-        self._waiting: dict[
-            str, tuple[float, list[int]]
-        ] = {}  # line → since when, and each rank as often as it printed it
+        self._waiting: dict[str, tuple[float, set[int]]] = {}  # line → since when, and who printed it
         self._lock = threading.Lock()
 
     def add(self, rank: int, line: str) -> None:
         with self._lock:
-            self._waiting.setdefault(line, (time.monotonic(), []))[1].append(rank)
+            self._waiting.setdefault(line, (time.monotonic(), set()))[1].add(rank)
 
     def flush(self, *, at_once: bool = False) -> None:
         """Write the lines that have waited for other ranks."""
@@ -107,15 +105,10 @@ class FoldedLines:
         with self._lock:
             ready = {line: self._waiting.pop(line)[1] for line, (at, _) in [*self._waiting.items()] if at <= until}
         if ready:
-            self.write("\n".join(f"[{span_of([*set(ranks)])}] {line}{_times(ranks)}" for line, ranks in ready.items()))
+            self.write("\n".join(f"[{span_of(ranks)}] {line}" for line, ranks in ready.items()))
 
 
-def _times(ranks: list[int]) -> str:
-    times = len(ranks) // len(set(ranks))
-    return f" (× {times})" if times > 1 else ""
-
-
-def span_of(ranks: list[int]) -> str:
+def span_of(ranks: Collection[int]) -> str:
     """`rank 2`, `ranks 1-3, 6`."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
