@@ -62,7 +62,7 @@ class Lifeline:
 
     def _released(self) -> bool:
         """Send heartbeats until rank 0 lets this rank exit, or this rank is done; False if rank 0 is gone."""
-        heard = looked = beaten = time.monotonic()
+        heard = beaten = time.monotonic()
         warned, pause = False, min(self.heartbeat or 1.0, 1.0)
         while not self._over.is_set():
             with suppress(OSError, ValueError):  # closed
@@ -73,9 +73,7 @@ class Lifeline:
                         return True
                     heard, warned = time.monotonic(), False
             now = time.monotonic()
-            if now - looked > pause + 5:  # this process was suspended, and has not read what was sent to it
-                heard = now
-            looked, silent = now, now - heard
+            silent = now - heard
             if not self.heartbeat:
                 continue
             if now - beaten >= self.heartbeat:

@@ -164,7 +164,7 @@ class RankWatch:
     # ---- the watching thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        looked = beaten = time.monotonic()
+        beaten = time.monotonic()
         while not self._closed:
             for key, _ in self._selector.select(TICK):
                 if key.fileobj is self._listener:
@@ -172,10 +172,6 @@ class RankWatch:
                 else:
                     self._read(key.data)
             now = time.monotonic()
-            if now - looked > TICK + 5:  # this process was suspended, and has not read what the others sent
-                for peer in self.peers.values():
-                    peer.heard = now
-            looked = now
             if self.heartbeat and now - beaten >= min(self.heartbeat, self._warn_after):
                 beaten = now
                 for peer in self.peers.values():
