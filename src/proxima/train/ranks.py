@@ -5,11 +5,10 @@ objective, surrogate or advantage knows about ranks. `Ranks` itself is a single 
 `proxima.train.process_ranks` has several.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,32 +32,6 @@ class Refused(Exception):
     """Raised on the other ranks when rank 0 has ended a call with an error, which rank 0 reports itself."""
 
 
-class RanksWatch(Protocol):
-    """Watches the other ranks."""
-
-    @property
-    def losing(self) -> bool:
-        """True if a rank has failed."""
-
-    def name(self, rank: int) -> str:
-        """`rank 2 on HOST`."""
-
-    def release(self) -> None:
-        """Let the other ranks exit: the run has ended."""
-
-    def late(self, now: float) -> tuple[float, str] | None:
-        """The delay in seconds of the rank that the others wait for, and a sentence about it."""
-
-    def attached(
-        self, log: Path, warn: Callable[[str], None], cancel: Callable[[], None]
-    ) -> AbstractContextManager[None]:
-        """Watch a run within the block, with its log, the observer's function for warnings, and a function that cancels
-        the run."""
-
-    def cause(self, error: BaseException) -> Any:
-        """The failure of a rank that caused an exception on this one."""
-
-
 class SharedProblem(NotFiniteError):
     """A problem that every rank finds at the same point, so that none waits for another."""
 
@@ -77,7 +50,7 @@ class Ranks:
     writer: Any = None  # of checkpoints, a `ShardedWriter` where there are several ranks
     leads: bool = False  # this process is rank 0 of several, and tells the others what to do
     in_call: bool = False  # the other ranks are in the middle of a call, and receive nothing before its end
-    watch: "RanksWatch | None" = None  # on rank 0 of several
+    watch: Any = None  # the `RankWatch` of `placement`, on rank 0 of several
 
     @property
     def shares(self) -> int:
@@ -103,11 +76,11 @@ class Ranks:
 
     def losing(self) -> bool:
         """True if another rank has failed."""
-        return self.watch is not None and self.watch.losing
+        return self.watch is not None and bool(self.watch.losing)
 
     def name(self, rank: int) -> str:
         """The name of a rank, for messages."""
-        return f"rank {rank}" if self.watch is None else self.watch.name(rank)
+        return f"rank {rank}" if self.watch is None else str(self.watch.name(rank))
 
     def at(self, part: str) -> None:
         """Note the part of the call that comes next, for status reports of this rank."""
