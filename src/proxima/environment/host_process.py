@@ -7,7 +7,6 @@ JSON values; an exception is reported as the failure of the episode, in one line
 import asyncio
 import builtins
 import faulthandler
-import fcntl
 import inspect
 import io
 import json
@@ -21,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 LONGEST = 1 << 20  # characters of a message
-LOG_BYTES = 1 << 22  # size of the shared log above which it is renamed, replacing the previously renamed one
+LOG_BYTES = 1 << 23  # size of the shared log above which it starts over
 CALL_BYTES = 1 << 16  # kept of a call's output
 CUT = b"\n... the rest of what this call printed is left out\n"
 OBSERVATION_ROLES = ("user", "tool", "system")
@@ -67,31 +66,14 @@ class Log(io.RawIOBase):
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 if os.fstat(file).st_size > LOG_BYTES:
-                    self._rename(file)
+                    os.ftruncate(file, 0)  # all workers append: they need not know
                 os.write(file, text if self.left > 0 else text + CUT)
             finally:
                 os.close(file)
         return len(data)
 
-    def _rename(self, file: int) -> None:
-        """Rename the log unless another worker has: a second rename would overwrite the renamed log with the new."""
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self.path is not None and os.path.samestat(os.stat(self.path), os.fstat(file)):
-                os.replace(self.path, f"{self.path}.1")
-
-    def _is_renamed(self, file: int) -> bool:
-        """Return True if a worker has renamed the open file: the path holds another file, or none."""
-        try:
-            return self.path is not None and not os.path.samestat(os.stat(self.path), os.fstat(file))
-        except OSError:
-            return True
-
     def begin(self, label: str) -> None:
         """Begin the output of a call, even if an earlier call has replaced or closed the streams."""
-        if self.crashes is not None and self._is_renamed(self.crashes):
-            path, self.path = self.path, None
-            self.to(path)
         self.label, self.left, self.inside = f"[{os.getpid()} {label}] ".encode(errors="replace"), CALL_BYTES, False
         sys.stdout = sys.stderr = io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True)
 

@@ -38,7 +38,7 @@ from proxima.task import TASKS
 from proxima.task.prompts import EVAL_UID
 
 ENGINE_LOG = "engine.log"  # output of a process that the engine starts
-LOGS = (ENGINE_LOG, ENVIRONMENTS_LOG, f"{ENVIRONMENTS_LOG}.1")
+LOGS = (ENGINE_LOG, ENVIRONMENTS_LOG)
 
 
 @dataclass(kw_only=True)

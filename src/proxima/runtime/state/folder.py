@@ -243,11 +243,5 @@ class RunFolder:
             shutil.rmtree(folder, ignore_errors=True)
         journal = [self.journal.with_name(self.journal.name + end) for end in ("", "-wal", "-shm")]
         files = (self.config, self.environment, self.metrics, self.summary, self.report, self.log, self.engine_log)
-        for path in (
-            *files,
-            *self.path.glob("engine.*.log"),
-            *self.path.glob(f"{ENVIRONMENTS_LOG}*"),
-            self.timeline,
-            *journal,
-        ):
+        for path in (*files, *self.path.glob("engine.*.log"), self.path / ENVIRONMENTS_LOG, self.timeline, *journal):
             path.unlink(missing_ok=True)
