@@ -109,10 +109,6 @@ class Ranks:
         `everywhere`. Collective; tensors arrive on the CPU."""
         return [value]
 
-    def gather_everywhere(self, value: T) -> list[T]:
-        """The values of all ranks, on every rank. Collective; tensors arrive on the CPU."""
-        return [value]
-
     def gather_metrics(self, metrics: list[Metrics]) -> list[Metrics]:
         """The metrics of all shares, on every rank; collective."""
         return metrics

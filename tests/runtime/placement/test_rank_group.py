@@ -2,7 +2,7 @@ import pytest
 
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.runtime.placement.node_actors import ActorPlace
-from proxima.runtime.placement.rank_group import RankGroup, _not_started, rank_order, rank_variables
+from proxima.runtime.placement.rank_group import _not_started, rank_order, rank_variables
 
 
 def place(node, gpus=(), host="vm"):
@@ -25,15 +25,6 @@ def test_the_variables_of_torchrun():
     other = {"RANK": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1", "CUDA_VISIBLE_DEVICES": "0"}
     assert third == first | other
     assert "CUDA_VISIBLE_DEVICES" not in rank_variables([place("1")])[0]  # whatever the node has stays visible
-
-
-def test_names():
-    def name(rank, *places):
-        return RankGroup(hosts=(), places=places, reports=()).name_of(rank)
-
-    there = place("1"), place("1"), place("2", host="b")
-    assert [name(rank, *there) for rank in (1, 2)] == ["rank 1 on vm", "rank 2 on b"]
-    assert name(1, place("1"), place("2")) == "rank 1 on vm (10.0.0.2)"
 
 
 def test_what_an_actor_that_does_not_start_says():

@@ -18,8 +18,8 @@ from proxima.engine.serve import LAUNCHES, Serve, start_servers
 from proxima.runtime.placement.node_actors import ActorPlace, EngineHost
 from proxima.runtime.placement.placed_engine import KEY, URLS
 from proxima.runtime.placement.ray_cluster import actor_on, bundle_of, first_line_of, reserve, say
+from proxima.runtime.state.folder import RunFolder
 
-ENGINE_LOG = "engine.log"  # in the run folder
 LOOK_SECONDS = 0.5
 LONGEST_BREAK = 60.0  # seconds between a death and the next start
 SLEEP_MODE = "--enable-sleep-mode"  # of vLLM, on GPUs only
@@ -80,9 +80,9 @@ def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
         "serve": serve,
         "model": config.model.path,
         "max_length": config.model.max_length,
+        "log": RunFolder(folder.absolute()).engine_log,
     }
-    log = folder.absolute() / ENGINE_LOG
-    return EnginePlan(arguments=settings | {"log": log}, shared=engine.weight_folder is not None)
+    return EnginePlan(arguments=settings, shared=engine.weight_folder is not None)
 
 
 @dataclass(eq=False)

@@ -26,10 +26,8 @@ class RankGroup:
     reports: Sequence[Any]
 
     def name_of(self, rank: int) -> str:
-        """`rank 2 on NODE`; with the address if several nodes have the same name."""
-        place = self.places[rank]
-        nodes = {other.node for other in self.places if other.host == place.host}
-        return f"rank {rank} on {place.host}" + (f" ({place.address})" if len(nodes) > 1 else "")
+        """`rank 2 on NODE`."""
+        return f"rank {rank} on {self.places[rank].host}"
 
     def stop(self, bundles: Any) -> None:
         """Kill the actors, and with them the processes, even if some have died before, and give back their bundles;
