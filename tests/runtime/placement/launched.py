@@ -23,7 +23,7 @@ PROXIMA = "proxima.cli.main"
 
 def ranked(model: Path, folder: Path, **changes: Any) -> list[str]:
     """The words of a recipe on several ranks, which is written beside the folder."""
-    tree = recipe(model, placement={"kind": "torchrun", "heartbeat": 0.5, "timeout": 600.0})
+    tree = recipe(model, placement={"kind": "torchrun", "timeout": 600.0})
     file = folder.with_suffix(".yaml")
     file.write_text(json.dumps(changed(tree, changes)))
     return [str(file), f"folder={folder}"]

@@ -79,7 +79,7 @@ def test_ranks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
     as_rank(monkeypatch, 0, 0, size=3)
     monkeypatch.setattr(meeting, "_store", lambda seconds: (SimpleNamespace(set=lambda key, value: None), "key"))
     monkeypatch.setattr(rank_watch, "RankWatch", lambda *facts: watches.append(make(*facts)) or watches[0])
-    placement = TorchrunPlacement(timeout=1.0, heartbeat=0.5)
+    placement = TorchrunPlacement(timeout=1.0)
     line = r"^ranks 1-2 of 3 did not call port \d+ of .* within 1 s; its node has left or can't reach this one: "
     with pytest.raises(UserError, match=line), meeting.first_rank(placement, {}):
         pass

@@ -73,16 +73,10 @@ class RankPlacement:
     context_parallel: Annotated[int, "ranks that split the tokens of a micro-batch between them"] = 1
     expert_parallel: Annotated[int, "ranks that split the experts of a mixture, and send each other its tokens"] = 1
     timeout: Annotated[float, "seconds that a rank waits for the others in a collective before the run fails"] = 1800.0
-    heartbeat: Annotated[float, "seconds between signs of life of a rank; 0: none"] = 10.0
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "tensor_parallel", "context_parallel", "expert_parallel")
         require(1 <= self.timeout < math.inf, "timeout", self.timeout, "must be finite and >= 1 second")
-        require(
-            0 <= self.heartbeat < math.inf, "heartbeat", self.heartbeat, "must be finite and >= 0", remedy="0: none"
-        )
-        beats = self.heartbeat < self.timeout
-        require(beats, "heartbeat", self.heartbeat, f"must be below timeout={self.timeout:g}")
 
     def layout_problems(self, r: Resolved[Any]) -> Findings:
         """The reasons why the ranks can't have this layout, or can't split the model, as far as known: the launcher may

@@ -1,4 +1,4 @@
-"""The connection of a rank to rank 0, for its heartbeats, its output lines and its errors. When rank 0 is gone, this
+"""The connection of a rank to rank 0, for its signs of life, its output lines and its errors. When rank 0 is gone, this
 process exits."""
 
 import os
@@ -14,7 +14,7 @@ from dataclasses import asdict
 from io import TextIOBase
 from typing import Any
 
-from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, RankFailure
+from proxima.runtime.placement.rank_messages import BEAT_SECONDS, Channel, RankFailure, silent_seconds
 
 LAST_WORDS = 30.0  # seconds that rank 0 has to end the run after an error of this rank
 GRACE = 1.0  # seconds that this process outlives rank 0, so that a launcher notices rank 0's end first
@@ -26,14 +26,14 @@ class Lifeline:
     Args:
         address, token: host and port of rank 0's `RankWatch`, and its token.
         beat: returns what this rank is doing.
-        heartbeat, timeout: of the placement; without heartbeats, only the end of the connection counts.
+        timeout: of the placement.
     """
 
     def __init__(
         self, address: tuple[str, int], token: str, facts: Mapping[str, Any],
-        beat: Callable[[], Mapping[str, Any]], heartbeat: float, timeout: float,
+        beat: Callable[[], Mapping[str, Any]], timeout: float,
     ) -> None:  # fmt: skip
-        self.beat, self.heartbeat, self.timeout = beat, heartbeat, timeout
+        self.beat, self.timeout = beat, timeout
         self._over, self.channel = threading.Event(), Channel(socket.create_connection(address, timeout=30))
         self.rank = int(os.environ["RANK"])
         self.channel.send(hello=self.rank, token=token, host=socket.gethostname(), facts=dict(facts))
@@ -61,25 +61,19 @@ class Lifeline:
             os._exit(1)
 
     def _released(self) -> bool:
-        """Send heartbeats until rank 0 lets this rank exit, or this rank is done; False if rank 0 is gone."""
-        heard = beaten = time.monotonic()
-        warned, pause = False, min(self.heartbeat or 1.0, 1.0)
+        """Send signs of life until rank 0 lets this rank exit, or this rank is done; False if rank 0 is gone."""
+        heard, warned = time.monotonic(), False
         while not self._over.is_set():
             with suppress(OSError, ValueError):  # closed
-                if select.select([self.channel.connection], [], [], pause)[0]:
+                if select.select([self.channel.connection], [], [], BEAT_SECONDS)[0]:
                     if (messages := self.channel.receive()) is None:
                         return False
                     if any("bye" in message for message in messages):
                         return True
                     heard, warned = time.monotonic(), False
-            now = time.monotonic()
-            silent = now - heard
-            if not self.heartbeat:
-                continue
-            if now - beaten >= self.heartbeat:
-                beaten = now
-                self.channel.send(beat=dict(self.beat()))
-            if self.rank == 1 and silent > SILENT_BEATS * self.heartbeat and not warned:
+            self.channel.send(beat=dict(self.beat()))
+            silent = time.monotonic() - heard
+            if self.rank == 1 and silent > silent_seconds(self.timeout) and not warned:
                 warned = True
                 print(f"rank 0 has not responded for {silent:.0f} s", file=sys.__stderr__, flush=True)
             if silent > self.timeout:

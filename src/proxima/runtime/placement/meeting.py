@@ -49,7 +49,7 @@ def first_rank(placement: Any, facts: Mapping[str, Any]) -> Iterator[Ranks]:
 
     store, key = _store(_patience(placement))
     ranks = _ranks(placement)
-    watch = RankWatch(ranks.size, ranks.status.beat, lambda: ranks.in_call, placement.heartbeat, placement.timeout)
+    watch = RankWatch(ranks.size, ranks.status.beat, lambda: ranks.in_call, placement.timeout)
     ranks.watch = watch
     with terminated_by_launcher(watch):
         try:
@@ -83,8 +83,7 @@ def other_rank(placement: Any, facts: Mapping[str, Any]) -> Iterator[Ranks]:
 
     store, key = _store(_patience(placement))
     ranks = _ranks(placement)
-    beat = ranks.status.beat
-    lifeline = _lifeline(store, key, facts=facts, beat=beat, heartbeat=placement.heartbeat, timeout=placement.timeout)
+    lifeline = _lifeline(store, key, facts=facts, beat=ranks.status.beat, timeout=placement.timeout)
     obey_rank_zero()
     lines = ForwardedLines(lifeline)
     try:

@@ -16,10 +16,16 @@ from typing import Any
 
 from proxima.data import UserError
 
-SILENT_BEATS = 3  # missed heartbeats after which a rank counts as silent
+BEAT_SECONDS = 1.0  # between two signs of life
+SILENT_SECONDS = 30.0  # without one after which a rank counts as silent
 SEND_SECONDS = 5.0
 FOLD_SECONDS = 1.0  # in which other ranks may print the same line
 LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset", "NCCL", "Broken pipe", "Timed out wait")
+
+
+def silent_seconds(timeout: float) -> float:
+    """`SILENT_SECONDS`, or less if the ranks are given up soon: a warning comes first."""
+    return min(SILENT_SECONDS, timeout / 3)
 
 
 class Channel:

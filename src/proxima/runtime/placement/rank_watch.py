@@ -21,11 +21,12 @@ from typing import Any
 from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
 from proxima.data import UserError
 from proxima.runtime.placement.rank_messages import (
-    SILENT_BEATS,
+    BEAT_SECONDS,
     Channel,
     FoldedLines,
     RankFailure,
     follows_from_loss,
+    silent_seconds,
     span_of,
 )
 from proxima.runtime.watch.interrupt import signals_restored
@@ -59,15 +60,14 @@ class RankWatch:
     Args:
         own: returns what this rank is doing.
         in_call: returns True if the other ranks are in the middle of a call.
-        heartbeat, timeout: of the placement.
+        timeout: of the placement.
     """
 
     def __init__(
-        self, size: int, own: Callable[[], Mapping[str, Any]], in_call: Callable[[], bool], heartbeat: float,
-        timeout: float,
-    ) -> None:  # fmt: skip
+        self, size: int, own: Callable[[], Mapping[str, Any]], in_call: Callable[[], bool], timeout: float
+    ) -> None:
         self.size, self.own, self.in_call = size, own, in_call
-        self.heartbeat, self.timeout = heartbeat, timeout
+        self.timeout, self.silent = timeout, silent_seconds(timeout)
         self.token, self.lines = secrets.token_hex(16), FoldedLines()
         self.peers: dict[int, HeardRank] = {}
         self.failure: RankFailure | None = None
@@ -78,7 +78,7 @@ class RankWatch:
         self._taken = self._closed = False
         self._warn: Callable[[str], None] = lambda text: print(f"WARNING {text}", file=sys.stderr, flush=True)
         self._cancel: Callable[[], None] | None = None
-        self._warn_after = SILENT_BEATS * heartbeat
+        self._warn_after = self.silent
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=size)
@@ -172,7 +172,7 @@ class RankWatch:
                 else:
                     self._read(key.data)
             now = time.monotonic()
-            if self.heartbeat and now - beaten >= min(self.heartbeat, self._warn_after):
+            if now - beaten >= BEAT_SECONDS:
                 beaten = now
                 for peer in self.peers.values():
                     peer.channel.send(beat=True)
@@ -268,7 +268,7 @@ class RankWatch:
         """Warn when the run stalls, and end it after `timeout`."""
         late = self.late(now)
         if late is None:
-            self._warn_after = SILENT_BEATS * self.heartbeat
+            self._warn_after = self.silent
             return
         seconds, what = late
         if seconds >= self.timeout:
@@ -280,11 +280,8 @@ class RankWatch:
 
     def late(self, now: float) -> tuple[float, str] | None:
         """Seconds and a sentence about the rank that the others wait for; None if all progress, or all do the same."""
-        bound = SILENT_BEATS * self.heartbeat
-        if not self.heartbeat or not self.peers:
-            return None
         silent = max((peer for peer in self.peers.values() if not peer.gone), key=lambda p: now - p.heard, default=None)
-        if silent is not None and now - silent.heard > bound:
+        if silent is not None and now - silent.heard > self.silent:
             seconds = now - silent.heard
             last = f"; it was last in {place_of(silent.beat)}" if silent.beat else ""
             return seconds, f"{silent.name} has not responded for {seconds:.0f} s{self._during()}{last}"
@@ -295,7 +292,7 @@ class RankWatch:
             if peer.beat is not None:
                 beats[rank] = {**peer.beat, "still": peer.beat["still"] + now - peer.heard}
         seconds = min(beat["still"] for beat in beats.values())
-        if seconds <= bound:
+        if seconds <= self.silent:
             return None
         least, most = (choose(beat["issued"] for beat in beats.values()) for choose in (min, max))
         if least == most:
