@@ -63,7 +63,7 @@ def test_when_a_run_is_over():
     assert not is_over([], 2, 100.0)
     assert is_over([end(0, 0), end(1, 0)], 2, 0.0)
     assert not is_over([end(1, 0)], 2, 1000.0)  # rank 0 has still to write
-    assert not is_over([end(0, 0)], 2, 59.0) and is_over([end(0, 0)], 2, 61.0)
+    assert not is_over([end(0, 0)], 2, 2.0) and is_over([end(0, 0)], 2, 4.0)
     assert not is_over([end(1, -9)], 3, 2.0) and is_over([end(1, -9)], 3, 4.0)
 
 

@@ -91,7 +91,7 @@ class PlacedEngine:
 
     Args:
         host: its actor; None while it waits for its next start, at `again_at`.
-        pending: the outstanding call to the actor: `start`, or `failure` once the server has a place.
+        pending: the outstanding call to the actor: `start`, or `watch` once the server has a place.
         address: host and port where rank 0's node reaches it, or reached it last.
         deaths: how many times it has died.
     """
@@ -167,12 +167,9 @@ class EngineGroup:
             except Exception as error:  # the server's reason, or Ray's errors about an actor
                 self._lose(engine, first_line_of(getattr(error, "cause", None) or error))
                 continue
-            if engine.place is not None:
-                self._lose(engine, answer)
-                continue
             reached = answer if self.remote else replace(answer, address="127.0.0.1")  # it listens there alone
             engine.place, engine.address = reached, (reached.address, reached.port)
-            engine.pending = engine.host.failure.remote()
+            engine.pending = engine.host.watch.remote()
             say(f"engine {engine.number} on {answer.host} answers at {reached.address}:{reached.port}")
 
     def _lose(self, engine: PlacedEngine, reason: str) -> None:

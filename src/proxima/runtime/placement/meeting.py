@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
@@ -10,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from proxima.data import FieldError, UserError
+from proxima.process.entry import end_with_parent
 from proxima.train.ranks import RankError, Ranks
 
 if TYPE_CHECKING:
@@ -119,10 +119,9 @@ def _no_rank_zero(what: str) -> UserError:
 def _store(seconds: float) -> tuple[Any, str]:
     """The store where the ranks meet, and a key for this group, as the same processes may form several in turn."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
-    from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
     if "TORCHELASTIC_RUN_ID" in os.environ:  # this process ends with torchrun, however that ends
-        _prctl_pr_set_pdeathsig(signal.SIGKILL)
+        end_with_parent()
     key, port = f"proxima/{next(_groups)}", os.environ["MASTER_PORT"]
     try:
         store = TCPStore(

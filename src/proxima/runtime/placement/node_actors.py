@@ -113,6 +113,6 @@ class EngineHost:
         self.servers = start()
         return place_here(int(self.servers.urls[0].rpartition(":")[2]))
 
-    def failure(self) -> str:
-        """Wait until the server is given up, and return the reason."""
-        return str(self.servers.wait())
+    def watch(self) -> None:
+        """Wait until the server is given up, and raise the reason."""
+        raise self.servers.wait()

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 RANK = "proxima.cli.main:train_rank"  # the function that each rank calls
 POLL_SECONDS = 0.5  # in which a rank may print something
-GRACE_SECONDS = 3.0  # in which the first cause may be noticed after its consequences
-CLOSING_SECONDS = 60.0  # that the other ranks may take after rank 0 is done
+GRACE_SECONDS = 3.0  # in which the first cause may be noticed after its consequences, and other ranks end after rank 0
 FAILED, INTERRUPTED = 1, 130  # exit codes, as of the command line
 AGAIN = {"resume": True, "overwrite": False}  # arguments of the function when the ranks are restarted
 
@@ -188,12 +187,8 @@ def watch(group: RankGroup, interrupts: Interrupts, placed: EngineGroup | None) 
 def is_over(ends: Sequence[RankEnd], ranks: int, now: float) -> bool:
     """True if there is nothing left to wait for: all ranks have ended, or rank 0 has and the others had time to, or a
     rank has failed and there was time to notice the cause."""
-    times = [
-        end.at + (CLOSING_SECONDS if end.exit_code == 0 else GRACE_SECONDS)
-        for end in ends
-        if end.rank == 0 or end.exit_code != 0
-    ]
-    return len(ends) == ranks or now > min(times, default=now)
+    times = [end.at for end in ends if end.rank == 0 or end.exit_code != 0]
+    return len(ends) == ranks or now > min(times, default=now) + GRACE_SECONDS
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd:
