@@ -9,7 +9,7 @@ import pytest
 
 from proxima.data import ToolCall
 from proxima.environment import host_process
-from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
+from proxima.environment.hosts import EnvironmentFailure, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.process.worker import Worker
 from tests.environment.hostile import CHILDREN, CLASS, DONE, END, RESET, RESPOND, SHORT, TIME
@@ -39,7 +39,7 @@ def hosts():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Worker, "run", limited)
-        made = Hosts(spec("hostile:Hostile"), HostLimits(workers=1, call_seconds=LONG))
+        made = Hosts(spec("hostile:Hostile"), workers=1, call_seconds=LONG)
         yield made
         made.close()
 
@@ -96,7 +96,7 @@ def opened():
 
     def open_hosts(name, tools=(), **limits):
         kind = name if name is None or ":" in name else f"worlds:{name}"
-        made.append(Hosts(spec(kind, tools), HostLimits(**{"workers": 1, "call_seconds": LONG, **limits})))
+        made.append(Hosts(spec(kind, tools), **{"workers": 1, "call_seconds": LONG, **limits}))
         return made[-1]
 
     yield open_hosts

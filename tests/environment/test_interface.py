@@ -8,7 +8,7 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from proxima.data import FieldError, ToolCall
-from proxima.environment.hosts import HostLimits, Hosts
+from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentInterface, EnvironmentSpec, read_interface
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
@@ -69,7 +69,7 @@ def test_a_recipe_that_names_no_environment(fields, message):
 
 def test_a_complaint_comes_back_from_the_worker_whole():
     with pytest.raises(FieldError) as raised:
-        Hosts(EnvironmentSpec(kind="guess", arguments={"high": 1}), HostLimits())
+        Hosts(EnvironmentSpec(kind="guess", arguments={"high": 1}))
     error = raised.value
     assert (error.field, error.value, error.bound) == ("environment.high", 1, "must be above low=1")
 
@@ -84,7 +84,7 @@ def test_an_import_that_ends_or_hangs_does_not_end_or_hang_the_run(tmp_path, mon
     ]:
         (tmp_path / f"{name}_world.py").write_text(body)
         with pytest.raises(FieldError, match=re.escape(message)):
-            Hosts(EnvironmentSpec(kind=f"{name}_world:World"), HostLimits(start_seconds=seconds))
+            Hosts(EnvironmentSpec(kind=f"{name}_world:World"), start_seconds=seconds)
 
 
 DIES = """
@@ -109,13 +109,13 @@ def test_what_dies_while_it_is_inspected_is_retried_twice(server, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     for times in (2, 3):
         (tmp_path / f"dies_{times}.py").write_text(DIES.format(times=times, server=server))
-    hosts = Hosts(EnvironmentSpec(kind="dies_2:World"), HostLimits())
+    hosts = Hosts(EnvironmentSpec(kind="dies_2:World"))
     hosts.close()
     servers = (tmp_path / "log.txt").read_text().split()
     assert hosts.interface.responds and len(servers) == 3 and len(set(servers)) == 1 + 2 * server
     (tmp_path / "log.txt").unlink()
     with pytest.raises(FieldError, match="environment='dies_3:World' can't be loaded: its worker (ended|died)"):
-        Hosts(EnvironmentSpec(kind="dies_3:World"), HostLimits())
+        Hosts(EnvironmentSpec(kind="dies_3:World"))
 
 
 SILENT = """
@@ -133,14 +133,14 @@ def test_a_server_that_does_not_start_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("proxima.process.worker.FORK_SERVER", "silent")
     monkeypatch.setattr("proxima.process.worker.START_SECONDS", 0.1)
     with pytest.raises(FieldError, match="tools=.'a:b'. can't be loaded: .* did not answer within 0.1 s"):
-        Hosts(EnvironmentSpec(tools=("a:b",)), HostLimits(start_seconds=0.1))
+        Hosts(EnvironmentSpec(tools=("a:b",)), start_seconds=0.1)
 
 
 DESCRIBED = {"amount": "What to add.", "times": "How often."}
 
 
 def test_a_class_written_for_trl_runs_unchanged():
-    hosts = Hosts(EnvironmentSpec(kind="tests.environment.worlds:Adder"), HostLimits(workers=1))
+    hosts = Hosts(EnvironmentSpec(kind="tests.environment.worlds:Adder"), workers=1)
     interface = hosts.interface
     assert list(interface.tools) == ["add", "peek"] and not interface.responds and interface.reward == "get_reward"
     properties = {name: {"type": "integer", "description": said} for name, said in DESCRIBED.items()}
@@ -163,7 +163,7 @@ def test_a_class_written_for_trl_runs_unchanged():
 
 
 def test_columns_that_reset_needs():
-    hosts = Hosts(EnvironmentSpec(kind="tests.environment.worlds:Columns"), HostLimits())
+    hosts = Hosts(EnvironmentSpec(kind="tests.environment.worlds:Columns"))
     hosts.close()
     interface = hosts.interface
     assert interface.columns == ("b",) and interface.responds and interface.reward == ""

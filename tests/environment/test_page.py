@@ -8,7 +8,7 @@ from pathlib import Path
 
 from proxima.data import ToolCall
 from proxima.environment import ENVIRONMENTS
-from proxima.environment.hosts import HostLimits, Hosts
+from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
@@ -25,7 +25,7 @@ def test_the_ten_lines_run(tmp_path, monkeypatch):
         answers = await instance.call([ToolCall(name="turn", arguments={"number": n}) for n in (7, 50, 42)])
         return instance.opening[0]["content"], [a.messages[0]["content"] for a in answers], await instance.end()
 
-    with closing(Hosts(EnvironmentSpec(kind="vault:Vault"), HostLimits(workers=1))) as hosts:
+    with closing(Hosts(EnvironmentSpec(kind="vault:Vault"), workers=1)) as hosts:
         assert asyncio.run(run(hosts)) == ("Open the vault. It has 2 digits.", ["higher", "lower", "open"], 1.0)
 
 

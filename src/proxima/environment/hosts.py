@@ -35,23 +35,6 @@ class EnvironmentFailure(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostLimits:
-    """Limits of the workers, which `EpisodeSettings` has checked.
-
-    Args:
-        workers: number of processes.
-        call_seconds: wall-clock time limit of a call.
-        start_seconds: time limit of the import in a new worker, and of its first `reset`.
-        memory_mb: MiB that a worker may write beyond its memory at the start; 0: no limit.
-    """
-
-    workers: int = 2
-    call_seconds: float = 30.0
-    start_seconds: float = START_SECONDS
-    memory_mb: int = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
 class Answer:
     """An environment's answer to a turn.
 
@@ -73,23 +56,37 @@ class Answer:
 class Hosts:
     """The workers of a run. They start with the first episodes, and may be used from several event loops.
 
+    Args:
+        workers: number of processes.
+        call_seconds: wall-clock time limit of a call.
+        start_seconds: time limit of the import in a new worker, and of its first `reset`.
+        memory_mb: MiB that a worker may write beyond its memory at the start; 0: no limit.
+
     Raises: FieldError: see `EnvironmentSpec.inspected`.
     """
 
-    def __init__(self, spec: EnvironmentSpec, limits: HostLimits) -> None:
-        self.spec, self.limits = spec, limits
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        *,
+        workers: int = 2,
+        call_seconds: float = 30.0,
+        start_seconds: float = START_SECONDS,
+        memory_mb: int = 1024,
+    ) -> None:
+        self.spec, self.call_seconds, self.start_seconds = spec, call_seconds, start_seconds
         self._numbers = count()
         self.started = 0  # workers started so far
         self._lock = threading.Lock()
         self._log: Path | None = None
-        options = {"warm_ups": [EnvironmentSpec.__module__], "restricted": False, "memory_mb": limits.memory_mb}
+        options = {"warm_ups": [EnvironmentSpec.__module__], "restricted": False, "memory_mb": memory_mb}
         self._source = WorkerSource(HOST_PROCESS, "environment", options)
         try:
-            self.interface = spec.inspected(lambda: self._source.fork(memory_mb=0), limits.start_seconds)
+            self.interface = spec.inspected(lambda: self._source.fork(memory_mb=0), start_seconds)
         except BaseException:
             self._source.close()
             raise
-        self._hosts = [_Host(self) for _ in range(limits.workers)]
+        self._hosts = [_Host(self) for _ in range(workers)]
 
     def log_to(self, file: Path | None) -> None:
         """Append the output of environments to a file from now on; None: discard it, the default."""
@@ -109,7 +106,7 @@ class Hosts:
             with self._lock:
                 self.started += 1
             load = ("load_environment", self.logged(self.spec.to_json()))
-            return prepared(worker, load, seconds=self.limits.start_seconds)
+            return prepared(worker, load, seconds=self.start_seconds)
         except RuntimeError as error:
             raise EnvironmentFailure(f"it can't be loaded: {error}") from error
 
@@ -252,7 +249,7 @@ class _Host:
         result = None
         for _ in range(2 if epoch is None else 1):  # a worker that died while it was idle is replaced
             first = epoch is None and (kept.worker is None or kept.worker.jobs_done <= 1)  # it has only loaded
-            seconds = hosts.limits.start_seconds if first else hosts.limits.call_seconds
+            seconds = hosts.start_seconds if first else hosts.call_seconds
             result = result or kept.run(job, hosts.logged(arguments), seconds)
         if result is None:
             raise EnvironmentFailure("its worker died between two calls")

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 from proxima.data import FieldError
-from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
+from proxima.environment.hosts import EnvironmentFailure, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from tests.lent_servers import lent_servers
 
@@ -39,7 +39,7 @@ def play(world, row, seed, *players):
 
 
 def hosts_of(kind, **arguments):
-    return Hosts(EnvironmentSpec(kind=kind, arguments=arguments), HostLimits(workers=1))
+    return Hosts(EnvironmentSpec(kind=kind, arguments=arguments), workers=1)
 
 
 EMPTY = {"messages": [{"role": "user", "content": ""}], "answer": None, "number": 0}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxima.data import FieldError, ToolCall
-from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
+from proxima.environment.hosts import EnvironmentFailure, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from tests.processes import assert_all_end, family
 
@@ -39,7 +39,7 @@ def play(given, *calls):
         asked = [ToolCall(name=name, arguments=arguments) for name, arguments in calls]
         return [[a.messages[0]["content"] for a in await each.call(asked)] for each in both]
 
-    with closing(Hosts(given, HostLimits(workers=1))) as hosts:
+    with closing(Hosts(given, workers=1)) as hosts:
         return list(hosts.interface.tools), asyncio.run(run(hosts))
 
 
@@ -64,7 +64,7 @@ def test_a_server_that_ends_fails_its_episode():
 
 @pytest.mark.usefixtures("own_servers")
 def test_no_server_is_left():
-    hosts = Hosts(spec(), HostLimits(workers=1))
+    hosts = Hosts(spec(), workers=1)
 
     async def opened():
         return [await hosts.open(ROW, seed) for seed in range(2)]
@@ -88,7 +88,7 @@ def test_no_server_is_left():
 )
 def test_what_is_wrong_is_one_line(arguments, says):
     with pytest.raises(FieldError) as error:
-        Hosts(spec(**arguments), HostLimits(workers=1))
+        Hosts(spec(**arguments), workers=1)
     assert says in str(error.value) and "\n" not in str(error.value)
 
 

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager, suppress
 
 import pytest
 
-from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
+from proxima.environment.hosts import EnvironmentFailure, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from tests.ports import kept_port
 from tests.processes import eventually
@@ -80,7 +80,7 @@ def url(tmp_path_factory):
 
 def hosts_of(**arguments):
     spec = EnvironmentSpec(kind="openenv", arguments={"python": PYTHON, **arguments})
-    return Hosts(spec, HostLimits(workers=1, call_seconds=600))
+    return Hosts(spec, workers=1, call_seconds=600)
 
 
 def test_two_sessions_at_once(url):

@@ -10,7 +10,7 @@ from proxima.data.episode import EpisodeLife
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.environment.agents import AGENT, Agents, AgentSpec
-from proxima.environment.hosts import HostLimits, Hosts
+from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
 from proxima.model.chat import reads_tools
@@ -121,10 +121,8 @@ def make_worlds(
                 hosts = next((hosts for hosts in shared if hosts.spec == spec), None)
                 if hosts is None:
                     given = play.settings
-                    limits = HostLimits(
-                        workers=given.workers, call_seconds=given.call_seconds, memory_mb=given.memory_mb
-                    )
-                    hosts = Hosts(spec, limits)
+                    workers, memory_mb = given.workers, given.memory_mb
+                    hosts = Hosts(spec, workers=workers, call_seconds=given.call_seconds, memory_mb=memory_mb)
                     shared.append(hosts)
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
