@@ -71,7 +71,7 @@ class ProcessRanks(Ranks):
 
     def agree(self, problem: Exception | None) -> None:
         text = f"{type(problem).__name__}: {problem}"
-        problems = self._gather_everywhere(None if problem is None else (text, isinstance(problem, NotFiniteError)))
+        problems = self.gather_everywhere(None if problem is None else (text, isinstance(problem, NotFiniteError)))
         rank = next((rank for rank, other in enumerate(problems) if other is not None), None)
         if rank is None:
             return
@@ -90,10 +90,10 @@ class ProcessRanks(Ranks):
         return [value] if values is None else values
 
     def gather_shares(self, value: T, *, everywhere: bool = False) -> list[T]:
-        values = self._gather_everywhere(value) if everywhere else self.gather(value)
+        values = self.gather_everywhere(value) if everywhere else self.gather(value)
         return values[:: self.together]
 
-    def _gather_everywhere(self, value: T) -> list[T]:
+    def gather_everywhere(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
         with self.status.within("all_gather"):
             dist.all_gather_object(values, moved(value, "cpu"), group=self.objects)

@@ -55,9 +55,6 @@ class _FakeRanks(Ranks):
     def gather_shares(self, value: T, *, everywhere: bool = False) -> list[T]:
         return [value] * self.shares
 
-    def gather_everywhere(self, value: T) -> list[T]:
-        return [value] * self.size
-
     def norm(self, tensors: Iterable[Tensor]) -> Tensor:
         from proxima.model.parallel.norm import total_norm
 
