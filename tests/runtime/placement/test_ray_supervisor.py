@@ -113,9 +113,8 @@ def test_what_restarts_and_what_ends_a_run(case, monkeypatch, capsys):
         f"bundles of start {start}" for start in range(len(begun))
     ]
     out, err = capsys.readouterr()
-    lines = [line for line in err.splitlines() if not line.startswith("all 2 ranks run again; ")]
+    lines = err.splitlines()
     assert out == "" and len(lines) == len(said) and all(map(str.startswith, lines, said)), lines
-    assert ("s were lost, and the work since the checkpoint" in err) == (len(starts) > 1)
 
 
 def test_ranks_end_when_a_server_is_at_an_address_that_they_do_not_know(monkeypatch):
@@ -186,7 +185,7 @@ def test_an_actor_that_is_killed_and_then_ctrl_c(tmp_path, monkeypatch, capsys):
     printed = [line for line in out.splitlines() if "(raylet)" not in line]
     assert code == 130 and printed[-2:] == ["waits 0", "writes a checkpoint"], err
     died = f"^rank 1 on {host} died: its (actor was killed|node does not answer); all ranks restart .* 1 of at most 1$"
-    assert re.search(died, err, re.MULTILINE) and "all 2 ranks run again; " in err
+    assert re.search(died, err, re.MULTILINE)
     assert "stopping: rank 0 writes a checkpoint first; press Ctrl-C again to kill all ranks\n" in err
     assert "[rank 1] waits 1\n" in err and "[rank 1] writes" not in err and err.count(" died") == 1
     noted = records(folder)

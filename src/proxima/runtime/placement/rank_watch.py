@@ -142,8 +142,7 @@ class RankWatch:
     def take(self) -> None:
         """Note that the compute thread reports why the run fails, and ends: what the watch hears from now on follows
         from it."""
-        with self._changed:
-            self._taken = True
+        self._taken = True
         self.lines.flush(at_once=True)
 
     def await_farewells(self) -> None:
@@ -248,9 +247,8 @@ class RankWatch:
                 self._fail(first or self._causes[0][1], now)
         elif now > self._failed_at + self._closing:
             self.lines.flush(at_once=True)
-            with self._changed:
-                if self._taken:
-                    return
+            if self._taken:
+                return
             if self.failure.refused:
                 print(f"error: {last_line(self.failure)}", file=sys.stderr, flush=True)
             os._exit(2 if self.failure.refused else 1)  # the compute thread waits for a rank that will never respond

@@ -111,13 +111,9 @@ def supervise(
         interrupts = Interrupts()
         spec = fitted(spec)
         placed = None if engines is None else EngineGroup(spec, engines)
-        died_at: float | None = None
         for starts in range(spec.restarts + 1):
             reserved = None if spec.colocate else reserve(spec, "ranks", bundle_of(spec))  # on nodes that are alive now
             group = start_group(spec, reserved, function, arguments, placed)
-            if died_at is not None:
-                lost = time.monotonic() - died_at
-                say(f"all {spec.ranks} ranks run again; {lost:.1f} s were lost, and the work since the checkpoint")
             interrupts.counting = True
             try:
                 ends = watch(group, interrupts, placed)
@@ -127,7 +123,7 @@ def supervise(
             end = first_cause(ends)
             if interrupts.count and end.exit_code != 0:
                 return INTERRUPTED
-            cause, died_at = describe_end(end, group), end.at
+            cause = describe_end(end, group)
             if not end.killed:  # an exception would be raised again
                 if end.rank > 0 and all(other.rank > 0 for other in ends):  # rank 0 has said nothing of it
                     say(f"error: {cause}: the run ends, --resume continues it")
