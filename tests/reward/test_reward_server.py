@@ -50,17 +50,6 @@ def test_the_reward_http_gets_the_scores_of_the_model(url, reward):
     assert not scores[3].valid and "the limit is 60" in scores[3].error
 
 
-def test_a_batch_of_prompts_and_the_scores_of_tokens(url, reward):
-    single = request_of(*TEXTS)
-    status, both = post(f"{url}/batch", {"requests": [single, single | {"per_token": True}]})
-    assert status == 200 and [len(result["scores"]) for result in both["results"]] == [3, 3]
-    plain, detailed = (result["scores"] for result in both["results"])
-    for a, b, text in zip(plain, detailed, TEXTS, strict=True):
-        assert a == {"value": b["value"]} and len(b["tokens"]) == len(text) + 1  # one a byte, and the end of the turn
-        assert b["tokens"][-1] == pytest.approx(b["value"], abs=1e-6)
-    assert len(set(detailed[1]["tokens"])) > 5
-
-
 def test_what_a_tokenizer_can_not_read_takes_no_other_score_with_it(url):
     """Half of a surrogate pair, which JSON can hold and UTF-8 can't: it is read as a question mark."""
     texts = ("4", "It is \ud83d.", "It is ?.")
@@ -81,34 +70,31 @@ def completed(**completion):
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "why"),
+    ("content", "why"),
     [
-        ("/score", b"{", "the body: not JSON: Expecting property name"),
-        ("/score", b"\xff", "the body: not JSON: 'utf-8' codec"),
-        ("/score", [], "the request=[] must be an object"),
-        ("/score", {"prompt": None}, "completions=null must be a list"),
-        ("/score", {"prompt": None, "completions": [COMPLETION]}, "prompt=null must be an object"),
-        ("/score", prompted(messages=[]), "prompt.messages=[] must be at least one {role, content}"),
-        ("/score", prompted(messages=[{"role": "user"}]), "prompt.messages[0].content=null must be text"),
-        ("/score", prompted(messages=[{"role": [], "content": ""}]), "messages[0].role=[] must be one of"),
-        ("/score", prompted(messages=MESSAGES, question="x"), "unknown field prompt.question; known: "),
-        ("/score", completed(tokens=[1]), "completions[0].text=null must be text"),
-        ("/score", completed(text=5), "completions[0].text=5 must be text"),
-        ("/score", completed(text="a", finish_reason=5), "completions[0].finish_reason=5 must be one of stop, length"),
-        ("/score", completed(text="a", finish="stop"), "unknown field completions[0].finish; did you mean"),
-        ("/score", request_of("a", per_token=1), "per_token=1 must be true or false"),
-        ("/score", request_of("a", per_tokens=True), "unknown field per_tokens; did you mean 'per_token'?"),
-        ("/batch", [], "the request=[] must be an object"),
-        ("/batch", {"requests": [request_of("a"), completed(text=5)]}, "requests[1].completions[0].text=5 must be"),
+        (b"{", "the body: not JSON: Expecting property name"),
+        (b"\xff", "the body: not JSON: 'utf-8' codec"),
+        ([], "the request=[] must be an object"),
+        ({"prompt": None}, "completions=null must be a list"),
+        ({"prompt": None, "completions": [COMPLETION]}, "prompt=null must be an object"),
+        (prompted(messages=[]), "prompt.messages=[] must be at least one {role, content}"),
+        (prompted(messages=[{"role": "user"}]), "prompt.messages[0].content=null must be text"),
+        (prompted(messages=[{"role": [], "content": ""}]), "messages[0].role=[] must be one of"),
+        (prompted(messages=MESSAGES, question="x"), "unknown field prompt.question; known: "),
+        (completed(tokens=[1]), "completions[0].text=null must be text"),
+        (completed(text=5), "completions[0].text=5 must be text"),
+        (completed(text="a", finish_reason=5), "completions[0].finish_reason=5 must be one of stop, length"),
+        (completed(text="a", finish="stop"), "unknown field completions[0].finish; did you mean"),
+        (request_of("a", prompts=[]), "unknown field prompts; did you mean 'prompt'?"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_its_field(url, path, content, why):
-    status, answer = post(url + path, content)
+def test_what_is_not_understood_is_refused_by_its_field(url, content, why):
+    status, answer = post(f"{url}/score", content)
     assert status == 400 and why in answer["error"] and "\n" not in answer["error"]
 
 
 def test_other_paths_and_methods_are_told_where_to_post(url):
-    assert post(f"{url}/other", {}) == (404, {"error": "POST '/other' is not served; POST to /score or /batch"})
+    assert post(f"{url}/other", {}) == (404, {"error": "POST '/other' is not served; POST to /score"})
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"{url}/score", timeout=LONG)
     assert caught.value.code == 405 and "POST to /score" in json.load(caught.value)["error"]

@@ -73,7 +73,6 @@ def test_a_token_is_required_where_there_is_one(judge, monkeypatch):
         for wrong in ("Bearer secre", "Bearer secret2", "Basic secret", "Bearer s\xe9cret"):
             assert post(f"{scorer.url}/score", asked, Authorization=wrong)[0] == 401
         assert post(f"{scorer.url}/other", asked)[0] == 401  # nor does it say what there is
-        assert post(f"{scorer.url}/batch", {"requests": [asked]}, Authorization="Bearer secret")[0] == 200
         monkeypatch.setenv("SCORER_TOKEN", "secret")
         with runner(Http(url=f"{scorer.url}/score", token_env="SCORER_TOKEN")) as made:
             made.check()
@@ -108,7 +107,6 @@ def test_a_page_of_a_browser_may_not_ask_by_another_name_or_from_another_site(sh
         (gzip.compress(b" " * (8 << 20)), {"Content_Encoding": "gzip"}, 415, "Content-Encoding 'gzip' is not read"),
         (request_of(*["a"] * 301), {}, 413, "301 completions; the limit is 300, --max-completions"),
         (request_of("a", "b" * 1001), {}, 413, "completions[1].text: 1,001 characters; the limit is 1,000"),
-        (request_of(*["a" * 1000] * 6, per_token=True), {}, 413, "per_token of 6,000 characters"),
     ],
 )
 def test_a_request_over_a_limit_is_refused_before_it_is_scored(shared, judge, content, headers, status, why):
@@ -116,8 +114,6 @@ def test_a_request_over_a_limit_is_refused_before_it_is_scored(shared, judge, co
     response, answer = post(f"{shared.url}/score", content, **headers)
     assert response == status and why in answer["error"] and len(judge.calls) == calls
     assert shared.app.held == 0
-    two = {"requests": [request_of(*["a"] * 200), request_of(*["a"] * 101)]}
-    assert post(f"{shared.url}/batch", two)[0] == 413
 
 
 def test_a_chunked_body_is_measured_while_it_is_read(shared):

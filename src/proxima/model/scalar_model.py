@@ -3,7 +3,7 @@
 On disk they are what `AutoModelForSequenceClassification` with one label loads.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,27 +57,16 @@ class ScalarModel(PackedModel):
             raise ValueError(f"a scalar model gives values alone, not {', '.join(sorted(other))}")
         return TokenOutputs(value=self.values(batch))
 
+    @torch.no_grad()
     def scores(self, trajectories: Sequence[Trajectory], tokens_per_forward: int) -> Floats:
         """[S] float32, reward units: the score of each prompt with its response, as `last_values` defines it. A forward
         pass has at most `tokens_per_forward` tokens; neighbours of a group share their prompt."""
         pad, scores = pad_token(self.model.config), [np.zeros(0, np.float32)]
-        for batch, values in self._forwards(trajectories, tokens_per_forward):
-            scores.append(last_values(batch, values, pad).cpu().numpy())
-        return np.concatenate(scores)
-
-    def token_scores(self, trajectories: Sequence[Trajectory], tokens_per_forward: int) -> list[Floats]:
-        """[T] float32, reward units, for each response: the score after each of its tokens; otherwise as `scores`."""
-        scores = list[Floats]()
-        for batch, values in self._forwards(trajectories, tokens_per_forward):
-            scores += [column[1:] for column in np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist())]
-        return scores
-
-    @torch.no_grad()
-    def _forwards(self, trajectories: Sequence[Trajectory], budget: int) -> Iterator[tuple[PackedBatch, Tensor]]:
         rows = [trajectory.with_sentinel() for trajectory in trajectories]
-        for cut in micro_batches([(row,) for row in rows], budget, share_prompt=self.share_prompt):
+        for cut in micro_batches([(row,) for row in rows], tokens_per_forward, share_prompt=self.share_prompt):
             batch = self.pack([rows[i] for i in cut])
-            yield batch, self.values(batch)
+            scores.append(last_values(batch, self.values(batch), pad).cpu().numpy())
+        return np.concatenate(scores)
 
 
 def last_values(batch: PackedBatch, values: Tensor, pad: int | None) -> Tensor:

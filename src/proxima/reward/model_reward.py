@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from proxima.data import Completion, Prompt, Score, UserError, renamed, require
-from proxima.data.columns import Floats
 from proxima.data.trajectory import Trajectory
 from proxima.reward.base import WeightedReward
 
@@ -122,44 +121,21 @@ class ModelReward(WeightedReward):
         return ScalarModel(loaded, compute_dtype=DTYPES[self.compute_dtype])
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        rows, out = self._rows(prompt, completions, end=self.end_truncated)
-        for i, value in zip(rows, self._scorer.scores(list(rows.values()), self.tokens_per_forward), strict=True):
-            out[i] = Score(value=float(self._normalized(value)))
-        return out
-
-    def token_scores(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Floats]:
-        """For each completion [T] float32, reward units: the score after each of its tokens (those of the reward
-        model's own tokenizer with `encode: text`); empty where `score` fails."""
-        rows, _ = self._rows(prompt, completions, end=False)
-        scores = [np.zeros(0, np.float32) for _ in completions]
-        for i, values in zip(
-            rows, self._scorer.token_scores(list(rows.values()), self.tokens_per_forward), strict=True
-        ):
-            scores[i] = self._normalized(values)
-        return scores
-
-    def _rows(
-        self, prompt: Prompt, completions: Sequence[Completion], *, end: bool
-    ) -> tuple[dict[int, Trajectory], list[Score]]:
-        """The model input of each completion that can be scored, by index, and one failed score per completion, which
-        applies to those that can't be scored.
-
-        Args:
-            end: append an end-of-turn token to truncated completions.
-        """
-        rows, why = dict[int, Trajectory](), list[Score]()
+        rows, scores = dict[int, Trajectory](), list[Score]()
         longest = self._scorer.loaded.max_length
         limit = min(self.max_tokens or longest, longest)
         for i, completion in enumerate(completions):
             try:
-                row = self._trajectory(prompt, completion, limit if end else 0)
+                row = self._trajectory(prompt, completion, limit if self.end_truncated else 0)
             except UserError as error:
-                why.append(Score.failed(str(error)))
+                scores.append(Score.failed(str(error)))
                 continue
             if len(row) <= limit:
                 rows[i] = row
-            why.append(Score.failed(f"prompt and completion have {len(row)} tokens, the limit is {limit}"))
-        return rows, why
+            scores.append(Score.failed(f"prompt and completion have {len(row)} tokens, the limit is {limit}"))
+        for i, value in zip(rows, self._scorer.scores(list(rows.values()), self.tokens_per_forward), strict=True):
+            scores[i] = Score(value=float(self._normalized(value)))
+        return scores
 
     @cached_property
     def _end(self) -> int | None:

@@ -1,9 +1,6 @@
 """A reward model behind HTTP, in the protocol of the reward `http`.
 
     POST /score   a prompt with its completions → {"scores": [s, …]}
-    POST /batch   {"requests": [a request of /score, …]} → {"results": [a response of /score, …]}
-
-If the request has `"per_token": true`, each score also has `tokens`, the score after each token of the completion.
 
     score_requests    the JSON of a request, validated field by field
     scorer_limits     limits on the requests of clients

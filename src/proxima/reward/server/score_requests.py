@@ -23,7 +23,6 @@ class SubmittedGroup:
 
     prompt: Prompt
     completions: tuple[Completion, ...]
-    per_token: bool
 
     def slices(self) -> Iterator["SubmittedGroup"]:
         """Split the group into parts of bounded work."""
@@ -46,34 +45,23 @@ PROMPT = {
     "metadata": object,
 }
 COMPLETION = {"sample": object, "text": str, "tokens": object, "finish_reason": (*get_args(FinishReason), None)}
-SCORE = {"completions": [COMPLETION], "per_token": bool | None, "prompt": object}
-NAMES: dict[Any, str] = {dict: "an object", list: "a list", str: "text", bool | None: "true or false"}
+SCORE = {"completions": [COMPLETION], "prompt": object}
+NAMES: dict[Any, str] = {dict: "an object", list: "a list", str: "text"}
 
 
-def submitted_groups(content: Any, limits: ScorerLimits, *, batch: bool) -> list[SubmittedGroup]:
-    """Parse a request of `/score`, or of `/batch`; HTTPException names the invalid field."""
-    if batch:
-        _require(content, {"requests": [object]}, "")
-    requests = content["requests"] if batch else [content]
-    groups = [_group(given, f"requests[{i}]." if batch else "", limits) for i, given in enumerate(requests)]
-    count = sum(len(group.completions) for group in groups)
-    if count > limits.completions:
-        raise HTTPException(413, f"{count:,} completions; the limit is {limits.completions:,}, --max-completions")
-    read = sum(len(completion.text) for group in groups if group.per_token for completion in group.completions)
-    if read > 5 * limits.characters:
-        raise HTTPException(413, f"per_token of {read:,} characters; the limit is {5 * limits.characters:,}")
-    return groups
-
-
-def _group(given: Any, place: str, limits: ScorerLimits) -> SubmittedGroup:
-    _require(given, SCORE, place)
+def submitted_group(given: Any, limits: ScorerLimits) -> SubmittedGroup:
+    """Parse a request; HTTPException names the invalid field."""
+    _require(given, SCORE, "")
     prompt, completions, messages = given.get("prompt"), given["completions"], []
+    if len(completions) > limits.completions:
+        limit = f"the limit is {limits.completions:,}, --max-completions"
+        raise HTTPException(413, f"{len(completions):,} completions; {limit}")
     if prompt is not None or completions:  # else a health check
-        _require(prompt, PROMPT, f"{place}prompt")
+        _require(prompt, PROMPT, "prompt")
         if not (messages := prompt["messages"]):
-            raise HTTPException(400, f"{place}prompt.messages=[] must be at least one {{role, content}}")
-    lengths = {f"{place}prompt": sum(len(message["content"]) for message in messages)}
-    lengths |= {f"{place}completions[{i}].text": len(c["text"]) for i, c in enumerate(completions)}
+            raise HTTPException(400, "prompt.messages=[] must be at least one {role, content}")
+    lengths = {"prompt": sum(len(message["content"]) for message in messages)}
+    lengths |= {f"completions[{i}].text": len(c["text"]) for i, c in enumerate(completions)}
     for name, length in lengths.items():
         if length > limits.characters:
             raise HTTPException(413, f"{name}: {length:,} characters; the limit is {limits.characters:,}")
@@ -81,21 +69,20 @@ def _group(given: Any, place: str, limits: ScorerLimits) -> SubmittedGroup:
     reasons: list[FinishReason] = [completion.get("finish_reason") or "stop" for completion in completions]
     made = (Completion.of_text(0, i, utf8(c["text"]), finish_reason=reasons[i]) for i, c in enumerate(completions))
     prompt = Prompt(uid=0, messages=texts, tokens=np.zeros(0, np.int32))
-    return SubmittedGroup(prompt, tuple(made), bool(given.get("per_token")))
+    return SubmittedGroup(prompt, tuple(made))
 
 
 def _require(value: Any, form: Any, place: str) -> None:
-    """Raise HTTPException, which names the field at `place`, unless the value has the form; a `place` that ends in a
-    point is the object above."""
+    """Raise HTTPException, which names the field at `place` (empty: the request), unless the value has the form."""
     kind = type(form) if isinstance(form, dict | list) else form
     if not (value in kind if isinstance(kind, tuple) else isinstance(value, kind)):
         expected = f"one of {', '.join(filter(None, kind))}" if isinstance(kind, tuple) else NAMES[kind]
-        raise HTTPException(400, f"{place.rstrip('.') or 'the request'}={json.dumps(value)[:48]} must be {expected}")
+        raise HTTPException(400, f"{place or 'the request'}={json.dumps(value)[:48]} must be {expected}")
     if isinstance(form, list):
         for i, entry in enumerate(value):
             _require(entry, form[0], f"{place}[{i}]")
     elif isinstance(form, dict):
-        above = f"{place}." if place and not place.endswith(".") else place
+        above = f"{place}." if place else ""
         for key in value:
             if key not in form:
                 raise HTTPException(400, f"unknown field {above}{key:.60}; {suggestion(key[:60], form)}")

@@ -18,7 +18,7 @@ from starlette.routing import Mount, request_response
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.model_reward import ModelReward
 from proxima.reward.server.bounded_server import bearer, disconnected
-from proxima.reward.server.score_requests import SubmittedGroup, submitted_groups
+from proxima.reward.server.score_requests import SubmittedGroup, submitted_group
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
 from proxima.system.web_requests import LOOPBACK_NAMES, refused
@@ -59,22 +59,22 @@ class ScorerApp:
     async def _answer(self, request: Request) -> Response:
         self._admit(request)
         path, start, body = request.url.path, time.monotonic(), bytearray()
-        if path not in ("/score", "/batch") or request.method != "POST":
-            why = f"{request.method} {path!a:.60} is not served; POST to /score or /batch"
-            raise HTTPException(405 if path in ("/score", "/batch") else 404, why)
+        if path != "/score" or request.method != "POST":
+            why = f"{request.method} {path!a:.60} is not served; POST to /score"
+            raise HTTPException(405 if path == "/score" else 404, why)
         try:
             await self._read(request, body)
             try:
-                groups = submitted_groups(parse_json(bytes(body)), self.limits, batch=path == "/batch")
+                group = submitted_group(parse_json(bytes(body)), self.limits)
             except (TooLargeError, UnreadableError) as error:
                 what = " ".join(f"the body: {error}".split())[:200]
                 raise HTTPException(413 if isinstance(error, TooLargeError) else 400, what) from None
-            results = [{"scores": scores} for scores in await self._score(request, groups)]
+            scores = await self._score(request, group)
         finally:
             self.held -= len(body)
-        seconds, count = time.monotonic() - start, sum(len(group.completions) for group in groups)
+        seconds, count = time.monotonic() - start, len(scores)
         _log(request, f"200 {count} completions in {seconds:.2f} s, {count / max(seconds, 1e-3):.0f}/s")
-        return JSONResponse({"results": results} if path == "/batch" else results[0])
+        return JSONResponse({"scores": scores})
 
     def _admit(self, request: Request) -> None:
         """Raise HTTPException for a client without access, before any of its body is read."""
@@ -109,12 +109,12 @@ class ScorerApp:
             reason = f"the body was not complete after {self.limits.read_seconds:g} s"
             raise HTTPException(408, reason, {"Connection": "close"}) from None
 
-    async def _score(self, request: Request, groups: Sequence[SubmittedGroup]) -> list[Scores]:
-        """The scores of each group, unless the client leaves or the server ends before."""
+    async def _score(self, request: Request, group: SubmittedGroup) -> Scores:
+        """The scores of a group, unless the client leaves or the server ends before."""
         if self.waiting >= self.limits.requests:
             raise HTTPException(503, f"{self.waiting} requests wait; the limit is --max-requests", BUSY)
         self.waiting += 1
-        scored = asyncio.create_task(self._scores(groups))
+        scored = asyncio.create_task(self._scores(group))
         gone, ending = asyncio.create_task(disconnected(request)), asyncio.create_task(self.ending.wait())
         tasks: tuple[asyncio.Task[Any], ...] = (scored, gone, ending)
         try:
@@ -131,12 +131,9 @@ class ScorerApp:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _scores(self, groups: Sequence[SubmittedGroup]) -> list[Scores]:
+    async def _scores(self, group: SubmittedGroup) -> Scores:
         try:  # one slice at a time: the thread takes those of other requests in between
-            return [
-                [score for part in group.slices() for score in await self.compute.run(self._scores_of, part)]
-                for group in groups
-            ]
+            return [score for part in group.slices() for score in await self.compute.run(self._scores_of, part)]
         except Exception as error:  # raised by the model: the next request may be fine
             raise HTTPException(500, " ".join(f"{type(error).__name__}: {error}".split())[:300]) from None
 
@@ -145,9 +142,6 @@ class ScorerApp:
         for score in self.reward.score(part.prompt, part.completions):
             finite = score.valid and math.isfinite(score.value)
             scores.append({"value": score.value} if finite else {"error": score.error or f"the score is {score.value}"})
-        if part.per_token:
-            for collected, values in zip(scores, self.reward.token_scores(part.prompt, part.completions), strict=True):
-                collected["tokens"] = [value if math.isfinite(value) else None for value in values.tolist()]
         return scores
 
     async def _refuse(self, request: Request, refusal: HTTPException) -> Response:

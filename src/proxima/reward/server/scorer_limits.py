@@ -10,7 +10,7 @@ class ScorerLimits:
     Args:
         body_mb: size of a request, in MiB; those of all unanswered requests together are 16 times as much.
         completions: completions per request.
-        characters: characters per prompt and per completion; 5 times as many in all completions with `per_token`.
+        characters: characters per prompt and per completion.
         requests: requests that wait or are being scored; a further one is answered 503.
         seconds: time from a request's last byte to its scores.
         read_seconds: time to receive the body of a request, and as long again for its headers.
