@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from proxima.data import UserError
 from proxima.prepare import locate_files
 from proxima.prepare.locate import DataNotFound
 
@@ -120,49 +119,10 @@ def test_configurations_that_are_files(tmp_path):
     }
 
 
-def test_the_cache_of_datasets(tmp_path, monkeypatch):
-    """What `load_dataset` left: an Arrow file in its own cache, and nothing in the hub's."""
-    import datasets
-
-    from proxima.prepare import locate as module
-    from proxima.prepare.read_files import inspect_file, iter_source_rows
-
-    folder = tmp_path / "datasets" / "openai___gsm8k" / "main" / "0.0.0" / COMMIT
-    made = {}
-    for side, rows in (("train", GSM8K_TRAIN), ("test", GSM8K_TEST)):
-        path = folder / f"gsm8k-{side}.arrow"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        writer = datasets.arrow_writer.ArrowWriter(path=str(path))
-        for row in rows:
-            writer.write(row)
-        writer.finalize()
-        made[side] = datasets.Dataset.from_file(str(path))
-    monkeypatch.setattr("proxima.prepare.locate.load_hub_dataset", lambda name, subset, side, revision: made[side])
-    assert module._from_datasets(PARTS["gsm8k"].hubs[0], PARTS["gsm8k"], None).revision == COMMIT
-    origin = locate_files(PARTS["gsm8k"])
-    assert names(origin) == {"train": ["main/gsm8k-train.arrow"], "test": ["main/gsm8k-test.arrow"]}
-    inputs = tuple(inspect_file(*pair) for pair in origin.sides["train"])
-    assert [row.content.answer for row in iter_source_rows(inputs)] == [row["answer"] for row in GSM8K_TRAIN]
-
-
 def test_a_download_that_was_cut_off(tmp_path):
     write_parquet(tmp_path / "train-00001-of-00002.parquet", GSM8K_TRAIN)
     with pytest.raises(DataNotFound, match=r"holds 1 of the 2 files train-\*-of-00002"):
         locate_files(PARTS["gsm8k"], str(tmp_path))
-
-
-def test_what_save_to_disk_wrote(tmp_path):
-    import datasets
-
-    from proxima.prepare.read_files import inspect_file, iter_source_rows
-
-    sides = {side: datasets.Dataset.from_list(rows) for side, rows in (("train", GSM8K_TRAIN), ("test", GSM8K_TEST))}
-    datasets.DatasetDict(sides).save_to_disk(str(tmp_path / "saved"))
-    origin = locate_files(PARTS["gsm8k"], str(tmp_path / "saved"))
-    assert names(origin)["test"] == ["test/data-00000-of-00001.arrow"]
-    assert [row.content.question for row in iter_source_rows((inspect_file(*origin.sides["test"][0]),))] == [
-        row["question"] for row in GSM8K_TEST
-    ]
 
 
 class Network:
@@ -217,10 +177,6 @@ def test_a_hub_that_refuses(monkeypatch):
     def refused():
         raise ConnectionError("503 Service\nUnavailable")
 
-    def nothing(*_):
-        raise UserError("not cached")
-
-    monkeypatch.setattr("proxima.prepare.locate.load_hub_dataset", nothing)
     Network(monkeypatch, refused)
     with pytest.raises(
         ValueError,

@@ -87,7 +87,6 @@ def test_rows_of_another_form_are_not_dropped_in_silence(tmp_path):
         ("a.jsonl", b"\xff\n", "a.jsonl:1 is not JSON: 'utf-8' codec can't decode"),
         ("a.json", b"[1]", "entry 0 is a int"),
         ("a.parquet", b"PAR1 nothing", "a.parquet can't be read after row 0: .*; was it cut off"),
-        ("a.arrow", b"nothing", "was it cut off"),
     ],
 )
 def test_damaged_files(tmp_path, name, content, message):

@@ -1,19 +1,16 @@
-"""Locates the files of a source, in a path, the hub's cache, the hub, or the cache of `datasets`, sorted by side."""
+"""Locates the files of a source, in a path, the hub's cache or the hub, sorted by side."""
 
 import glob
 import os
 import re
 from collections import Counter, defaultdict
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from proxima.data import UserError
 from proxima.model.hub_names import hub_is_reachable
 from proxima.prepare.catalog import Hub, Part
 from proxima.prepare.read_files import SUFFIXES
-from proxima.task.hub import load_hub_dataset
 
 _DEFAULT_SUBSETS = ("main", "all", "default")  # if a data set has several and none is named
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
@@ -34,7 +31,7 @@ class SourceFiles:
     Args:
         kind: `hub` or `files`.
         name: data set on the hub, or the path as it was given.
-        revision: commit on the hub; None: local files, or unknown.
+        revision: commit on the hub; None: local files.
         license: None: unknown.
         sides: files of `train` and `test`, each with its name in the card.
     """
@@ -129,9 +126,7 @@ def split_files(folder: Path) -> dict[str, list[Path]]:
     whole = Path(os.path.abspath(folder))  # as `datasets` names it; messages name files as the user does
     return {
         str(side): [
-            path
-            for name in sorted(names)
-            if (path := folder / Path(name).relative_to(whole)).suffix in SUFFIXES and path.name != "state.json"
+            path for name in sorted(names) if (path := folder / Path(name).relative_to(whole)).suffix in SUFFIXES
         ]
         for side, names in found.items()
     }
@@ -146,7 +141,7 @@ def _sides(files: BySide, part: Part, given: str) -> BySide:
     sides = {side: of for side, of in chosen.items() if of}
     if part.side not in sides:
         seen = ", ".join([name for of in files.values() for _, name in of][:5]) or "no data file"
-        raise DataNotFound(f"{given} holds no {part.side} side ({seen}); expected Parquet, JSON Lines, JSON or Arrow")
+        raise DataNotFound(f"{given} holds no {part.side} side ({seen}); expected Parquet, JSON Lines or JSON")
     # `-00000-of-00002` without `-00001-of-00002` is an interrupted download
     names = [name for of in sides.values() for _, name in of]
     shards = Counter((match[1], match[3]) for name in names if (match := _SHARD.fullmatch(name)))
@@ -180,28 +175,5 @@ def _from_hub(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
         else:
             if part.side == "train" and "test" in part.published and "test" not in sides and cached and not offline:
                 continue  # the cache is incomplete
-            return SourceFiles("hub", hub.name, _commit(folder.name) or revision, hub.license, sides)
-    with suppress(UserError, ImportError):
-        return _from_datasets(hub, part, revision)
+            return SourceFiles("hub", hub.name, folder.name, hub.license, sides)  # a snapshot is named by its commit
     raise DataNotFound(problem)
-
-
-def _from_datasets(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
-    """Locate the Arrow files in the cache of the `datasets` library."""
-    files: BySide = defaultdict(list)
-    for side in ("train", "test"):
-        with suppress(UserError):
-            stored: list[tuple[str | None, Any]] = [
-                (subset, load_hub_dataset(hub.name, subset, side, revision)) for subset in hub.subsets or (None,)
-            ]
-            paths = [(subset, Path(entry["filename"])) for subset, data in stored for entry in data.cache_files]
-            files[side] = [(path, path.name if subset is None else f"{subset}/{path.name}") for subset, path in paths]
-    commits = {path.parent.name for of in files.values() for path, _ in of}
-    sides = _sides(files, part, hub.name)
-    commit = _commit(commits.pop()) if len(commits) == 1 else None
-    return SourceFiles("hub", hub.name, commit or revision, hub.license, sides)
-
-
-def _commit(name: str) -> str | None:
-    """Return the name if it is a commit hash, else None."""
-    return name if re.fullmatch(r"[0-9a-f]{40}", name) else None

@@ -1,4 +1,4 @@
-"""Reads source files as a stream of rows, one batch in memory: Parquet, JSON Lines, JSON and Arrow; and hashes them."""
+"""Reads source files as a stream of rows, one batch in memory: Parquet, JSON Lines and JSON; and hashes them."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from proxima.prepare.row_formats import SourceQuestion, known_columns, read_row
 from proxima.system.text_files import read_text
 from proxima.task.local_files import content_lines, json_object
 
-SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".arrow")
+SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
 _BATCH = 2048  # rows
 
 
@@ -55,7 +55,7 @@ def inspect_file(path: Path, name: str) -> InputFile:
 def iter_source_rows(inputs: Sequence[InputFile]) -> Iterator[SourceRow]:
     """Yield the rows of all files, in order; UserError if a file is damaged, or its columns are of no known form."""
     for index, file in enumerate(inputs):
-        read = _table_values if file.path.suffix in (".parquet", ".arrow") else _json_values
+        read = _parquet_values if file.path.suffix == ".parquet" else _json_values
         for row, values in enumerate(read(file.path)):
             if row == 0:
                 known_columns(values, str(file.path))
@@ -67,26 +67,17 @@ def iter_source_rows(inputs: Sequence[InputFile]) -> Iterator[SourceRow]:
                 yield SourceRow(None, index, row, f"has another form: {error}")
 
 
-def _table_values(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet file, or of the Arrow stream that the `datasets` library writes."""
+def _parquet_values(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow
     from pyarrow import parquet
 
     row = 0
     try:
-        if path.suffix == ".parquet":  # pre_buffer would hold the whole file in memory
-            file = parquet.ParquetFile(path, pre_buffer=False)
-            columns = known_columns(file.schema_arrow.names, str(path))
-            batches = file.iter_batches(batch_size=_BATCH, columns=columns, use_threads=False)
-        else:
-            stream = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-            columns = known_columns(stream.schema.names, str(path))
-            batches = (batch.select(columns) for batch in stream)
-        for batch in batches:
-            for start in range(0, batch.num_rows, _BATCH):
-                rows = batch.slice(start, _BATCH).to_pylist()
-                yield from rows
-                row += len(rows)
+        file = parquet.ParquetFile(path, pre_buffer=False)  # which would hold the whole file in memory
+        columns = known_columns(file.schema_arrow.names, str(path))
+        for batch in file.iter_batches(batch_size=_BATCH, columns=columns, use_threads=False):
+            yield from batch.to_pylist()
+            row += batch.num_rows
     except (OSError, pyarrow.ArrowException) as error:
         what = " ".join(str(error).split())[:120]
         raise UserError(f"{path} can't be read after row {row}: {what}; was it cut off?") from None
