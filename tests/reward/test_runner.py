@@ -49,6 +49,8 @@ def test_names_must_differ_and_there_must_be_a_reward():
         RewardRunner([Number(), Number()])
     with pytest.raises(ValueError, match=r"reward=\[\] must hold at least one reward"):
         RewardRunner([])
+    with pytest.raises(ValueError, match="reward dict is not a subclass of proxima.reward.WeightedReward"):
+        RewardRunner([{"kind": "number"}])
     assert RewardRunner([Number(), Number(name="second")]).labels == ("number", "second")
     for field in ("timeout", "workers"):
         with pytest.raises(ValueError, match=f"{field}=0 must be >"):
@@ -59,9 +61,9 @@ def test_no_completions_no_scores():
     assert scored([Number(), Format()], "42") == []
 
 
-@dataclass(frozen=True)
-class Plain:
-    """Somebody else's reward: nothing but `score`."""
+@dataclass(frozen=True, kw_only=True)
+class Plain(WeightedReward):
+    """Somebody else's reward."""
 
     def score(self, prompt, completions):
         return [Score(value=self.value_of(c.text), correct=c.text == prompt.answer) for c in completions]
@@ -113,8 +115,7 @@ def test_a_reward_that_hangs_in_a_thread_costs_one_completion():
     assert [score.correct for score in scores] == [False, *[None] * 4, True, None, False]
 
 
-@dataclass(frozen=True)
-class Careless:
+class Careless(WeightedReward):
     """Returns what its answer names."""
 
     def score(self, prompt, completions):
@@ -149,8 +150,7 @@ def test_scores_are_in_pythons_own_numbers(answer):
 
 
 def test_an_error_is_fit_to_be_printed():
-    @dataclass(frozen=True)
-    class Quotes:
+    class Quotes(WeightedReward):
         def score(self, prompt, completions):
             raise ValueError(f"can't read {completions[0].text}")
 
@@ -196,10 +196,10 @@ def test_the_same_text_is_judged_once_a_group_and_a_function_each_time(tmp_path)
 
 HANGING = """
 import asyncio, threading
-from proxima.reward import RewardRunner
+from proxima.reward import RewardRunner, WeightedReward
 from proxima.data import Score
 from tests.reward.make import prompt, completion
-class Hangs:
+class Hangs(WeightedReward):
     def score(self, prompt, completions):
         threading.Event().wait()
 made = RewardRunner([Hangs()], timeout=0.2)
@@ -216,7 +216,7 @@ def test_a_hung_thread_does_not_keep_the_process_alive():
 def test_a_group_of_thousands_opens_no_more_threads_than_workers():
     gate, entered = threading.Event(), []
 
-    class Waits:
+    class Waits(WeightedReward):
         def score(self, prompt, completions):
             entered.append(completions)
             gate.wait()
@@ -238,7 +238,7 @@ def test_a_group_of_thousands_opens_no_more_threads_than_workers():
 def test_a_scorer_that_always_hangs_does_not_take_all_threads():
     gate = threading.Event()
 
-    class Hangs:
+    class Hangs(WeightedReward):
         def score(self, prompt, completions):
             gate.wait()
             return [Score(value=1.0) for _ in completions]

@@ -10,7 +10,6 @@ import numpy as np
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.laws.law import Law, require_that
 from proxima.reward.base import as_reward
-from proxima.reward.protocol import Reward
 from proxima.reward.runner import RewardRunner
 
 ANSWERS = ("42", 42, "#### 42", "x = 42", {"answer": "42"}, ["42"], ["assert answer() == 42"])
@@ -104,7 +103,7 @@ def _comparing(spec: Any) -> str | None:
 
 
 def _alone(spec: Any) -> str | None:
-    reward: Reward = as_reward(spec)
+    reward = as_reward(spec)
     grouped = reward.whole_batch or reward.completions_per_call != 1
     return "it compares completions with one another" if grouped else None
 

@@ -11,7 +11,7 @@ Imports: stdlib, httpx, `proxima.data`, `proxima.model`; math-verify and reasoni
 To add one: (1) a file with the spec, a subclass of `WeightedReward`; (2) a line in `REWARDS`; (3) ten real completions,
 right and wrong, in `tests/reward/test_<name>.py`. The tests of all rewards (order, hostile text, docstring) find it in
 the dict and construct it with its `example_fields` where a field has no default. Out of tree:
-`{kind: my_pkg.rewards:Style, weight: 0.2}`. Stable: `Reward`, `WeightedReward`, `RewardRunner`.
+`{kind: my_pkg.rewards:Style, weight: 0.2}`. Stable: `WeightedReward`, `RewardRunner`.
 """
 
 from typing import TYPE_CHECKING
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from proxima.reward.math.number import Boxed, Gsm8kReward, Number
     from proxima.reward.math.symbolic import Math
     from proxima.reward.model_reward import ModelReward
-    from proxima.reward.protocol import Reward
     from proxima.reward.reasoning_gym import ReasoningGymReward
     from proxima.reward.regex import Format, Regex
     from proxima.reward.repetition import Diversity, Repetition
@@ -84,7 +83,6 @@ __all__ = [
     "ReasoningGymReward",
     "Regex",
     "Repetition",
-    "Reward",
     "RewardRunner",
     "UnitTests",
     "WeightedReward",

@@ -4,28 +4,35 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
-from proxima.reward.protocol import Reward, Where
 
+Where = Literal["inline", "thread", "compute", "text", "function"]
 NOT_APPLICABLE = Score.failed("it does not apply to this row")  # compared by identity; adds nothing to the sum
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedReward:
-    """Base of the rewards: defaults for all of `Reward`, and `score` in terms of `score_one`.
+    """Base of the rewards, and everything that `RewardRunner` reads from one: defaults, and `score` in terms of
+    `score_one`.
 
     A subclass defines `score_one`; a reward that compares the completions of a prompt sets `whole_group` and defines
-    `score`; one that compares all groups sets `whole_batch` and defines `score_batch`. Rewards that run in a worker
-    process inherit from `PooledReward`.
+    `score`; one that compares all groups sets `whole_batch` and defines `score_batch`, which is called once per
+    generated batch, while `score` never is. Rewards that run in a worker process inherit from `PooledReward`.
+
+    `score` may raise, hang or be slow: the runner isolates each call, abandons it after the timeout and records the
+    failure as `Score.failed`. Values are in reward units, before the weight.
 
     Args:
         weight: factor of this reward's value in the sum; finite, may be negative. 0 only logs the value, and a failure
             of this reward then does not make the completion invalid.
         name: key of this reward among the parts of a score; null: the kind.
 
-    `example_fields` are values for the fields that have no default; the tests of all rewards construct it with these.
+    A class also sets `where`: `inline` for bounded linear time, `thread` for trusted Python that may wait, `compute`
+    for tensor work, else the kind of worker. It sets `needs_answer` if it compares with the row's answer: `unreadable`
+    then checks each answer before the run. `example_fields` are values for the fields that have no default; the tests
+    of all rewards construct it with these.
     """
 
     weight: float = 1.0
@@ -44,27 +51,33 @@ class WeightedReward:
 
     @property
     def label(self) -> str:
+        """Name of this reward in score parts, metrics and error messages."""
         return self.name or self.kind or type(self).__name__.lower()
 
     @property
     def completions_per_call(self) -> int:
+        """Completions of a prompt in one `score` call, which are all invalid if it fails; 0: all of the prompt's."""
         return 0 if self.whole_group else 1
 
     @property
     def concurrency(self) -> int:
+        """Simultaneous calls, each in a thread; 0: `runtime.reward_workers`."""
         return 0
 
     @property
     def call_timeout(self) -> float:
+        """Seconds until a call is abandoned; 0: `runtime.reward_timeout`."""
         return 0.0
 
     def check(self) -> None:
-        return None
+        """Raise UserError, before the run, if something that the reward needs outside this process is missing."""
 
     def unreadable(self, answer: Any) -> str | None:
+        """The reason why this reward can't score a row with this answer; None if it can."""
         return missing_answer(answer)
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        """One score per completion, in the same order."""
         return [self.score_one(prompt, completion) for completion in completions]
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
@@ -72,29 +85,15 @@ class WeightedReward:
         raise NotImplementedError(f"{type(self).__name__} must define score_one or score")
 
     def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
+        """For each group, one score per completion. The groups carry the scores of rewards without `whole_batch`."""
         raise NotImplementedError(f"{type(self).__name__} must define score_batch")
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdaptedReward(WeightedReward):
-    """Adapter for an object that defines `score` but not the rest of `Reward`."""
-
-    spec: Any
-
-    def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        return list(self.spec.score(prompt, completions))
-
-
-def as_reward(spec: Any) -> Reward:
-    """The spec itself if it implements `Reward`, an adapter if it only has `score` (and perhaps `weight` or `name`).
-    UserError if it has no method `score`."""
-    if isinstance(spec, WeightedReward | Reward):  # checking only for `Reward` would evaluate every property
-        return spec
-    kind = type(spec).__name__
-    if not callable(getattr(spec, "score", None)):
-        raise UserError(f"reward {kind} has no method score(prompt, completions)")
-    name = getattr(spec, "name", None) or kind.lower()
-    return AdaptedReward(spec=spec, weight=float(getattr(spec, "weight", 1.0)), name=name)
+def as_reward(spec: Any) -> WeightedReward:
+    """The spec itself; UserError if it is not a reward."""
+    if not isinstance(spec, WeightedReward):
+        raise UserError(f"reward {type(spec).__name__} is not a subclass of proxima.reward.WeightedReward")
+    return spec
 
 
 @dataclass(frozen=True, kw_only=True)

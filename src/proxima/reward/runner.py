@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
-from proxima.reward.base import NOT_APPLICABLE, Job, PooledReward, as_reward, unscored, validated
-from proxima.reward.protocol import Reward
+from proxima.reward.base import NOT_APPLICABLE, Job, PooledReward, WeightedReward, as_reward, unscored, validated
 from proxima.reward.workers.threads import DaemonThreads
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class RewardRunner:
     per generated batch, adds those to the groups that `score` has scored.
 
     Args:
-        rewards: the specs, at least one; an object that is not a `Reward` only needs a method `score`.
+        rewards: the specs, at least one.
         timeout: seconds that a reward may take for one completion; > 0.
         workers: worker processes of each kind in use, and threads for rewards that run in threads; >= 1.
         memory_mb: memory limit, in MiB, of a worker that calls functions; 0: none.
@@ -41,7 +40,7 @@ class RewardRunner:
         pool: class of the worker pools; None: processes on this machine.
 
     Raises:
-        UserError: no rewards, or two of the same name.
+        UserError: no rewards, one that is not a `WeightedReward`, or two of the same name.
 
     A failure is an exception, a timeout, a value that is not finite, a sum beyond ±1e12, or a worker that died: then
     `valid=False` with `error="<name>: <why>"`, and `parts` holds the values of the other rewards. The failure of a
@@ -64,7 +63,7 @@ class RewardRunner:
         require(len(rewards) >= 1, "reward", list(rewards), "must hold at least one reward")
         require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
         require(workers >= 1, "workers", workers, "must be >= 1")
-        self.rewards: tuple[Reward, ...] = tuple(map(as_reward, rewards))
+        self.rewards: tuple[WeightedReward, ...] = tuple(map(as_reward, rewards))
         self.timeout, self.compute = timeout, compute
         self.labels = tuple(reward.label for reward in self.rewards)
         for label in self.labels:
@@ -125,7 +124,7 @@ class RewardRunner:
                         reasons.setdefault(key, f"{label}: {why}")
         return [reasons.get(key) for key in keys]
 
-    def _reasons(self, reward: Reward, answers: Sequence[Any]) -> list[str | None]:
+    def _reasons(self, reward: WeightedReward, answers: Sequence[Any]) -> list[str | None]:
         if not isinstance(reward, PooledReward):
             return [reward.unreadable(answer) for answer in answers]
         jobs = [reward.answer_job(answer) for answer in answers]
@@ -318,7 +317,7 @@ def _spread(scores: list[Score] | Score, n: int) -> list[Score]:
     return [scores] * n if isinstance(scores, Score) else scores
 
 
-def _scores(reward: Reward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+def _scores(reward: WeightedReward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
     """The reward's own scores, with failures as failed scores."""
     scores = _attempt(lambda: list(reward.score(prompt, completions)))
     if not isinstance(scores, Score) and len(scores) != len(completions):
@@ -332,7 +331,7 @@ def _checked(score: object) -> Score:
     return _attempt(partial(validated, score))
 
 
-def _batch_scores(reward: Reward, groups: Sequence[Group]) -> list[list[Score]] | Score:
+def _batch_scores(reward: WeightedReward, groups: Sequence[Group]) -> list[list[Score]] | Score:
     """The scores of a batch, or a failed score for the whole call."""
     lists = _attempt(lambda: [list(scores) for scores in reward.score_batch(groups)])
     if isinstance(lists, Score):
