@@ -69,8 +69,9 @@ def describe_tools(schemas: Sequence[Mapping[str, Any]], tool_format: ToolFormat
     """Return the text for the system message that describes the tools if the template can't."""
     functions = [schema["function"] for schema in schemas]
     lines = ["You can use these tools:", *(_described(function) for function in functions)]
-    name, parameters = functions[0]["name"], list(functions[0]["parameters"].get("properties", {}))
-    lines += ["To use one, write, for example:", EXAMPLES[tool_format](name, parameters)]
+    example = dict.fromkeys(functions[0]["parameters"].get("properties", {}), "...")
+    call = ToolCall(name=functions[0]["name"], arguments=example)
+    lines += ["To use one, write, for example:", write_call(call, tool_format)]
     return "\n".join([*lines, "The result is in the next message."])
 
 
@@ -88,26 +89,18 @@ def _type_name(schema: Mapping[str, Any]) -> str:
     return named if isinstance(named, str) else " or ".join(named)
 
 
-def _xml_example(name: str, parameters: Sequence[str]) -> str:
-    inside = "".join(f"<parameter={parameter}>...</parameter>\n" for parameter in parameters)
-    return f"<function={name}>\n{inside}</function>"
-
-
-def _code_example(name: str, parameters: Sequence[str]) -> str:
-    inside = "..." if len(parameters) == 1 else json.dumps(dict.fromkeys(parameters, "..."))
-    return f"```{name}\n{inside}\n```"
-
-
-EXAMPLES: dict[str, Callable[[str, Sequence[str]], str]] = {
-    "hermes": lambda name, parameters: f"<tool_call>{_json_example('arguments', name, parameters)}</tool_call>",
-    "llama": lambda name, parameters: _json_example("parameters", name, parameters),
-    "xml": _xml_example,
-    "code": _code_example,
-}
-
-
-def _json_example(key: str, name: str, parameters: Sequence[str]) -> str:
-    return json.dumps({"name": name, key: dict.fromkeys(parameters, "...")})
+def write_call(call: ToolCall, tool_format: ToolFormat) -> str:
+    """Return a call as the model would write it."""
+    arguments = dict(call.arguments)
+    if tool_format == "hermes":
+        return f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': arguments})}\n</tool_call>"
+    if tool_format == "llama":
+        return json.dumps({"name": call.name, "parameters": arguments})
+    if tool_format == "code":
+        only = [value for value in arguments.values() if isinstance(value, str)] if len(arguments) == 1 else []
+        return f"```{call.name}\n{only[0] if only else json.dumps(arguments)}\n```"
+    inside = "".join(f"<parameter={name}>{value}</parameter>\n" for name, value in arguments.items())
+    return f"<function={call.name}>\n{inside}</function>"
 
 
 ParsedCalls = list[ToolCall | str]  # a call, or why it is invalid

@@ -38,11 +38,11 @@ def test_what_an_earlier_path_trains(proxima, recipe, tiny_model, here):
 
 
 def test_a_call_of_the_first_tool_is_made():
-    schema = {"function": {"name": "add", "parameters": {"properties": {"a": {}, "b": {}}}}}
+    tools = {"add": {"properties": {"a": {}, "b": {}}}}
     world = SimpleNamespace(
         template=SimpleNamespace(tokenizer=None),
         rules=SimpleNamespace(tool_format="hermes"),
-        hosts=SimpleNamespace(interface=SimpleNamespace(schemas=[schema])),
+        hosts=SimpleNamespace(interface=SimpleNamespace(tools=tools)),
     )
     call, sentence = MadeTurns(world).turns
     assert read_calls(call, "hermes").calls == (ToolCall(name="add", arguments={"a": "7", "b": "7"}),)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import AsJson, Overrides, Recipe, print_json
 from proxima.cli.parameters import Argument
-from proxima.data import Completion, FieldError, Prompt, UserError, require
+from proxima.data import Completion, FieldError, Prompt, ToolCall, UserError, require
 
 if TYPE_CHECKING:
     from proxima.engine.protocol import Request
@@ -115,14 +115,12 @@ class MadeTurns:
 
 def _call(world: "World") -> Iterator[str]:
     """A call of the first tool, with a number for each argument."""
-    from proxima.environment.tool_calls import EXAMPLES
+    from proxima.environment.tool_calls import write_call
 
-    rules, schemas = world.rules, world.hosts.interface.schemas
-    if rules.tool_format is not None:
-        function = schemas[0]["function"]
-        yield EXAMPLES[rules.tool_format](function["name"], list(function["parameters"].get("properties", {}))).replace(
-            "...", "7"
-        )
+    if world.rules.tool_format is not None:
+        name, parameters = next(iter(world.hosts.interface.tools.items()))
+        call = ToolCall(name=name, arguments=dict.fromkeys(parameters.get("properties", {}), "7"))
+        yield write_call(call, world.rules.tool_format)
 
 
 def _first(stream: AsyncIterator[Completion]) -> Completion:

@@ -6,7 +6,6 @@ the agent has started, or its own after it has rewritten its memory. All of them
 """
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,7 +20,7 @@ from proxima.data.episode import Cut, EpisodeLife
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.agents import AgentJob, Agents
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.environment.tool_calls import ToolFormat, describe_tools, read_calls
+from proxima.environment.tool_calls import ToolFormat, describe_tools, read_calls, write_call
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint, ChatMessage, ChatRefused, ChatRequest
 from proxima.rollout.episodes.played import (
@@ -333,8 +332,8 @@ class AgentEpisodes(EpisodePlayer):
 
     def _message(self, message: ChatMessage) -> Message:
         """Convert a message for the chat template; tool calls that the policy did not write become part of its text."""
-        calls = "".join(_written(call, self.tool_format) for call in message.calls)
-        return {"role": message.role, "content": message.content + calls}
+        calls = [write_call(call, self.tool_format) for call in message.calls]
+        return {"role": message.role, "content": "\n".join(filter(None, [message.content, *calls]))}
 
     def _template(self, tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
         name = repr(tools)
@@ -370,16 +369,3 @@ def _alike(recorded: ChatMessage, given: ChatMessage) -> bool:
 
 def _call_key(call: ToolCall) -> tuple[str, Any]:
     return call.name, dict(call.arguments)
-
-
-def _written(call: ToolCall, tool_format: str) -> str:
-    """Format a call as the model would have written it."""
-    arguments = dict(call.arguments)
-    if tool_format == "hermes":
-        return f"\n<tool_call>\n{json.dumps({'name': call.name, 'arguments': arguments})}\n</tool_call>"
-    if tool_format == "llama":
-        return json.dumps({"name": call.name, "parameters": arguments})
-    if tool_format == "code":
-        return f"\n```{call.name}\n{json.dumps(arguments)}\n```"
-    inside = "".join(f"<parameter={name}>{value}</parameter>\n" for name, value in arguments.items())
-    return f"\n<function={call.name}>\n{inside}</function>"
