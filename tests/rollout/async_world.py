@@ -1,5 +1,5 @@
-"""A loop around `AsyncCollector` on virtual time: an engine, rewards and a trainer that only take time and make
-trouble, the real journal, and kills at any moment."""
+"""A loop around `AsyncCollector` on virtual time: an engine, rewards and a trainer that only take time, the real
+journal, and kills at any moment."""
 
 import asyncio
 import random
@@ -32,9 +32,7 @@ class Schedule:
     max_lag: int = 1
     steps: int = 5
     over_age: str = "wait"
-    retries: int = 2
     long_tail: bool = False  # a few prompts take ten times as long
-    crashes: float = 0.0  # share of the engine calls that raise or lose a completion; never more in a row than retries
     dead_rewards: float = 0.0  # share of the prompts whose rewards answer only by a timeout
     batch_reward: bool = False
     rejected: float = 0.0  # share of the groups that the selection rejects; > 0: dynamic sampling
@@ -69,10 +67,9 @@ class Engine:
     """Completions of one token a second, which carry the version at that time."""
 
     def __init__(self, schedule):
-        self.schedule, self.version, self.running, self.most, self.calls = schedule, 0, 0, 0, {}
+        self.schedule, self.version, self.running, self.most = schedule, 0, 0, 0
         self.sampling = asyncio.Event()
         self.sampling.set()
-        self.failed = 0
 
     def length(self, uid, sample):
         draw = random.Random(f"length {self.schedule.seed} {uid} {sample}")
@@ -81,24 +78,15 @@ class Engine:
 
     async def generate(self, requests):
         uid = requests[0].prompt.uid
-        call = self.calls[uid] = self.calls.get(uid, 0) + 1
-        draw = random.Random(f"call {self.schedule.seed} {uid} {call}")
-        fails = call <= self.schedule.retries and draw.random() < self.schedule.crashes
-        fatal, at = draw.random() < 0.5, draw.randrange(len(requests))
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            for i, request in enumerate(sorted(requests, key=lambda r: self.length(uid, r.sample))):
+            for request in sorted(requests, key=lambda r: self.length(uid, r.sample)):
                 versions = []
                 for _ in range(self.length(uid, request.sample)):
                     await asyncio.sleep(1.0)
                     await self.sampling.wait()
                     versions.append(self.version)
-                if fails and i == at:
-                    self.failed += 1
-                    if fatal:
-                        raise ConnectionError("the server is gone")
-                    continue
                 yield completion(uid, request.sample, versions)
         finally:
             self.running -= 1
@@ -156,7 +144,7 @@ class Run:
         self.journal = Journal(":memory:", self.clock)
         self.batches: list[CollectedBatch] = []
         self.saved = Checkpoint()
-        self.most = self.failed = self.killed = 0
+        self.most = self.killed = 0
         self.make_engine, self.snapshots, self.waited = Engine, [], []
         self.draw = random.Random(f"run {schedule.seed}")
 
@@ -183,7 +171,7 @@ class Run:
         finally:
             task.cancel()
             collector.abandon()
-            self.most, self.failed = max(self.most, self.engine.most), self.failed + self.engine.failed
+            self.most = max(self.most, self.engine.most)
 
     def _resumed(self):
         saved, schedule, source = self.saved, self.schedule, Source()
@@ -198,7 +186,7 @@ class Run:
         self.journal.scored(g for g in pending.groups if g.prompt.uid not in pending.unjudged)
         spec = GroupSpec(sampling=Sampling(), completions=schedule.completions, seed=1, greedy_baseline=schedule.greedy)
         limit = DynamicSampling(max_num_gen_batches=schedule.gen_batches, exhausted=schedule.exhausted)
-        bounds = ("prompts", "concurrent", "max_lag", "steps", "over_age", "retries")
+        bounds = ("prompts", "concurrent", "max_lag", "steps", "over_age")
         return AsyncCollector(
             GroupGenerator(self.engine, self.rewards, spec, self.clock.now),
             source,

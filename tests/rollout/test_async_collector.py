@@ -3,13 +3,11 @@
 import asyncio
 import json
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxima.data import NotFiniteError, UserError
 from proxima.rollout.collector import BatchNotFilled, Pending
 from tests.rollout.async_world import Engine, Run, Schedule
 from tests.runtime.prompt_rows import consumed_prompts, prompt_rows
@@ -25,9 +23,7 @@ SCHEDULES = st.builds(
     max_lag=st.integers(1, 3),
     steps=st.integers(1, 6),
     over_age=st.sampled_from(("wait", "drop", "train")),
-    retries=st.integers(0, 2),
     long_tail=st.booleans(),
-    crashes=SHARES,
     dead_rewards=SHARES,
     batch_reward=st.booleans(),
     rejected=SHARES,
@@ -100,43 +96,21 @@ def test_evicted_groups_are_counted_and_refunded():
     assert reasons == {None: 160, "stale": evicted}
 
 
-def test_failed_calls_are_retried_and_reported():
-    run = Run(Schedule(prompts=4, steps=4, concurrent=4, crashes=0.7)).go()
-    run.assert_whole()
-    notes = [note for batch in run.batches for note in batch.notes]
-    assert run.failed == sum(batch.measured["async/retried"] for batch in run.batches) > 0
-    assert any("ConnectionError: the server is gone" in note for note in notes)
-    assert any("the engine ended without all completions" in note for note in notes)
-
-
-def test_the_run_ends_when_the_retries_are_spent():
-    run = Run(Schedule(retries=1, crashes=1.0, steps=2))
-    run.schedule = replace(run.schedule, retries=0)
-    with pytest.raises(ConnectionError, match="the server is gone"):
-        broken(run, ConnectionError("the server is gone")).go()
-    assert run.journal.counts().get("consumed") is None and set(run.engine.calls.values()) == {1}
-
-
-def test_what_a_retry_cannot_fix_ends_the_run_at_once():
-    for error in (UserError("too long"), NotFiniteError("NaN")):
-        run = broken(Run(Schedule(retries=9)), error)
-        with pytest.raises(type(error), match=str(error)):
-            run.go()
-        assert run.engine.calls[0] == 1
-
-
-def broken(run, error):
-    """A run whose engine fails all calls."""
-
+@pytest.mark.parametrize("raised", ["the server is gone", None])
+def test_an_engine_that_fails_ends_the_run(raised):
     class Broken(Engine):
         async def generate(self, requests):
-            self.calls[requests[0].prompt.uid] = self.calls.get(requests[0].prompt.uid, 0) + 1
             await asyncio.sleep(1.0)
-            raise error
+            if raised is not None:
+                raise ConnectionError(raised)
+            return
             yield
 
+    run = Run(Schedule())
     run.make_engine = Broken
-    return run
+    with pytest.raises((ConnectionError, RuntimeError), match=raised or "ended without all completions of prompt 0"):
+        run.go()
+    assert run.journal.counts().get("consumed") is None
 
 
 def test_whole_batch_rewards_compare_the_groups_of_a_step():

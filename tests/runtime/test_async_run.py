@@ -54,7 +54,7 @@ def test_prompts_generate_asynchronously(engine, tiny_model, tmp_path, warm_proc
     assert any(r["age/max"] > 0 for r in records)  # some were generated before the weights of the step before
     for record in records:
         assert sum(v for k, v in record.items() if k.startswith("lag/")) == pytest.approx(1)
-        assert record["async/evicted"] == record["async/retried"] == 0
+        assert record["async/evicted"] == 0
         assert record["prompts_generated"] == 4  # those of the step, whenever they were generated
         assert record["reward/mean"] is not None
         assert 0 <= record["idle/trainer"] <= 1 and 0 <= record["idle/engine"] <= 1

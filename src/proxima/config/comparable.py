@@ -49,7 +49,7 @@ _PATHS: Mapping[FieldClass, str] = {
         engine.health_seconds engine.idle_seconds engine.probe_bound engine.probe_tokens engine.restarts engine.retries
         engine.serve engine.timeout engine.weight_seconds runtime.max_unscored_steps
         runtime.reward_timeout runtime.reward_memory_mb runtime.reward_trial runtime.reward_workers
-        runtime.rollout_retries runtime.stall_seconds""",
+        runtime.stall_seconds""",
     FieldClass.PROGRESS: "eval.after eval.before eval.every train.epochs train.steps",
     # conditions that end a run, and settings of later steps; `rollouts`: the files are compared by content
     FieldClass.RESUMABLE: """algorithm.dynamic_sampling.exhausted algorithm.dynamic_sampling.max_num_gen_batches

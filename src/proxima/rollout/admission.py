@@ -28,7 +28,6 @@ class Admission:
         max_lag: policy versions that a group may be behind when it is used; >= 1.
         steps: number of steps of the whole run.
         over_age: see `AsyncCollector`.
-        retries: how often a prompt whose engine call raised is generated again; >= 0.
     """
 
     prompts: int
@@ -36,10 +35,9 @@ class Admission:
     max_lag: int
     steps: int
     over_age: OverAge = "wait"
-    retries: int = 2
 
     def __post_init__(self) -> None:
-        for name, least in (("prompts", 1), ("concurrent", 1), ("max_lag", 1), ("steps", 0), ("retries", 0)):
+        for name, least in (("prompts", 1), ("concurrent", 1), ("max_lag", 1), ("steps", 0)):
             require(getattr(self, name) >= least, name, getattr(self, name), f"must be >= {least}")
 
     def capacity(self, *, finished: int, accepted: int, running: int, generating: int) -> int:

@@ -8,12 +8,11 @@ after the other, are consistent.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
 
-from proxima.data import Completion, Group, NotFiniteError, Prompt, UserError
+from proxima.data import Completion, Group, Prompt
 from proxima.rollout.admission import Admission
 from proxima.rollout.admitted import Admitted
 from proxima.rollout.collector import (
@@ -44,8 +43,8 @@ class AsyncCollector(Collector):
       biased towards short ones.
     - `train`: as `drop`, but groups that are too old are used.
 
-    An engine call that raises is retried up to `Admission.retries` times per prompt; then the run ends with its error.
-    A UserError or NotFiniteError ends it at once. Whole-batch rewards compare the groups that a batch still lacks.
+    An engine call that raises ends the run with its error: an engine retries what it can. Whole-batch rewards compare
+    the groups that a batch still lacks.
     Under dynamic sampling a group is judged as soon as the trainer's thread is free; a rejected one makes room for
     another, and after `max_num_gen_batches` batches of judged groups a step is exhausted.
 
@@ -83,7 +82,6 @@ class AsyncCollector(Collector):
         self._judging = self._woken = self._abandoned = False
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
-        self._errors: list[str] = []  # of retried engine calls, since the last step
         self._stalls, self._stalled = 0, False
         self._paused = False
         # with episodes the engine is idle, too, while all of them wait for their environments
@@ -120,7 +118,7 @@ class AsyncCollector(Collector):
 
         Raises:
             BatchNotFilled: `max_num_gen_batches` did not fill the batch, and `exhausted` is `stop`.
-            Exception: from the engine, after its retries; from the rewards, the data or the journal.
+            Exception: from the engine, the rewards, the data or the journal.
         """
         self._finished = self._taken
         self._step_began, self._idle_before = self.generator.now(), self._idle.seconds
@@ -211,10 +209,9 @@ class AsyncCollector(Collector):
             accepted=len(accepted) + len(evicted),
             unscored=without_score(groups),
             measured=self._measured(accepted, evicted, queue, version),
-            notes=self._notes(),
         )
         self._entries = {uid: entry for uid, entry in self._entries.items() if uid not in gone}
-        self._errors, self._stalls = [], 0
+        self._stalls = 0
         self._taken += 1
         self.listener.taken(batch.uids)
         return batch
@@ -233,16 +230,9 @@ class AsyncCollector(Collector):
             "async/running": self._count("generating"),
             "async/capacity_stalls": self._stalls,
             "async/evicted": len(evicted),
-            "async/retried": len(self._errors),
             "interrupted_fraction": mixed / len(completions) if completions else 0.0,
             **{f"lag/{lag}": tokens / lags.total() for lag, tokens in sorted(lags.items()) if tokens},
         }
-
-    def _notes(self) -> tuple[str, ...]:
-        if not self._errors:
-            return ()
-        calls = "1 engine call" if len(self._errors) == 1 else f"{len(self._errors)} engine calls"
-        return (f"{calls} failed and {'was' if len(self._errors) == 1 else 'were'} repeated ({self._errors[-1]})",)
 
     def _evict(self, version: int) -> list[Group]:
         """Remove the groups that are too old to be used. Under `wait` this happens only if an earlier step was
@@ -316,17 +306,7 @@ class AsyncCollector(Collector):
 
     async def _roll_out(self, entry: Admitted) -> None:
         """Generate and score the group of a prompt."""
-        for attempt in count():
-            try:
-                completions = await self.generator.complete(entry.prompt, entry.received)
-                break
-            except (UserError, NotFiniteError):
-                raise
-            except Exception as error:
-                entry.received.clear()
-                if attempt == self.admission.retries:
-                    raise
-                self._errors.append(f"{type(error).__name__}: {error}".removesuffix(": "))
+        completions = await self.generator.complete(entry.prompt, entry.received)
         entry.stage = "scoring"
         self._tokens += sum(completion.generated for completion in completions)
         self.listener.generated(entry.uid)

@@ -74,7 +74,6 @@ class CollectedBatch:
         scoring_seconds: time spent waiting for rewards after the last completion.
         accepted, unscored: number of generated groups that could be used, and of those without a valid score.
         measured: further metrics of the collector.
-        notes: messages for the user about the step.
     """
 
     groups: tuple[Group, ...]
@@ -88,7 +87,6 @@ class CollectedBatch:
     accepted: int = 0
     unscored: int = 0
     measured: Mapping[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
     @property
     def uids(self) -> list[int]:

@@ -32,7 +32,6 @@ class RuntimeConfig:
     over_age: Annotated[
         OverAge, "groups beyond max_lag: wait for the oldest, so that none is; take what is finished and drop or train"
     ] = "wait"
-    rollout_retries: Annotated[int, "how many times a prompt whose engine call failed is generated again"] = 2
     reward_timeout: Annotated[float, "seconds a reward may take for one completion"] = 10.0
     reward_memory_mb: Annotated[int, "MiB that a worker of reward functions may need; 0: no limit"] = 16384
     reward_workers: Annotated[int, "worker processes for rewards that parse untrusted text"] = 1
@@ -51,7 +50,6 @@ class RuntimeConfig:
         require_stall_seconds(self)
         if self.max_concurrent_rollouts is not None:
             require_at_least(self, 1, "max_concurrent_rollouts", remedy="null generates between the updates")
-        require_at_least(self, 0, "rollout_retries", remedy="0 ends the run at the first failure")
         require(self.reward_timeout > 0, "reward_timeout", self.reward_timeout, "must be > 0 seconds")
         require_at_least(self, 0, "reward_memory_mb")
         require_at_least(self, 1, "reward_workers")
@@ -107,16 +105,14 @@ def overlap_is_possible(
 
 
 def overlap_settings_have_an_effect(runtime: RuntimeConfig, rollouts: str | None) -> Findings:
-    """Settings that only apply to asynchronous training must not be set without it. The parameter `rollouts` limits
+    """A setting that only applies to asynchronous training must not be set without it. The parameter `rollouts` limits
     this to runs: `proxima eval` reads the same section, but has no such field."""
     if runtime.overlaps:
         return
     missing = runtime.max_concurrent_rollouts is None
     remedy = f"set {CONCURRENT} too" if missing else "runtime.max_lag=0 trains synchronously: raise that"
-    for name, default in (("over_age", "wait"), ("rollout_retries", 2)):
-        if getattr(runtime, name) != default:
-            message = f"only applies to asynchronous training; {remedy}, or leave it out"
-            yield f"runtime.{name}", message
+    if runtime.over_age != "wait":
+        yield "runtime.over_age", f"only applies to asynchronous training; {remedy}, or leave it out"
 
 
 def overlap_is_of_use(runtime: RuntimeConfig, train: TrainConfig, algorithm: AlgorithmConfig, engine: Any) -> Findings:

@@ -92,7 +92,6 @@ def make_collector(
         max_lag=runtime.max_lag,
         steps=config.train.steps,
         over_age=runtime.over_age,
-        retries=runtime.rollout_retries,
     )
     from proxima.rollout.async_collector import AsyncCollector
 

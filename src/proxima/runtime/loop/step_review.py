@@ -40,7 +40,7 @@ class StepReview:
         if not self._accuracy_missing and (warning := self._missing_accuracy(collected.generated)):
             self._accuracy_missing = True
             self.observer.warning(warning)
-        for note in (*collected.notes, *notes):
+        for note in notes:
             self.observer.warning(f"step {step}: {note}")
         if invalid:
             self._score_error = score_errors(collected.generated)
