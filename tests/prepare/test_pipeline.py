@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import sys
 
 import pytest
 
@@ -20,7 +19,6 @@ from proxima.prepare import (
 from proxima.prepare.atomic_folder import atomic_folder
 from proxima.prepare.write_files import COLUMNS
 from proxima.task.prepared import PREPARED
-from tests.warm import run_warm
 
 from .published import AFTER, BEFORE, GSM8K_TRAIN, LONG, PARTS, gsm8k_folder, lines, table, write_dapo
 
@@ -248,40 +246,16 @@ def test_nothing_that_is_there_is_lost(tmp_path):
     ]
 
 
-def test_a_kill_between_the_renames(tmp_path):
-    gsm8k_folder(tmp_path / "raw")
-    make("gsm8k", tmp_path / "raw", tmp_path / "out")
-    (tmp_path / "out").rename(tmp_path / ".out.before")
-    (tmp_path / ".out.part").mkdir()
-    with pytest.raises(ValueError, match="out exists; take --overwrite"):
-        make("gsm8k", tmp_path / "raw", tmp_path / "out")
-    make("gsm8k", tmp_path / "raw", tmp_path / "out", overwrite=True)
-    assert sorted(os.listdir(tmp_path)) == ["out", "raw"]
-
-
-def test_one_at_a_time_makes_a_folder(tmp_path):
-    """The second one says so in a line and leaves the first one's files alone, in the same process or in another."""
-    (tmp_path / ".out.part").mkdir()  # of a process that was killed
-    (tmp_path / ".out.part" / "train.parquet").write_text("half")
-    (tmp_path / ".out.partial").mkdir()  # is not ours
-    with atomic_folder(tmp_path / "out") as folder:
-        assert sorted(os.listdir(tmp_path)) == [folder.name, ".out.partial"] and not os.listdir(folder)
-        (folder / "card.json").write_text("mine")
-        with pytest.raises(
-            ValueError, match="out is being made by another process; wait for it, or give another folder with --out"
-        ):
-            make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "out")
-        code = (
-            "import sys, pathlib; from proxima.prepare.atomic_folder import atomic_folder; "
-            "atomic_folder(pathlib.Path(sys.argv[1])).__enter__()"
-        )
-        _, _, error = run_warm([sys.executable, "-c", code, str(tmp_path / "out")], text=True)
-        assert "out is being made by another process" in error
-        assert (folder / "card.json").read_text() == "mine" and not (tmp_path / "out").exists()
-    assert sorted(os.listdir(tmp_path)) == [".out.partial", "out", "raw"]
-    with atomic_folder(tmp_path / "out", overwrite=True) as folder:  # the lock is free again
+def test_of_two_that_make_a_folder_the_first_wins(tmp_path):
+    """The second one leaves the first one's files alone, and a killed process's folder is of no consequence."""
+    (tmp_path / ".out.1").mkdir()
+    with pytest.raises(ValueError, match="out exists; take --overwrite"), atomic_folder(tmp_path / "out"):
+        make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "other")
+        (tmp_path / "other").rename(tmp_path / "out")
+    assert read_card(tmp_path / "out") and sorted(os.listdir(tmp_path)) == [".out.1", "out", "raw"]
+    with atomic_folder(tmp_path / "out", overwrite=True) as folder:
         (folder / "card.json").write_text("second")
-    assert (tmp_path / "out" / "card.json").read_text() == "second"
+    assert os.listdir(tmp_path / "out") == ["card.json"]
 
 
 def test_check(tmp_path):
