@@ -20,7 +20,6 @@ from reasoning_gym.factory import DATASETS
 # No reference answer in their first rows, so that there is nothing to score with 1.
 WITHOUT_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 TAKES_ANYTHING = {"game_of_life_halting"}  # its scorer compares bool(text), which is True of any text
-NEEDS_CONFIG = {"composite"}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def campaign_of(task):
     return pytest.param(task, marks=() if task in FIRST else pytest.mark.campaign(SMALL))
 
 
-@pytest.mark.parametrize("task", map(campaign_of, sorted(set(DATASETS) - NEEDS_CONFIG)))
+@pytest.mark.parametrize("task", map(campaign_of, sorted(set(DATASETS) - {"composite"})))
 def test_every_task_scores_its_own_answer(judged, task):
     row = row_of(task)
     answer = "nothing of the kind" if row.answer is None else row.answer
@@ -54,14 +53,6 @@ def test_every_task_scores_its_own_answer(judged, task):
         assert row.answer is None and right.correct is False
     else:
         assert right.value == pytest.approx(1.0) and right.correct is True
-
-
-def test_a_mixture_scores_each_row_with_its_own_task(judged):
-    parts = [{"name": "chain_sum"}, {"name": "spiral_matrix"}]
-    for index in range(2):
-        row = row_of("composite", index, datasets=parts)
-        right, wrong = judged(row, row.answer, "I don't know.")
-        assert (right.correct, wrong.correct) == (True, False)
 
 
 def test_an_answer_that_its_scorer_cannot_read_is_wrong_and_a_broken_entry_is_not(judged):

@@ -23,8 +23,8 @@ class ReasoningGymTask(PlayedTask):
         task: name of the task in reasoning_gym.
         size: number of rows; >= 1.
         split: `train` or `test`: different puzzles at the same seed.
-        config: the task's own settings by name, as `{min_terms: 2, max_terms: 4}`; the task `composite` mixes others,
-            as `{datasets: [{name: chain_sum, weight: 2, config: {}}, {name: countdown, weight: 1, config: {}}]}`.
+        config: the task's own settings by name, as `{min_terms: 2, max_terms: 4}`. The kind `mix` mixes several tasks;
+            reasoning_gym's own `composite` is refused.
     Returns: rows whose answer is the task's reference answer, None without one; metadata `reasoning_gym`.
     Raises: FieldError for an unknown task or setting (with the nearest name), or a setting that the task refuses.
     """
@@ -82,7 +82,7 @@ def _tables() -> tuple[Mapping[str, Any], Callable[..., Any]]:
 
 
 def _require_task(name: str) -> None:
-    tasks, _ = _tables()
+    tasks = _tables()[0].keys() - {"composite"}
     require(name in tasks, "task", name, "is not a reasoning_gym task", remedy=suggestion(name, tasks))
 
 
@@ -94,20 +94,8 @@ def _create(name: str, settings: Mapping[str, Any]) -> Any:
         message = f"is not a setting of the reasoning_gym task {name!r}"
         require(key in names, f"config.{key}", settings[key], message, remedy=remedy)
     try:
-        return create(name, **_with_specs(name, settings))
+        return create(name, **settings)
     except Exception as error:  # the tasks check their settings with assertions
         reason = " ".join(str(error).split()) or type(error).__name__
         message = f"is refused by the reasoning_gym task {name!r}: {reason[:200]}"
         raise FieldError("config", dict(settings), message) from None
-
-
-def _with_specs(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, with the parts of a `composite` as reasoning_gym's own objects."""
-    if name != "composite" or not settings.get("datasets"):
-        return dict(settings)
-    from reasoning_gym.composite import DatasetSpec
-
-    for part in settings["datasets"]:
-        _require_task(part.get("name", ""))
-    specs = [DatasetSpec(**{"weight": 1.0, "config": {}, **part}) for part in settings["datasets"]]
-    return {**settings, "datasets": specs}

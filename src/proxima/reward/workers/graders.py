@@ -81,9 +81,6 @@ def _reasoning_gym(task: str, config: str) -> Any:
     import reasoning_gym
 
     settings = ast.literal_eval(config)
-    if task == "composite":
-        spec = reasoning_gym.composite.DatasetSpec
-        settings["datasets"] = [spec(**{"weight": 1.0, "config": {}, **part}) for part in settings["datasets"]]
     for name, module in list(sys.modules.items()):
         if name.startswith("reasoning_gym.") and name.rpartition(".")[2] in EVAL_TASKS:
             vars(module)["eval"] = ast.literal_eval
