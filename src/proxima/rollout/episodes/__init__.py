@@ -1,7 +1,7 @@
 """Episodes: conversations of a model and an environment over several turns, as the tokens of one sample.
 
     settings       the `episode` section of a recipe
-    turn_template  renders and encodes a growing chat; template_check tests a template before a run
+    turn_template  renders and encodes a growing chat
     conversation   the tokens of an episode, turn by turn; sampled tokens are never re-encoded
     worlds         builds and checks what plays the episodes of a task, before weights are loaded
     player         plays episodes; to a generator of groups it is an engine whose completions have several turns

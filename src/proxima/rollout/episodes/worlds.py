@@ -1,11 +1,13 @@
 """Builds and checks the worlds that play the episodes of tasks with an environment or tools, before weights load."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.data import FieldError, Prompt, require, within
+import numpy as np
+
+from proxima.data import FieldError, Message, Prompt, UserError, require, within
 from proxima.data.episode import EpisodeLife
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
@@ -15,17 +17,17 @@ from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
 from proxima.model.chat import reads_tools
 from proxima.model.pretrained import UnloadedModel
-from proxima.rollout.episodes.conversation import ForkRefused
+from proxima.rollout.episodes.conversation import Conversation, ForkRefused
 from proxima.rollout.episodes.played import EpisodeTimes, Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
-from proxima.rollout.episodes.template_check import check_template
 from proxima.rollout.episodes.turn_template import TurnTemplate
 
 if TYPE_CHECKING:
     from proxima.rollout.episodes.agent_player import AgentEpisodes
 
 TRIED = 4  # prompts whose openings are tried
+SAID = "<think>\nSeven?\n</think>\n\nIt is 7."  # turns of the trial episode: some templates remove earlier thoughts
 Told = Callable[[EpisodeLife], None]
 
 
@@ -192,7 +194,7 @@ def _world(play: Play, hosts: Hosts, model: UnloadedModel) -> World:
 
 
 def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> list[str]:
-    """Try some prompts until two episodes of one begin, and render synthetic turns after their opening.
+    """Try some prompts until two episodes of one begin, and render a synthetic episode after their opening.
 
     Returns: a warning if the template rewrites what the model saw.
 
@@ -220,12 +222,27 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
     roles = ["user"] * (world.rules.responds or bool(world.rules.instructions))
     roles += ["tool"] * (world.rules.tool_format is not None and not world.rules.instructions)
     notes = []
-    for error in check_template(world.template, [chat.opening.messages], roles):
+    for error in template_errors(world.template, chat.opening.messages, roles):
         if isinstance(error, ForkRefused) and world.rules.settings.forks == "train":
             notes.append(f"{path}: {error.reason}: what follows such a turn is trained as a separate sequence")
         else:
             raise FieldError(field, kind, f"can't be played with this model: {error.reason}", remedy=error.remedy)
     return notes[:1]
+
+
+def template_errors(template: TurnTemplate, opening: Sequence[Message], roles: Sequence[str]) -> Iterator[UserError]:
+    """Yield the first error of each synthetic episode in which a message of one of the roles answers the turns, a
+    ForkRefused where the template only rewrites what the model saw."""
+    end = template.tokenizer.eos_token or ""
+    tokens = np.array(template.tokenizer(SAID + end, add_special_tokens=False)["input_ids"], np.int32)
+    for role in roles:
+        try:
+            conversation = Conversation(template, opening, "refuse")
+            for _ in range(2):
+                conversation.add_turn(tokens, SAID, "stop")
+                conversation.observe([{"role": role, "content": "Right."}])
+        except UserError as error:
+            yield error
 
 
 async def _openings(world: World, prompt: Prompt, seed: int) -> list[Played | Exception]:

@@ -1,18 +1,18 @@
 import pytest
 
 from proxima.rollout.episodes.conversation import ForkRefused, TurnTemplate
-from proxima.rollout.episodes.template_check import check_template
+from proxima.rollout.episodes.worlds import template_errors
 from tests.rollout.episodes.chat_families import FAMILIES, MISTRAL, family_tokenizer
 from tests.rollout.episodes.episode_proof import TOOLS
 
 FAMILY = {family.name: family for family in FAMILIES}
-OPENINGS = [[{"role": "user", "content": f"What is {n} + 5?"}] for n in range(2)]
+OPENING = [{"role": "user", "content": "What is 2 + 5?"}]
 
 
-def found(name, template=None, tools=TOOLS, **options):
+def found(name, template=None, roles=("tool", "user")):
     tokenizer = family_tokenizer(FAMILY[name])
     tokenizer.chat_template = template or tokenizer.chat_template
-    return check_template(TurnTemplate(tokenizer, {}, tools), OPENINGS, **options)
+    return [*template_errors(TurnTemplate(tokenizer, {}, TOOLS), OPENING, roles)]
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen2.5", "xml"])
@@ -20,18 +20,13 @@ def test_templates_that_leave_the_past_alone(name):
     assert found(name) == []
 
 
-def test_forks_are_named_once_with_what_causes_them():
-    thought, space = found("qwen3")[0], found("llama3")[0]
-    assert isinstance(thought, ForkRefused) and isinstance(space, ForkRefused)
-    assert "where a turn thinks and the user answers, the chat template rewrites turn 0: '<think>" in str(thought)
-    assert "where a turn ends with a space and the tool answers, the chat template rewrites turn 0: ' <" in str(space)
+def test_a_fork_names_what_is_rewritten():
+    (thought,) = found("qwen3")
+    assert isinstance(thought, ForkRefused) and "the chat template rewrites turn 0: '<think>" in str(thought)
     assert found("qwen3", roles=["tool"]) == []
-    assert len({error.reason for error in found("mistral")}) == len(found("mistral"))
 
 
 def test_what_makes_a_run_impossible_is_no_fork():
-    tools, *_ = found("none")
-    assert str(tools).startswith("the model's chat template shows no tools; set episode.tool_format to xml")
     refuses = "{%- for m in messages if m.role == 'tool' %}{{ raise_exception('unknown role') }}{%- endfor %}"
     fails = [error for error in found("mistral", refuses + MISTRAL) if not isinstance(error, ForkRefused)]
     assert ["fails for 'Right.': TemplateError: unknown role" in str(error) for error in fails] == [True]
@@ -43,6 +38,6 @@ def test_what_makes_a_run_impossible_is_no_fork():
 
 @pytest.mark.parametrize("name", ["qwen3-off", "thinks"])
 def test_a_generation_prompt_that_is_rewritten_is_a_fork(name):
-    (error,) = found(name)
-    assert isinstance(error, ForkRefused)
-    assert str(error).startswith("at every turn, the chat template rewrites the opening: '<think>")
+    errors = found(name)
+    assert [isinstance(error, ForkRefused) for error in errors] == [True, True]
+    assert all(str(error).startswith("the chat template rewrites the opening: '") for error in errors)
