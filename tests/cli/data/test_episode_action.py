@@ -34,7 +34,7 @@ def test_what_an_earlier_path_trains(proxima, recipe, tiny_model, here):
     asked = (recipe(), *WORLD, "model.path=thinker", "sampling.max_tokens=20", "episode.turns=2")
     code, out, err = proxima("data", "inspect", *asked, "--say", "<think></think>7")
     assert code == 0 and "e  turn 0: 2 tokens\ne    7|<|im_end|>\n" in out and "path 0 of 2" in out
-    assert "the chat template rewrites turn 0" in err
+    assert "the chat template rewrites what the model saw" in err
 
 
 def test_a_call_of_the_first_tool_is_made():

@@ -109,7 +109,7 @@ def test_a_refused_fork_says_what_is_rewritten_and_changes_nothing():
     tokenizer = speaker("qwen3")
     conversation = converse(tokenizer, "1<|im_end|>", "<think>a</think>2<|im_end|>", forks="refuse")
     before = conversation.context
-    with pytest.raises(ForkRefused, match=r"rewrites turn 1: '<think>a.* becomes '2.*episode.forks=train"):
+    with pytest.raises(ForkRefused, match=r"rewrites what the model saw: '<think>a.* becomes '2.*episode.forks=train"):
         conversation.observe(LOWER)
     assert np.array_equal(conversation.context, before)
 
@@ -130,7 +130,7 @@ def test_an_opening_without_a_place_for_turns_is_all_that_was_seen():
     paths = conversation.paths()
     assert [len(path.spans) for path in paths] == [3, 5] and tokenizer.decode(paths[1].opening).startswith("later: 2")
     conversation = converse(tokenizer, "1<|im_end|>", "2<|im_end|>", forks="refuse")
-    with pytest.raises(ForkRefused, match=r"rewrites the opening: '<\|im_st.* becomes 'later: 2"):
+    with pytest.raises(ForkRefused, match=r"rewrites what the model saw: '<\|im_st.* becomes 'later: 2"):
         conversation.observe(LOWER)
 
 

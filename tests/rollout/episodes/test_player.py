@@ -400,7 +400,7 @@ def test_forks_become_paths():
         Trajectory.of(completion.opening, path, group=0, advantage=1.0, behavior="sampled")
     refused = player(Engine(["one", "two"]), World([said("go")]), template=FORGETFUL, forks="refuse")
     (completion,) = play(refused)
-    assert "rewrites turn 0" in completion.episode.failure and completion.episode.attempts == 1
+    assert "rewrites what the model saw" in completion.episode.failure and completion.episode.attempts == 1
 
 
 @pytest.mark.parametrize("template", [SHORT, BEGINS, FORGETFUL])

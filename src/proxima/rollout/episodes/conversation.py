@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice
 from typing import Literal
 
 import numpy as np
@@ -125,7 +124,7 @@ class Conversation:
         forks = not chat.startswith(seen)
         if forks:
             if self._forks == "refuse":
-                raise self._refusal(chat, seen, nodes)
+                raise _refusal(chat, seen)
             _, answer = template.around(self._messages, following)
             answer = answer.partition(end)[2] if end else answer
             place = len(chat) - len(answer) if chat.endswith(answer) else len(chat)
@@ -198,19 +197,14 @@ class Conversation:
         first = nodes[0].span if nodes else Span(role="system", tokens=0)
         return [_MessageNode(replace(first, tokens=len(made), sampled=False), made, new)]
 
-    def _refusal(self, chat: str, seen: str, nodes: Sequence[_MessageNode]) -> ForkRefused:
-        """Build the error that shows what a fork rewrites."""
-        pairs = enumerate(zip(chat, seen, strict=False))
-        place = next((i for i, (now, then) in pairs if now != then), min(len(chat), len(seen)))
-        if chat.startswith(self._opening):
-            ends = accumulate((len(node.text) for node in nodes), initial=len(self._opening))
-            changed = next((n for n, end in zip(nodes, islice(ends, 1, None), strict=True) if place < end), nodes[-1])
-            what = f"{'turn' if changed.span.role == 'assistant' else 'the answer to turn'} {changed.span.turn}"
-        else:
-            what, place = "the opening", max(seen.rfind(space, 0, place) for space in " \n") + 1
-        shown = f"{seen[place : place + 40]!r} becomes {chat[place : place + 40]!r}"
-        remedy = "use a chat template that leaves earlier turns as they were, or set episode.forks=train"
-        return ForkRefused(f"the chat template rewrites {what}: {shown}", remedy=remedy)
+
+def _refusal(chat: str, seen: str) -> ForkRefused:
+    """Build the error that shows what a fork rewrites."""
+    same = (now == then for now, then in zip(chat, seen, strict=False))
+    place = next((i for i, equal in enumerate(same) if not equal), min(len(chat), len(seen)))
+    shown = f"{seen[place : place + 40]!r} becomes {chat[place : place + 40]!r}"
+    remedy = "use a chat template that leaves earlier turns as they were, or set episode.forks=train"
+    return ForkRefused(f"the chat template rewrites what the model saw: {shown}", remedy=remedy)
 
 
 def _path(nodes: Sequence[_MessageNode], opening: Ints | None = None) -> Path:
