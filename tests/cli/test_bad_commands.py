@@ -272,7 +272,8 @@ def test_a_scorer_that_is_not_there(proxima, place):
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/score"
         err = refused(proxima, place, ["train", "tiny.yaml", f"reward={{kind: http, url: '{url}', retries: 0}}"])
-    assert err == f"error: reward 'http': {url} can't be reached: Connection refused; start the scorer before the run"
+    failed = "can't be reached: All connection attempts failed; start the scorer before the run"
+    assert err == f"error: reward 'http': {url} {failed}"
 
 
 def test_a_penalty_that_is_never_due_is_said(place):

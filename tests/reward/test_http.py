@@ -250,8 +250,8 @@ def test_a_token_comes_from_the_environment_and_stays_out_of_the_config(monkeypa
 
 def test_before_the_run_somebody_must_be_there():
     url = nobody()
-    message = f"reward 'http': {url} can't be reached: Connection refused, 2 times; start the scorer before the run"
-    assert refusal(quick(url, retries=1)) == message
+    failed = "can't be reached: All connection attempts failed, 2 times; start the scorer before the run"
+    assert refusal(quick(url, retries=1)) == f"reward 'http': {url} {failed}"
     with runner(quick(url, retries=0, weight=0.0), Number()) as made:
         made.check()  # it would only log
 

@@ -162,7 +162,7 @@ def test_rows_are_not_read_where_no_reward_compares():
 def test_a_scorer_that_is_not_there_is_said_before_any_row_is_read():
     with scorer(lengths) as server:
         assert survey("1", rewards=(Http(url=server.url),)) == ([], [])
-    refused = "reward 'http': .* can't be reached: Connection refused; start the scorer before the run"
+    refused = "reward 'http': .* can't be reached: All connection attempts failed; start the scorer before the run"
     with pytest.raises(ValueError, match=refused):
         survey("1", rewards=(Http(url=f"http://127.0.0.1:{kept_port()}", retries=0),))
 

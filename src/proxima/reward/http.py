@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import ssl
 import time
 from collections.abc import Mapping, Sequence
@@ -163,9 +162,9 @@ class Http(WeightedReward):
             except (TimeoutError, httpx.TimeoutException):
                 failure = PostFailed(f"{url} has not answered after {self.seconds:g} s")
             except (httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
-                failure = PostFailed(f"{url} can't be reached: {_reason(error)}")
+                failure = PostFailed(f"{url} can't be reached: {error}")
             except httpx.TransportError as error:
-                failure = PostFailed(f"{url} closed the connection: {_reason(error)}")
+                failure = PostFailed(f"{url} closed the connection ({type(error).__name__})")
             if failure.status is not None and failure.status not in RETRIED:
                 raise failure
             if attempt < retries:
@@ -215,22 +214,6 @@ def bearer_token(variable: str, field: str) -> str:
 def _tls() -> ssl.SSLContext:
     """The system's certificates, loaded once: loading them takes longer than a request."""
     return ssl.create_default_context()
-
-
-def _reason(error: BaseException) -> str:
-    """The operating system's message for the failure, such as `Connection refused`, else httpx's own."""
-    cause: BaseException | None = error
-    reason = ""
-    while cause is not None:
-        if isinstance(cause, (ssl.SSLError, socket.gaierror)):
-            reason = cause.strerror or str(cause)
-        elif isinstance(cause, OSError) and cause.errno:
-            reason = os.strerror(cause.errno)  # asyncio puts the address in place of the message
-        if isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
-        else:
-            cause = cause.__cause__ or cause.__context__
-    return reason or str(error) or type(error).__name__
 
 
 def _check_url(url: str) -> None:
