@@ -11,7 +11,6 @@ def two(prompt, completion): return 1.0
 def three(prompt, completion, judge): return 1.0
 def keyword(prompt, *, completion): return 1.0
 def only(completion): return 1.0
-def state(completions, trainer_state): return [1.0]
 def before(prompt, completion, gold, /): return 1.0
 def spare(prompt, completion, weight=1.0): return 1.0
 def several(*args, **kwargs): return 1.0
@@ -38,7 +37,6 @@ def test_a_function_that_takes_them(file, name):
         ("noargs", "name a parameter completion"),
         ("one", "name a parameter completion"),
         ("before", "'gold' is positional-only, but columns are passed by name"),
-        ("state", "'trainer_state' can't be passed, a reward depends on prompt and completion, .*; give it a default"),
     ],
 )
 def test_a_function_that_does_not(file, name, why):

@@ -11,12 +11,6 @@ from proxima.data import Completion, Prompt, Span
 LISTS = ("prompts", "completions", "completion_ids")  # TRL's names; a function with one of them takes lists
 PASSED = {"each": ("prompt", "completion"), "lists": LISTS, "verl": ("solution_str", "extra_info")}
 EPISODE = "episode"  # in each style: the messages after the prompt, if the function names it
-NOT_HERE = {  # parameters that TRL passes in addition to the columns, and why they are not passed here
-    "trainer_state": "a reward depends on prompt and completion, not on the step, so that a resumed run equals another",
-    "log_extra": "return a dict or a Score: its numbers are logged",
-    "log_metric": "return a dict or a Score: its numbers are logged",
-    "environments": "there is no environment",
-}
 
 
 @dataclass(frozen=True)
@@ -64,8 +58,6 @@ class CallShape:
         for p in rest:
             if p.kind == p.POSITIONAL_ONLY:
                 raise TypeError(f"{p.name!r} is positional-only, but columns are passed by name")
-            if p.name in NOT_HERE and p.default is p.empty and style == "lists":
-                raise TypeError(f"{p.name!r} can't be passed, {NOT_HERE[p.name]}; give it a default")
         return cls(
             style=style,
             leading=leading,
