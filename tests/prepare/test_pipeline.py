@@ -85,7 +85,6 @@ def test_dapo_is_each_question_once_with_a_held_out_side(tmp_path):
     done = make("dapo-math", path, tmp_path / "data" / "dapo-math", held_out=0.3, words=0)
     counts = balanced(done.card)["train"]
     assert (counts["rows"], counts["repeats"], counts["questions"]) == (400, 350, 50)
-    assert done.card["repetition"]["train"] == {"8": 50}
     sides = {side: table(done.folder / f"{side}.parquet") for side in ("train", "test")}
     assert counts["train"] == len(sides["train"]) and counts["test"] == len(sides["test"])
     assert 5 < len(sides["test"]) < 30 and len(sides["train"]) + len(sides["test"]) == 50

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,6 @@ def build_card(
         "source": {"kind": source.kind, "name": source.name, "revision": source.revision, "license": source.license},
         "inputs": {side: _input_lines(data.inputs) for side, data in sides.items()},
         "counts": {side: _counts(side, data, outcome) for side, data in sides.items()},
-        "repetition": {side: _repetition(data) for side, data in sides.items()},
         "answer": part.answer,
         "reward": _REWARD_OF_TEMPLATE.get(template.name, part.reward),
         "prompt": {"template": template.name, "text": template.text, "system": template.system},
@@ -106,11 +104,6 @@ def _counts(side: str, data: SplitData, outcome: Outcome) -> dict[str, int]:
     return {**counts, "test": counts["questions"] - dropped}
 
 
-def _repetition(data: SplitData) -> dict[str, int]:
-    repeats = Counter(entry.repeats for entry in data.distinct.questions())
-    return {str(times): questions for times, questions in sorted(repeats.items())}
-
-
 def write_card(folder: Path, card: dict[str, Any]) -> None:
     """Write `card.json` and `README.md`, with the size and hash of every written file."""
     for name, facts in card["outputs"].items():
@@ -163,7 +156,7 @@ def card_markdown(card: Mapping[str, Any], folder: str | None = None) -> str:
     )
     jinja.filters["thousands"] = "{:,}".format
     template = jinja.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
-    tables = {"counted": _COUNTED, "lists": LISTS, "columns": COLUMNS, "repetition_line": repetition_line}
+    tables = {"counted": _COUNTED, "lists": LISTS, "columns": COLUMNS}
     return template.render(card=card, snippet=recipe_snippet(card, folder), **tables)
 
 
@@ -189,11 +182,3 @@ def recipe_snippet(card: Mapping[str, Any], folder: str | None = None) -> str:
         f"reward: {card['reward']}": "train.parquet",
     }
     return "\n".join(line for line, needed in lines.items() if needed in card["outputs"])
-
-
-def repetition_line(repetition: Mapping[str, int], most: int = 5) -> str:
-    """Format repetitions as `1,998 × 100, 2 × 101`: questions × rows of each, the most frequent first."""
-    ranked = sorted(repetition.items(), key=lambda pair: (-pair[1], int(pair[0])))
-    shown = ", ".join(f"{count:,} × {int(times):,}" for times, count in ranked[:most])
-    rest = sum(count for _, count in ranked[most:])
-    return (shown or "none") + (f", {rest:,} in other numbers" if rest else "")

@@ -120,7 +120,7 @@ def _progress(folder: Path) -> "Iterator[StageProgress]":
 
 def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
     """Yield lines with the result of each step."""
-    from proxima.prepare.dataset_card import recipe_snippet, repetition_line
+    from proxima.prepare.dataset_card import recipe_snippet
 
     card, against = done.card, done.card["overlap"]["against"]
     at = f" at {card['source']['revision'][:12]}" if card["source"]["revision"] else ""
@@ -130,7 +130,7 @@ def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
         more = {
             "rows": "",
             "unreadable_rows": f"{counts['unreadable']:,} distinct; unreadable.jsonl",
-            "repeats": f"of an earlier question; questions × rows: {repetition_line(card['repetition'][side])}",
+            "repeats": "of an earlier question",
             "questions": "",
             "conflicts": f"several answers; {counts['conflicts_dropped']:,} left out; conflicts.jsonl",
             "contaminated": f"{sets}; contaminated.jsonl",
