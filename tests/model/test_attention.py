@@ -3,18 +3,12 @@
 import pytest
 import torch
 
-from proxima.data import pack
 from proxima.model.attention import ATTENTION
 from tests.model.rows import MIXED, assert_close, forked, gradients_of, loaded, policy, reference, rows
 from tests.model.varlen_reference import stand_in
 from tests.tiny import KINDS, tiny
 
-PATHS = [
-    (path, share)
-    for path in sorted(ATTENTION)
-    for share in (False, True)
-    if share is False or path in ("packed", "varlen", "mask")
-]
+PATHS = [(path, share) for path in sorted(ATTENTION) for share in (False, True) if share is False or path != "padded"]
 TEMPERATURES = (1.0, 0.7, 1.3)
 
 
@@ -62,17 +56,11 @@ def test_empty_batches_and_responses():
         assert both.shape == (1,) and both.isfinite().all()
 
 
-def test_native_attention_refuses_shared_prompts():
-    runner = policy("llama", attention="native")
-    with pytest.raises(ValueError, match="model.attention=native can't share prompts; set model.share_prompt=false"):
-        runner(pack(rows((3, (2, 2))), share_prompt=True))
-
-
 def test_packed_attention_refuses_what_it_does_not_do():
     from proxima.model.attention import packed_attention
 
     x = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(ValueError, match="packed does not support softcap of Linear; use model.attention=mask"):
+    with pytest.raises(ValueError, match="packed does not support softcap of Linear; use model.attention=padded"):
         packed_attention(torch.nn.Linear(1, 1), x, x, x, None, softcap=30.0)
     with pytest.raises(RuntimeError, match="called without segments"):
         packed_attention(torch.nn.Linear(1, 1), x, x, x, None)

@@ -125,7 +125,7 @@ def packed_attention(
     for name in ("softcap", "s_aux"):
         if other.get(name) is not None:
             refused = f"{name} of {type(module).__name__}"
-            raise UserError(f"model.attention=packed does not support {refused}; use model.attention=mask.")
+            raise UserError(f"model.attention=packed does not support {refused}; use model.attention=padded.")
     # [L, H, D]; rotary leaves float32 under autocast
     q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     if attend is not None:
@@ -196,28 +196,22 @@ def hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
     return packed_states(backbone, batch, segments=Segments(batch), **more)
 
 
-def mixes_elsewhere(model: nn.Module) -> str | None:
-    """Describe what in a model, other than full or sliding attention, carries information from token to token; None if
-    nothing does. Such a model can't keep packed sequences apart, whatever its attention does."""
-    untyped: Any = model
-    handled = {"full_attention", "sliding_attention"}
-    kinds = set(getattr(untyped.config.get_text_config(), "layer_types", None) or ()) - handled
-    if kinds:
-        return f"has layers of type {', '.join(sorted(kinds))}"
-    return "has recurrent layers" if getattr(model, "_is_stateful", False) else None
-
-
 def unpackable(model: nn.Module) -> str | None:
-    """Describe why `packed_attention` can't replace a model's own attention; None if it can."""
+    """Describe why `packed_attention` can't replace a model's own attention; None if it can. A model in which more than
+    full or sliding attention carries information from token to token can't keep packed sequences apart at all."""
     untyped: Any = model
     config = untyped.config.get_text_config()
+    handled = {"full_attention", "sliding_attention"}
+    if kinds := set(getattr(config, "layer_types", None) or ()) - handled:
+        return f"has layers of type {', '.join(sorted(kinds))}"
     checks = {
+        "has recurrent layers": getattr(model, "_is_stateful", False),
         "calls its attention by itself": not getattr(model, "_supports_attention_backend", False),
         "has keys and values of unlike sizes": getattr(config, "kv_lora_rank", None) is not None,
         "caps its attention scores": getattr(config, "attn_logit_softcapping", None) is not None,
         "has attention sinks": any(name.endswith("sinks") for name, _ in model.named_parameters()),
     }
-    return mixes_elsewhere(model) or next((what for what, applies in checks.items() if applies), None)
+    return next((what for what, applies in checks.items() if applies), None)
 
 
 #: path → the states [N, D] that predict the response tokens
@@ -225,8 +219,6 @@ ATTENTION = Kinds(
     {
         "packed": "proxima.model.attention:hidden_packed",
         "varlen": "proxima.model.other_attention:hidden_varlen",
-        "native": "proxima.model.other_attention:hidden_native",
-        "mask": "proxima.model.other_attention:hidden_mask",
         "padded": "proxima.model.other_attention:hidden_padded",
     }
 )
@@ -234,7 +226,7 @@ ATTENTION = Kinds(
 
 def hugging_face_name(path: str) -> str:
     """The name of the Hugging Face attention implementation for a path; registers ours on first use."""
-    if path not in ("packed", "varlen"):
+    if path == "padded":
         return "sdpa"
     from transformers import AttentionInterface
 

@@ -1,6 +1,11 @@
-"""The states of a packed batch by other attention than `packed`: torch's flash attention for sequences of different
-lengths, and Hugging Face's own, for architectures that need it."""
+"""The states of a packed batch by other attention than `packed`: torch's flash attention, and a row per sequence.
 
+`packed` pads segments to rectangles and gives the kernel a mask; `varlen` passes the lengths of the segments in one
+call per layer. A segment's queries attend to its keys, those of its context followed by its own, causally and aligned
+at their ends. It needs a GPU and 16-bit products.
+"""
+
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,41 +19,51 @@ from proxima.model.attention import packed_states
 
 
 def hidden_varlen(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    """One call of torch's flash attention per layer, on a GPU."""
-    from proxima.model.varlen import varlen_attention
+    """Torch's flash attention for sequences of different lengths, on a GPU.
 
-    return packed_states(backbone, batch, attend=varlen_attention(backbone, batch), **more)
-
-
-def hidden_native(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    """Hugging Face detects packed sequences from positions, but only without a mask; with one it mixes them."""
-    if 2 * sum(parent >= 0 for parent in batch.parents) != len(batch.parents):
-        raise UserError("model.attention=native can't share prompts; set model.share_prompt=false.")
-    return packed_states(backbone, batch, **more)
-
-
-def hidden_mask(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    """A 4-D additive mask [1, 1, L, L]: for every architecture that takes one; needs L² memory."""
-    count = len(batch.tokens)
-    device = batch.tokens.device
-    hidden = torch.ones(count, count, dtype=torch.bool)
-    for (start, end), context in zip(pairwise(batch.edges), batch.contexts(), strict=True):
-        hidden[start:end, indices_of(context)] = False
-        hidden[start:end, start:end] = torch.ones(end - start, end - start, dtype=torch.bool).triu(1)
-    dtype = next(backbone.parameters()).dtype
-    mask = torch.zeros(1, 1, count, count, dtype=dtype, device=device)
-    mask.masked_fill_(to_device(hidden, device), torch.finfo(dtype).min)
-    # an architecture with several kinds of layers needs one mask for each: windows are not supported here
+    Raises:
+        UserError: there is no GPU, products are not of 16 bits, or the model uses attention dropout.
+    """
     config: Any = backbone.config
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if window is not None and _longest(batch) > window:
-        raise UserError("model.attention=mask does not know sliding windows; use model.attention=packed or padded.")
-    return packed_states(backbone, batch, attention_mask=mask, **more)
+    if backbone.training and getattr(config, "attention_dropout", None):
+        raise UserError("model.attention=varlen has no dropout; use model.attention=packed.")
+    return packed_states(backbone, batch, attend=_flash_attention(batch), **more)
 
 
-def _longest(batch: PackedBatch) -> int:
-    """The length in tokens of the longest sequence that is fed."""
-    return max((b - a + seen for (a, b), seen in zip(pairwise(batch.edges), batch.seen, strict=True)), default=0)
+def _flash_attention(batch: PackedBatch) -> Callable[..., Tensor]:
+    """`attend` of `packed_attention` for a batch; its tensors are sent to the device once."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    contexts = zip(pairwise(batch.edges), batch.contexts(), batch.seen, strict=True)
+    rows = [(end - start, count, [*before, (start, end)]) for (start, end), before, count in contexts if end > start]
+    device = batch.tokens.device
+    lengths = [length for length, _, _ in rows]
+    reaches = [length + count for length, count, _ in rows]
+    seen = to_device(indices_of([span for _, _, spans in rows for span in spans]), device)
+    ends = to_device(_ends(lengths), device), to_device(_ends(reaches), device)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
+        _require_flash(q)
+        keys, values = (x.index_select(0, seen) for x in (k, v))
+        how: dict[str, Any] = {"scale": scale, "window_size": (-1 if window is None else window - 1, 0)}
+        shared = q.shape[1] != k.shape[1]
+        out: Any = varlen_attn(q, keys, values, *ends, max(lengths), max(reaches), enable_gqa=shared, **how)
+        attended: Tensor = out
+        return attended
+
+    return attend
+
+
+def _ends(lengths: Sequence[int]) -> Tensor:
+    """[S + 1] int32: 0, and the end of each sequence."""
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def _require_flash(query: Tensor) -> None:
+    if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
+        here = f"{query.device.type} in {str(query.dtype).removeprefix('torch.')}"
+        remedy = "use model.attention=packed, or model.compute_dtype=bfloat16 on a GPU"
+        raise UserError(f"model.attention=varlen does not compute on {here}; {remedy}.")
 
 
 def hidden_padded(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data import FieldError, PackedBatch, Trajectory, UserError, pack
-from proxima.model.attention import ATTENTION, hugging_face_name, mixes_elsewhere, unpackable
+from proxima.model.attention import ATTENTION, hugging_face_name, unpackable
 from proxima.model.parallel.sharded import is_sharded
 from proxima.model.pretrained import LoadedModel
 
@@ -89,17 +89,17 @@ class PackedModel:
     ) -> None:
         self.loaded = loaded
         self.model = loaded.model
-        other = mixes_elsewhere(self.model) if attention in ("mask", "native") else unpackable(self.model)
+        other = unpackable(self.model)
         if attention == "auto":
             attention = "padded" if other else "packed"
         elif other and attention != "padded":
             remedy = "set model.attention=auto, or padded"
             raise FieldError("model.attention", attention, f"mixes sequences: this model {other}", remedy=remedy)
         self.attention = attention
-        self.share_prompt = share_prompt and attention in ("packed", "varlen", "mask")
+        self.share_prompt = share_prompt and attention != "padded"
         self.compute_dtype, self.replays_routes = compute_dtype, replays_routes
         # a model without attention takes no name for it
-        if attention in ("packed", "varlen") or getattr(self.model, "_supports_sdpa", False):
+        if attention != "padded" or getattr(self.model, "_supports_sdpa", False):
             self.model.set_attn_implementation(hugging_face_name(attention))
         self.reroutes = False  # layers are recomputed in the backward pass, and their routers would choose again
         if any(hasattr(module, "_apply_gate") for module in self.model.modules()):

@@ -98,5 +98,5 @@ def test_what_has_no_plan_or_another(tmp_path):
 
 
 def test_only_packed_attention_splits_tokens():
-    with pytest.raises(FieldError, match=r"placement\.context_parallel=2 .*model\.attention=mask"):
-        ContextGroup.of(Sharding(context_parallel=2), torch.device("cpu"), "mask")
+    with pytest.raises(FieldError, match=r"placement\.context_parallel=2 .*model\.attention=padded"):
+        ContextGroup.of(Sharding(context_parallel=2), torch.device("cpu"), "padded")

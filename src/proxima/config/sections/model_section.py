@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from proxima.model.model_source import ModelSource
 
 BFLOAT16_STEP = 2**-8
-Attention = Literal["auto", "packed", "varlen", "native", "mask", "padded"]
+Attention = Literal["auto", "packed", "varlen", "padded"]
 TYPICAL_WEIGHT = 0.02  # the standard deviation with which most models are initialised
 
 
