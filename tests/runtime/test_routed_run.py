@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 from proxima.data import UserError
-from proxima.train.replay_comparison import KEPT
 from tests.runtime.tiny_run import steps_of
 
 
@@ -15,13 +14,11 @@ def run(runs):
     return runs.finished("routed experts")
 
 
-def test_every_step_tells_what_the_routes_bring(run):
+def test_every_token_goes_where_the_engine_sent_it(run):
     """The engine computes in float32, the trainer in bfloat16: some tokens would go elsewhere."""
     steps = steps_of(run)
     assert len(steps) == 2 and all(r["routing/fallback_fraction"] == 0 for r in steps)
-    for way in ("replay", "no_replay"):
-        assert all(r[f"routing/{way}_{name}"] > 0 for name in KEPT for r in steps)
-    assert any(r["routing/replay_k3_kl"] < r["routing/no_replay_k3_kl"] for r in steps)
+    assert any(r["routing/differing_fraction"] > 0 for r in steps)
 
 
 @pytest.mark.parametrize("changed", [{"num_experts_per_tok": 1}, {"num_hidden_layers": 1}, {"num_local_experts": 4}])

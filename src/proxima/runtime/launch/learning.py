@@ -54,10 +54,8 @@ def make_learner(
     replays = config.algorithm.routing_replay != "off"
     policy = source.policy(loaded, head.layer if head else None, replays_routes=replays)
     train, waits = config.train, config.value_warmup
-    planned, kind = train.updates_per_step * train.epochs_per_step, Learner
-    if config.algorithm.routing_replay == "rollout" and config.algorithm.mismatch.measure:
-        from proxima.train.replay_comparison import ComparingLearner as kind
-    return kind(
+    planned = train.updates_per_step * train.epochs_per_step
+    return Learner(
         policy=policy,
         stack=make_stack(train, policy, train.updates - waits * planned, ranks),
         objective=make_objective(config, None if head is None else head.objective),
