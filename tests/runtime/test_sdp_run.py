@@ -83,8 +83,6 @@ def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
     assert interrupted > 0 or engine == "local_process"  # there it depends on the machine
     assert all(r["next/missing_fraction"] == 0 for r in made) and any(r["next/cached_fraction"] > 0 for r in made)
     assert all(r["correction/rollout_is_mean"] > 0 for r in made)
-    gaps = [r["next/engine_trainer_absdiff"] for r in made if "next/engine_trainer_absdiff" in r]
-    assert (not gaps) if source == "trainer" else gaps and max(gaps) < 3e-4
     checkpoint = saved_in(folder)[2]
     uids = {entry.uid for entry in read_next_policy(checkpoint.path / NEXT_POLICY)}
     assert uids <= set(checkpoint.facts["pending"])

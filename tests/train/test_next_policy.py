@@ -14,7 +14,7 @@ from proxima.engine.protocol import Capabilities, Health, InFlight, WeightUpdate
 from proxima.model import Policy
 from proxima.rollout.collector import Pending
 from proxima.runtime.state.pending_files import read_next_policy, write_next_policy
-from proxima.train import TokenStatistics, TrainStack
+from proxima.train import TrainStack
 from proxima.train.next_policy import NextLogProbs, NextPolicy, missing_metrics
 from tests.engine.helpers import engine, prompt, requests
 from tests.model.rows import loaded
@@ -300,34 +300,6 @@ def test_what_is_consumed_is_forgotten_and_a_file_keeps_the_rest_to_the_bit(tmp_
     assert read_next_policy(tmp_path / "none") == []
     again = NextPolicy(Recording(), lambda: held, entries=read_next_policy(path))
     assert same(column_of(again, held[2][1]), [NAN, NAN, -1])
-
-
-def test_engine_and_trainer_are_compared_on_tokens_of_the_version_before():
-    first, other = completion([3, 4, 4, 5]), completion([5, 5], sample=1)
-    items = [Trajectory.of(prompt(0), c, group=0, advantage=1.0) for c in (first, other)]
-    cache = NextPolicy(Recording(version=5), list)
-    log_probs = [np.float32([-9, -0.5, -1.5, -9][: len(item.tokens)]) for item in items]
-    statistics = [TokenStatistics(log_prob=log_prob, keep=np.ones(4, bool)) for log_prob in log_probs]
-
-    async def go():
-        cache.observe(list(zip(await cache.fill(items, 5), statistics, strict=True)), 5)
-        await cache.before_pause()
-
-    asyncio.run(go())
-    assert cache.engine.calls == [[([*prompt(0).tokens.tolist(), 10], [11, 12], 0.7)]]
-    metrics = cache.metrics()  # the engine says -1 twice
-    assert metrics["next/engine_trainer_absdiff"] == pytest.approx(0.5)
-    assert metrics["next/weight_engine"] == pytest.approx(np.exp(-0.5)) and metrics["next/weight_engine_std"] == 0
-    assert metrics["next/weight_trainer"] == pytest.approx((1 + np.exp(-1.0)) / 2)
-    assert metrics["next/weight_trainer_std"] == pytest.approx((1 - np.exp(-1.0)) / 2)
-    assert not cache.entries  # they are consumed
-    split = [Trajectory.of(prompt(0), completion([4] * 4, sampled=[True, True, False, True]), group=0, advantage=1.0)]
-    cache.observe([(split[0], statistics[0])], 5)
-    run(cache, 5)
-    assert cache.engine.calls[1:] == [[(prompt(0).tokens.tolist(), [10, 11], 0.7)]]  # up to the observation
-    del cache.engine.calls[1:]
-    run(cache, 5)
-    assert cache.engine.calls[1:] == [[]]
 
 
 def test_missing_counts_loss_tokens_alone():

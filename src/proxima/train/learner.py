@@ -79,8 +79,8 @@ class Learner:
             from proxima.train.early_stop import EarlyStop
 
             stop = EarlyStop(self.max_epoch_kl, items=sum(map(len, items)) // self.epochs)
-        look = partial(self._look_at_first, version, own=own)
-        compared = self._compare_untrained(items, batch, version) if own and self.guard.judges_fresh else {}
+        look = partial(self._check_fresh, version) if own and self.guard.judges_fresh else None
+        compared = self._compare_untrained(items, batch, version) if look is not None else {}
         result = self.stack.update(objective, items, progress, self.updates, stop, look)
         result.metrics |= compared
         if stop is not None and result.updates:
@@ -91,7 +91,7 @@ class Learner:
     def _compare_untrained(
         self, updates: Sequence[Sequence[Any]], batch: TrainingBatch, version: int
     ) -> dict[str, float]:
-        """In a step that trains nothing, so that its update compares nothing, `_look_at_first` on a micro-batch: of an
+        """In a step that trains nothing, so that its update compares nothing, `_check_fresh` on a micro-batch: of an
         engine that is broken, all answers are wrong. Returns the `mismatch/` metrics."""
         known = [(item,) for item in batch.completions if len(item.tokens) and item.behavior_log_prob is not None]
         if not known or not all(self.objective.skippable(item) for update in updates for item in update):
@@ -99,23 +99,20 @@ class Learner:
         shared = self.stack.model.share_prompt
         sample = [known[i][0] for i in micro_batches(known, self.stack.tokens_per_micro_batch, share_prompt=shared)[0]]
         log_probs = self.stack.log_prob(sample)
-        self._look_at_first(version, list(zip(sample, map(_forward_only, log_probs), strict=True)), own=True)
+        self._check_fresh(version, list(zip(sample, map(_forward_only, log_probs), strict=True)))
         metrics = mismatch_metrics(first_forward(sample, log_probs))
         return {name: metric.value for name, metric in metrics.items() if math.isfinite(metric.value)}
 
-    def _look_at_first(self, version: int, first: FirstForward, *, own: bool) -> None:
-        """Before the first optimizer step, run `MismatchGuard.check_fresh` on the loss tokens that weights `version` of
-        this run have sampled, and let `next_policy` observe."""
-        if own and self.guard.judges_fresh:
-            gaps = [np.empty(0, np.float32)]
-            for item, statistics in first:
-                if item.behavior_log_prob is not None and item.policy_version is not None:
-                    fresh = item.policy_version == version
-                    counted = fresh if item.loss_mask is None else fresh & item.loss_mask
-                    gaps.append(np.abs(statistics.log_prob - item.behavior_log_prob)[counted])
-            self.guard.check_fresh(torch.from_numpy(np.concatenate(gaps)), self.known_mismatch)
-        if self.next_policy is not None:
-            self.next_policy.observe(first, version)
+    def _check_fresh(self, version: int, first: FirstForward) -> None:
+        """Run `MismatchGuard.check_fresh` on the loss tokens that weights `version` of this run have sampled, before
+        the first optimizer step."""
+        gaps = [np.empty(0, np.float32)]
+        for item, statistics in first:
+            if item.behavior_log_prob is not None and item.policy_version is not None:
+                fresh = item.policy_version == version
+                counted = fresh if item.loss_mask is None else fresh & item.loss_mask
+                gaps.append(np.abs(statistics.log_prob - item.behavior_log_prob)[counted])
+        self.guard.check_fresh(torch.from_numpy(np.concatenate(gaps)), self.known_mismatch)
 
     def reject_mismatched(self, batch: TrainingBatch) -> TrainingBatch:
         """With `on_mismatch: reject`, return the batch without the completions that the guard rejects, and with the

@@ -17,10 +17,8 @@ from proxima.data.columns import Bools, Columns, Floats, Ints
 from proxima.data.flow import Key
 from proxima.engine.protocol import Engine, InFlight, ScoreRequest
 from proxima.rollout.collector import Pending
-from proxima.train.objectives.protocol import FirstForward
 
 SCORE_SECONDS = 300.0  # time limit of the engine for one window; less than that of a hook
-COMPARED = 8  # completions of a step on which engine and trainer are compared
 Unconsumed = Callable[[], Iterable[tuple[Prompt, Completion]]]
 Playing = Callable[[Sequence[InFlight]], Sequence[tuple[InFlight, Bools]]]
 LogProbs = Callable[[Sequence[Trajectory]], Awaitable[list[Floats]]]
@@ -70,11 +68,12 @@ class Segment:
         tokens, temperature = self.of.tokens[: self.end], self.of.temperature
         return Trajectory(group=group, prompt_tokens=self.of.prompt_tokens, tokens=tokens, temperature=temperature)
 
-
-def part_request(of: InFlight | Trajectory, part: slice) -> ScoreRequest:
-    """A part of a completion after everything before it, for the engine."""
-    before = np.concatenate([of.prompt_tokens, of.tokens[: part.start]])
-    return ScoreRequest(prompt_tokens=before, tokens=of.tokens[part], temperature=of.temperature)
+    @property
+    def request(self) -> ScoreRequest:
+        """The segment after everything before it, for the engine."""
+        before = np.concatenate([self.of.prompt_tokens, self.of.tokens[: self.start]])
+        tokens = self.of.tokens[self.start : self.end]
+        return ScoreRequest(prompt_tokens=before, tokens=tokens, temperature=self.of.temperature)
 
 
 class NextPolicy:
@@ -106,7 +105,6 @@ class NextPolicy:
         self.engine, self.unconsumed, self.trainer, self.file = engine, unconsumed, trainer, file
         self.playing = playing
         self.entries = {entry.key: entry for entry in entries}
-        self._compared: list[tuple[ScoreRequest, Floats, Floats]] = []  # with the log-probs of trainer and behavior
         self._metrics: dict[str, float] = {}
         self._missed = ""  # why the engine gave nothing in the last window
 
@@ -121,12 +119,10 @@ class NextPolicy:
         Raises:
             UserError: from the engine, including NotFiniteError.
         """
-        compared, self._compared = self._compared, []
         try:
             async with asyncio.timeout(SCORE_SECONDS):
                 segments = await self._segments((await self.engine.health()).version)
-                requests = [part_request(segment.of, slice(segment.start, segment.end)) for segment in segments]
-                requests += [request for request, _, _ in compared]
+                requests = [segment.request for segment in segments]
                 scored = await self.engine.score(requests)
             lengths = [len(request.tokens) for request in requests], [len(column) for column in scored]
             if lengths[0] != lengths[1]:
@@ -135,7 +131,6 @@ class NextPolicy:
             self._miss(error)
             return
         self._write(segments, scored)
-        self._compare(compared, scored[len(segments) :])
 
     def _miss(self, error: Exception) -> None:
         if isinstance(error, UserError):
@@ -191,7 +186,7 @@ class NextPolicy:
         return entry if entry is not None and entry.is_prefix_of(completion) else None
 
     def _write(self, segments: Sequence[Segment], columns: Sequence[Floats]) -> None:
-        for segment, column in zip(segments, columns, strict=False):
+        for segment, column in zip(segments, columns, strict=True):
             completion, entry = segment.of, self._entry(segment.of)
             log_prob = np.full(segment.end, np.nan, np.float32)
             if entry is not None:
@@ -215,38 +210,8 @@ class NextPolicy:
             column[: len(entry.log_prob)] = entry.log_prob
         return replace(item, next_log_prob=column)
 
-    def observe(self, first: FirstForward, version: int) -> None:
-        """Remember some tokens of the previous version, with the trainer's log-probs under the current one, so that
-        `before_pause` can compare the engine's with them."""
-        for item, statistics in first:
-            if len(self._compared) == COMPARED or self.trainer is not None:
-                return
-            if item.policy_version is None or item.behavior_log_prob is None:
-                continue
-            fresh = item.policy_version == version - 1
-            places = (fresh if item.sampled is None else fresh & item.sampled).nonzero()[0]
-            if len(places):
-                start = int(places[0])
-                stretch = slice(start, start + int((places - start == np.arange(len(places))).sum()))  # up to a hole
-                request = part_request(item, stretch)
-                self._compared.append((request, statistics.log_prob[stretch], item.behavior_log_prob[stretch]))
-
-    def _compare(self, compared: Sequence[tuple[ScoreRequest, Floats, Floats]], scored: Sequence[Floats]) -> None:
-        if not compared:
-            return
-        engine, trainer, behavior = (
-            np.concatenate(columns).astype(np.float64)
-            for columns in (scored, [by_trainer for _, by_trainer, _ in compared], [mu for _, _, mu in compared])
-        )
-        weights = {"engine": np.exp(engine - behavior), "trainer": np.exp(trainer - behavior)}
-        self._metrics["next/engine_trainer_absdiff"] = float(np.abs(engine - trainer).mean())
-        for name, weight in weights.items():
-            self._metrics[f"next/weight_{name}"] = float(weight.mean())
-            self._metrics[f"next/weight_{name}_std"] = float(weight.std())
-
     def metrics(self) -> dict[str, float]:
-        """Metrics of the step: the missing and the written tokens; and, on some tokens that were one version old, the
-        difference between engine and trainer, and the weights computed from the log-probs of each."""
+        """Metrics of the step: the missing and the written tokens."""
         return self._metrics
 
     def warnings(self) -> list[str]:
