@@ -42,7 +42,7 @@ class OfflineData:
         return [self.items[self.cursor.row(uid)] for uid in self.cursor.next(min(self.examples, left))]
 
 
-def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any, Any], observer: Observer) -> OfflineData:
+def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any], observer: Observer) -> OfflineData:
     """Read and convert the rows of `task` and `eval.task`.
 
     Raises:
@@ -77,7 +77,7 @@ def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any, Any], ob
 
 def _items(
     data: OfflineDataConfig,
-    method: OfflineMethod[Any, Any],
+    method: OfflineMethod[Any],
     rows: Rows,
     count: int,
     name: str,

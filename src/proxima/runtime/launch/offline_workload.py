@@ -40,7 +40,7 @@ class OfflineWorkload:
         model = config.model.unloaded()
         self.context = model.context
         source = config.model.source(config.seed, config.placement)
-        self.method: OfflineMethod[Any, Any] = class_at(family.method)(
+        self.method: OfflineMethod[Any] = class_at(family.method)(
             config, source, model.tokenizer, model.context, config.train.tokens_per_micro_batch
         )
         self.method.check()

@@ -65,7 +65,7 @@ class OfflineLoop(TrainingLoop):
         config: OfflineConfig,
         steps: int,
         trained: TrainState,
-        method: OfflineMethod[Any, Any],
+        method: OfflineMethod[Any],
         data: OfflineData,
         samples: HeldOutSamples | None,
         store: RunStore,

@@ -4,8 +4,7 @@
     sft_method        preference_method        reward_method
 
 Imports: as `train`, and `task` and `evaluate`. Imported by `config`, whose table names the methods, and `runtime`.
-To add one, three files by hand: (1) a subclass of `OfflineMethod` here, with a small protocol of the settings that it
-reads; (2) in `config`, its section and its config, which fulfils that protocol; (3) a line in `config.families` with
-the command, the config and the method. Its command, schema, checks, report and tests follow from the table. A new
-objective goes to `train.objectives`.
+To add one, three files by hand: (1) a subclass of `OfflineMethod` here; (2) in `config`, its section and its config,
+the `settings` of the method; (3) a line in `config.families` with the command, the config and the method. Its command,
+schema, checks, report and tests follow from the table. A new objective goes to `train.objectives`.
 """

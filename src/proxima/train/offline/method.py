@@ -11,12 +11,11 @@ from proxima.train import ForwardStage, TrainStack
 from proxima.train.objectives import Objective
 
 Item = TypeVar("Item")
-Settings = TypeVar("Settings")
 Progress = Callable[[int, int], None]
 MEASURED_AT_ONCE = 16  # held-out items between two points at which the run can be stopped
 
 
-class OfflineMethod(Generic[Settings, Item]):
+class OfflineMethod(Generic[Item]):
     """A way to train on a fixed data set. Subclass it. One object serves one run. The order of calls:
 
     1. Before weights are loaded: `check`; for each row of `task` and of `eval.task` `item(row, number)`; then `joined`
@@ -33,7 +32,7 @@ class OfflineMethod(Generic[Settings, Item]):
     step: persistent state is in the model, the optimizer, or the folder of the run.
 
     Args:
-        settings: the settings that the method reads, a protocol next to it; the config of its command fulfils it.
+        settings: the config of its recipes, see `proxima.config.families`.
         source: the model.
         tokenizer: of that model.
         context: the maximum number of tokens that the model may be fed at once, `model.max_length` or the model's own
@@ -50,7 +49,7 @@ class OfflineMethod(Generic[Settings, Item]):
     marks_model: bool = False
 
     def __init__(
-        self, settings: Settings, source: ModelSource, tokenizer: Any, context: int, tokens_per_micro_batch: int = 4096
+        self, settings: Any, source: ModelSource, tokenizer: Any, context: int, tokens_per_micro_batch: int = 4096
     ) -> None:
         self.settings, self.source, self.tokenizer, self.context = settings, source, tokenizer, context
         self.tokens_per_micro_batch = tokens_per_micro_batch

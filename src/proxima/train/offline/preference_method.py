@@ -5,12 +5,12 @@ from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from proxima.core.preference import Kto, Sft
+from proxima.core.preference import Sft
 from proxima.data import FieldError, LabeledCompletion, PreferencePair, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.evaluate.preference_metrics import ComparedItem, preference_metrics
@@ -24,32 +24,7 @@ from proxima.train.offline.reference_cache import ReferenceCache
 Item = PreferencePair | LabeledCompletion
 
 
-class PreferenceTerms(Protocol):
-    """The loss and its reference.
-
-    kto: the loss of single completions; None: losses of pairs. reference: that of the log-ratios; `start` is the model
-    that the run starts from. cache: folder of the reference's log-probs; None: they are not stored.
-    """
-
-    @property
-    def kto(self) -> Kto | None: ...
-    @property
-    def reference(self) -> Literal["start", "none"]: ...
-    @property
-    def cache(self) -> str | None: ...
-    def pair_objective(self) -> PreferenceObjective: ...
-
-
-class PreferenceSettings(Protocol):
-    @property
-    def preference(self) -> PreferenceTerms: ...
-
-    def item(self, number: int, row: Row, tokenizer: Any, context: int) -> Item:
-        """The item of a row."""
-        ...
-
-
-class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
+class PreferenceMethod(OfflineMethod[Item]):
     """Makes preferred completions more probable than the others, relative to a frozen reference; see
     `PreferenceObjective` and `KtoObjective`."""
 
@@ -59,7 +34,7 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
     policy: Policy | None = None
 
     @property
-    def section(self) -> PreferenceTerms:
+    def section(self) -> Any:
         return self.settings.preference
 
     def check(self) -> None:
@@ -79,7 +54,8 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
         return None if cache is None else Path(cache).expanduser()
 
     def item(self, row: Row, number: int) -> Item:
-        return self.settings.item(number, row, self.tokenizer, self.context)
+        item: Item = self.settings.item(number, row, self.tokenizer, self.context)
+        return item
 
     def joined(self, items: list[Item]) -> list[Item]:
         """Add the mismatched completions of KTO, which only its loss reads."""

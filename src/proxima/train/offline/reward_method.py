@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,26 +17,6 @@ from proxima.task.protocol import Row
 from proxima.train import ForwardStage, TrainStack
 from proxima.train.objectives import RewardObjective
 from proxima.train.offline.method import OfflineMethod
-
-
-class RewardSection(Protocol):
-    """See `RewardObjective`; `head_std` is the standard deviation of a new head's weights."""
-
-    @property
-    def margin(self) -> float: ...
-    @property
-    def center(self) -> float: ...
-    @property
-    def head_std(self) -> float: ...
-
-
-class RewardSettings(Protocol):
-    @property
-    def reward_model(self) -> RewardSection: ...
-
-    def pair(self, number: int, row: Row, tokenizer: Any, context: int) -> PreferencePair:
-        """The pair of a row."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +36,7 @@ class ScoreStage:
         return torch.repeat_interleave(scores, batch.cu_seqlens.diff())
 
 
-class RewardMethod(OfflineMethod[RewardSettings, PreferencePair]):
+class RewardMethod(OfflineMethod[PreferencePair]):
     """Trains the better completion of a pair to score higher; see `RewardObjective`.
 
     An evaluation stores mean and standard deviation of the held-out scores in the model's config, from which the reward
@@ -73,7 +52,8 @@ class RewardMethod(OfflineMethod[RewardSettings, PreferencePair]):
         scalar_config(self.source.path, self.source.revision, new_head=True)
 
     def item(self, row: Row, number: int) -> PreferencePair:
-        return self.settings.pair(number, row, self.tokenizer, self.context)
+        pair: PreferencePair = self.settings.pair(number, row, self.tokenizer, self.context)
+        return pair
 
     def load(self, path: str | None) -> LoadedModel:
         return self.source.load_scalar(path, head_std=self.settings.reward_model.head_std)

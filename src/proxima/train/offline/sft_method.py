@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,20 +20,15 @@ from proxima.train.objectives.protocol import loss_tokens
 from proxima.train.offline.method import OfflineMethod
 
 
-class SftSettings(Protocol):
-    def reader(self, tokenizer: Any, context: int) -> ChatReader:
-        """The reader that turns rows into examples."""
-        ...
-
-
-class SftMethod(OfflineMethod[SftSettings, Trajectory]):
+class SftMethod(OfflineMethod[Trajectory]):
     """Maximises the likelihood of completions, or of all turns of the assistant; see `SftObjective`."""
 
     headline = "loss"
 
     @cached_property
     def reader(self) -> ChatReader:
-        return self.settings.reader(self.tokenizer, self.context)
+        reader: ChatReader = self.settings.reader(self.tokenizer, self.context)
+        return reader
 
     def item(self, row: Row, number: int) -> Trajectory:
         return self.reader.example(number, row)
