@@ -4,8 +4,6 @@ model."""
 import io
 import json
 import sys
-import threading
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import FieldError
 from proxima.engine.decoder import packs_bfloat16
-from proxima.model import Policy, files, load, save
+from proxima.model import Policy, load, save
 from proxima.model.load import ALIGNMENT
 from proxima.model.pretrained import check_path, load_config, load_shape, load_tokenizer
 from tests.model.folders import edited
@@ -264,23 +262,3 @@ def test_shapes_of_products_fill_no_memory():
     assert code == 0, err
     before, after = map(int, out.split())
     assert after - before < 40
-
-
-def test_files_that_are_hashed_ahead_are_read_once(tmp_path, monkeypatch):
-    contents = {"a.json": b"", "b.safetensors": bytes(3000), "c.safetensors": b"x" * 2500}
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-    begun: list[None] = []
-    monkeypatch.setattr(files, "CHUNK", 1000)
-    monkeypatch.setattr(files, "sha256", lambda: begun.append(None) or sha256())
-    files.hash_ahead(str(tmp_path))
-    assert files.model_files(str(tmp_path)) == {name: sha256(content).hexdigest() for name, content in contents.items()}
-    for thread in threading.enumerate():
-        if thread.name == "hashing":
-            thread.join()
-    assert len(begun) == len(contents)
-
-
-@pytest.mark.parametrize("path", ["nowhere", "a!/b", "~nobody/x", "a\0b"])
-def test_hashing_ahead_leaves_a_wrong_path_to_the_loading(path):
-    files.hash_ahead(path)

@@ -14,7 +14,6 @@ from proxima.config.yaml_dump import dump
 from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.files import hash_ahead
 from proxima.model.quiet import quiet_transformers
 from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.launch.services import RunServices
@@ -86,7 +85,6 @@ def train(
             return follow(partial(_start_rank, make_work, ranks), ranks)
         folder = RunFolder(new_run_folder(config.folder, resolved.recipe if resolved else None, clock))
         folder.check(resume=resume, overwrite=overwrite)
-        hash_ahead(config.model.path, config.model.revision)  # while transformers is imported
         # reads the data; its errors leave the folder untouched
         workload = opened.enter_context(closing(make_work()))
         opened.callback(folder.release)
