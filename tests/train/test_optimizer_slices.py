@@ -4,12 +4,13 @@ import json
 
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
 
-from proxima.train.optimizer_slices import KEY, OFFSETS, read_optimizer
+from proxima.train.optimizer_state import read_optimizer
 
 
 def block(file, name: str, tensor: torch.Tensor, offset: list[int]) -> None:
-    save_file({name: tensor}, file, metadata={KEY: json.dumps({name: {OFFSETS: offset}})})
+    save_file({name: tensor}, file, metadata={CUSTOM_METADATA_KEY: json.dumps({name: {SAVED_OFFSETS_KEY: offset}})})
 
 
 def test_blocks_of_a_folder_are_put_together(tmp_path):

@@ -12,7 +12,7 @@
     next_policy     the same for log-probs under the next version, with state across steps
     early_stop      skips the remaining epochs once the policy has moved far enough
     optimizer       AdamW and learning-rate schedules; optimizer_8bit, optimizer_muon: the other kinds;
-                    optimizer_step: their base, and moments in host memory; optimizer_state: restores a state;
+                    optimizer_step: their base, and moments in host memory; optimizer_state: reads and restores it;
                     one_pass_adamw: AdamW, clipping and norms in C++
     checkpoint      writes checkpoints; checkpoint_restore: reads the last one; sharded_checkpoint: those of many ranks
     offline/        the methods of training on a fixed data set

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from proxima.data import UserError
 from proxima.system.checksum import Checksum
 from proxima.train.checkpoint import DELETE, FORMAT, Checkpoint, read_checkpoint, remove_checkpoint
-from proxima.train.optimizer_slices import read_optimizer
+from proxima.train.optimizer_state import read_optimizer
 from proxima.train.stack import TrainStack
 
 

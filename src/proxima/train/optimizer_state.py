@@ -1,12 +1,69 @@
-"""Restores the state of an optimizer from tensors by name; `TrainStack.state` returns them."""
+"""The state of an optimizer: read from a checkpoint, which any number of ranks wrote by slices, on any number of ranks;
+and restored from tensors by name, which `TrainStack.state` returns."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from proxima.data import UserError
+from proxima.model.parallel.sharded import fill_weight
+from proxima.train.optimizer_step import sharded_as
+
+
+def read_optimizer(place: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the folder `place`, or of the file of that name with `.safetensors`, by `kind/weight`. If the
+    weight is sharded, so is its tensor, and a rank keeps only its own slice; every other tensor is read whole.
+
+    Raises:
+        OSError, SafetensorError: a file can't be read.
+    """
+    if place.is_dir():
+        return read_slices(place, weights)
+    tensors = dict[str, Tensor]()
+    with safe_open(place.with_suffix(".safetensors"), framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+            whole = opened.get_tensor(name)
+            tensors[name] = _empty(whole.shape, whole.dtype, weights.get(_weight_of(name)))
+            fill_weight(tensors[name], whole)
+    return tensors
+
+
+def read_slices(folder: Path, weights: Mapping[str, Tensor], names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """The tensors of these names, None: all, in a folder that the ranks of torch.distributed.checkpoint wrote; as
+    `read_optimizer`."""
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    reader, planner = HuggingFaceStorageReader(str(folder)), DefaultLoadPlanner()
+    metadata = reader.read_metadata()
+    stored: dict[str, Any] = metadata.state_dict_metadata
+    tensors = {
+        name: _empty(stored[name].size, stored[name].properties.dtype, weights.get(_weight_of(name)))
+        for name in (stored if names is None else names)
+    }
+    planner.set_up_planner(tensors, metadata)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+    return tensors
+
+
+def _weight_of(name: str) -> str:
+    return name.partition("/")[2]
+
+
+def _empty(size: torch.Size, dtype: torch.dtype, weight: Any) -> Tensor:
+    """A tensor to be filled; sharded like `weight` if that is sharded and of the same shape except for the columns."""
+    alike = hasattr(weight, "to_local") and len(size) > 0 and weight.shape[:-1] == size[:-1]
+    if not alike:
+        return torch.empty(size, dtype=dtype)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    local_shape, _ = compute_local_shape_and_global_offset(size, weight.device_mesh, weight.placements)
+    return sharded_as(weight, torch.empty(local_shape, dtype=dtype, device=weight.to_local().device), size)
 
 
 def restore_state(

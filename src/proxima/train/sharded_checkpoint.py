@@ -14,11 +14,12 @@ import json
 import re
 import shutil
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,10 +29,12 @@ from torch.distributed.checkpoint._consolidate_hf_safetensors import _consolidat
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.distributed.tensor import DTensor
 
 from proxima.data import NotFiniteError
 from proxima.model import LoadedModel
+from proxima.model.adapter_files import save_adapter
 from proxima.model.lora import trained_names
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.save import save_settings
@@ -47,12 +50,11 @@ from proxima.train.checkpoint import (
     read_checkpoint,
     write_tensors,
 )
-from proxima.train.optimizer_slices import assembled, pieces_of
+from proxima.train.optimizer_state import read_slices
 from proxima.train.stack import TrainStack
 
 FILE = 2 << 30  # bytes of weights after which a new file of a model begins
 SHARDS = "sharded"  # subfolder of a model's folder while its files are assembled
-T = TypeVar("T")
 Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
@@ -76,6 +78,7 @@ class ShardedWriter:
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo")  # a separate group: a thread writes while the ranks train
+        self._ranks = _DistWrapper(self._group, True, 0)  # what one rank raises in a call, all raise
         self._job: _Unwritten | None = None
 
     def write(
@@ -87,17 +90,11 @@ class ShardedWriter:
         facts: Mapping[str, Any],
         files: Mapping[str, Callable[[Path], None]] | None = None,
         others: Mapping[str, TrainStack] | None = None,
-        *,
-        wait: bool = True,
-    ) -> Checkpoint | None:
-        """`checkpoint.write_checkpoint`, after the previous checkpoint is finished. The arguments are the same; those
-        of rank 0 count for `facts` and `files`, and a value head on the policy is written too, instead of the caller's.
-
-        Args:
-            wait: False: the state is copied to host memory, a thread writes it, and the checkpoint is complete when
-                `finish`, or the next `write`, returns.
-
-        Returns: the checkpoint, on each rank; None if it is not complete yet.
+    ) -> None:
+        """Begin what `checkpoint.write_checkpoint` does, after the previous checkpoint is finished: the state is copied
+        to host memory, a thread writes it, and the checkpoint is complete when `finish`, or the next `write`, returns.
+        The arguments are the same; those of rank 0 count for `facts` and `files`, and a value head on the policy is
+        written too, instead of the caller's.
 
         Raises:
             OSError, RuntimeError: this or the last checkpoint could not be written on some rank;
@@ -108,23 +105,19 @@ class ShardedWriter:
         now = {"torch_rng": torch.get_rng_state().numpy().tobytes().hex(), **copy.deepcopy(dict(facts))}
         job = _Unwritten(folder / f"{step:06d}", folder / f".{step:06d}.part", now)
         try:
-            self._together(lambda: begin_checkpoint(folder, step) if dist.get_rank() == 0 else None)
+            self._ranks.all_gather("begin", lambda: begin_checkpoint(folder, step) if dist.get_rank() == 0 else None)
             self._collect(job, "model", "", loaded, stack)
             for name, other in (others or {}).items():
                 self._collect(job, name, f"{name}_", other.model.loaded, other)
-            self._together(lambda: self._write_files(job, files or {}, stack))
+            self._ranks.all_gather("files", lambda: self._write_files(job, files or {}, stack))
         except BaseException as error:
             self._give_up(job, error)
             raise
         self._job = job
-        if wait:
-            self._write(job)
-            return self.finish()
         for tensors in (*(weights for weights, _ in job.models.values()), *job.optimizers.values()):
             tensors.update({name: _on_host(tensor) for name, tensor in tensors.items()})
         job.thread = threading.Thread(target=self._write, args=(job,), name="checkpoint", daemon=True)
         job.thread.start()
-        return None
 
     def finish(self) -> Checkpoint | None:
         """Wait for the checkpoint that is being written, if any, and return it. Call it at the end of a run.
@@ -135,8 +128,8 @@ class ShardedWriter:
         job, self._job = self._job, None
         if job is None:
             return None
-        if job.thread is not None:
-            job.thread.join()
+        assert job.thread is not None
+        job.thread.join()
         if job.error is not None:
             self._give_up(job, job.error)
             raise job.error
@@ -155,9 +148,13 @@ class ShardedWriter:
             adapter = {key: whole_tensor(parameters[key]).cpu() for key in trained_names(loaded.model)}
         else:
             job.models[job.temporary / name] = _weights(loaded.model), _conversion(loaded.model)
-        tensors, job.trainers[f"{prefix}trainer"] = self._together(stack.state)
-        job.optimizers[job.temporary / f"{prefix}optimizer"] = tensors
-        self._together(lambda: _write_settings(loaded, job.temporary / name, adapter))
+
+        def collect() -> None:
+            tensors, job.trainers[f"{prefix}trainer"] = stack.state()
+            job.optimizers[job.temporary / f"{prefix}optimizer"] = tensors
+            _write_settings(loaded, job.temporary / name, adapter)
+
+        self._ranks.all_gather(name, collect)
 
     def _write_files(self, job: _Unwritten, files: Mapping[str, Callable[[Path], None]], stack: TrainStack) -> None:
         head = getattr(stack.model, "value_head", None)
@@ -177,7 +174,7 @@ class ShardedWriter:
                 writer = HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
                 save(tensors, storage_writer=writer, process_group=self._group)
             crc32 = self._seal(job.temporary)
-            self._together(lambda: self._publish(job, crc32))
+            self._ranks.all_gather("publish", lambda: self._publish(job, crc32))
         except BaseException as error:
             job.error = error
 
@@ -189,8 +186,8 @@ class ShardedWriter:
         rank, size, last = dist.get_rank(), dist.get_world_size(), max(files.values())
         file_of = {name: f"model-{i:05d}-of-{last:05d}.safetensors" for name, i in files.items()}
         mine = {name: file for name, file in file_of.items() if files[name] % size == rank}
-        places = self._merged(lambda: _put_together(folder, mine, convert))
-        self._together(lambda: _write_index(folder, tensors, places) if rank == 0 else None)
+        places = self._merged("files", lambda: _put_together(folder, mine, convert))
+        self._ranks.all_gather("index", lambda: _write_index(folder, tensors, places) if rank == 0 else None)
 
     def _seal(self, temporary: Path) -> dict[str, str]:
         """CRC-32 of every file by name, each read and fsynced by one rank."""
@@ -202,43 +199,33 @@ class ShardedWriter:
                 flush_to_disk(path)
             return {str(path.relative_to(temporary)): Checksum.of(path).crc32 for path in mine}
 
-        return self._merged(sealed)
+        return self._merged("seal", sealed)
 
     def _publish(self, job: _Unwritten, crc32: Mapping[str, str]) -> None:
         if dist.get_rank() == 0:
             finish_checkpoint(job.temporary, job.final, job.trainers, job.facts, crc32)
 
     def _give_up(self, job: _Unwritten, error: BaseException) -> None:
-        cause = error
-        if isinstance(error, CheckpointException):
-            cause = next((each for each, _ in error.failures.values() if isinstance(each, BaseException)), error)
+        """Remove what was written, and raise the cause of an error; returns if that is the error itself."""
+        cause, own = error, True
+        if isinstance(error, CheckpointException):  # not an Exception: callers would not catch it
+            rank = dist.get_rank()
+            own = rank in error.failures
+            cause, _ = error.failures[rank if own else min(error.failures)]
         full = as_disk_full(cause, job.final)
         if dist.get_rank() == 0:
             shutil.rmtree(job.temporary, ignore_errors=True)
         if full is not None and full is not error:
             raise full from error
-        if isinstance(error, CheckpointException):  # not an Exception: callers would not catch it
-            raise RuntimeError(f"{job.final}: {type(cause).__name__}: {cause}") from error
+        if cause is error:
+            return
+        if own or isinstance(cause, OSError | NotFiniteError):
+            raise cause from error
+        raise RuntimeError(f"{job.final}: {type(cause).__name__}: {cause}") from error
 
-    def _merged(self, function: Callable[[], dict[str, str]]) -> dict[str, str]:
+    def _merged(self, step: str, function: Callable[[], dict[str, str]]) -> dict[str, str]:
         """The merged results of `function()` on all ranks."""
-        result = self._together(function)
-        results = list[Any]([None] * dist.get_world_size())
-        dist.all_gather_object(results, result, group=self._group)
-        return {name: value for result_of_rank in results for name, value in result_of_rank.items()}
-
-    def _together(self, function: Callable[[], T]) -> T:
-        """Run `function()` on every rank; if one raises, all raise."""
-        error, result = None, None
-        try:
-            result = function()
-        except Exception as raised:
-            error = raised
-        errors = list[Any]([None] * dist.get_world_size())
-        dist.all_gather_object(errors, _portable(error), group=self._group)
-        if error is not None or any(errors):
-            raise error or next(filter(None, errors))
-        return result  # type: ignore[return-value]
+        return dict(ChainMap(*self._ranks.all_gather(step, function)))
 
 
 def _on_host(tensor: Tensor) -> Tensor:
@@ -261,8 +248,6 @@ def _write_settings(loaded: LoadedModel, folder: Path, adapter: dict[str, Tensor
     if loaded.base is None:
         save_settings(loaded.model, loaded.tokenizer, folder)
     else:
-        from proxima.model.adapter_files import save_adapter
-
         save_adapter(loaded.model, loaded.tokenizer, loaded.base, folder, adapter)
 
 
@@ -285,9 +270,9 @@ def _put_together(folder: Path, file_of: Mapping[str, str], convert: Convert | N
         if file_of:
             _consolidate_safetensors_files(str(folder / SHARDS), str(folder), dict(file_of), num_threads=1)
         return dict(file_of)
-    places, pieces = dict[str, str](), pieces_of(sorted((folder / SHARDS).glob("*.safetensors"))) if file_of else {}
+    places = dict[str, str]()
     for file in sorted(set(file_of.values())):
-        state = convert({name: assembled(name, pieces[name]) for name, own in file_of.items() if own == file})
+        state = convert(read_slices(folder / SHARDS, {}, [name for name, own in file_of.items() if own == file]))
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / file, {"format": "pt"})
         places |= dict.fromkeys(state, file)
     return places
@@ -307,12 +292,3 @@ def _write_index(folder: Path, tensors: Mapping[str, Tensor], places: Mapping[st
     text = json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2, sort_keys=True)
     (folder / "model.safetensors.index.json").write_text(text + "\n")
     shutil.rmtree(folder / SHARDS)
-
-
-def _portable(error: Exception | None) -> Exception | None:
-    """An error that other ranks can raise too."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return OSError(error.errno, error.strerror, error.filename)
-    if isinstance(error, NotFiniteError):
-        return NotFiniteError(str(error))
-    return None if error is None else RuntimeError(f"{type(error).__name__}: {error}")

@@ -79,14 +79,14 @@ def whole_state(all_stacks: Stacks) -> dict[str, torch.Tensor]:
     return state
 
 
-def save_all(writer: ShardedWriter, folder: Path, all_stacks: Stacks, **how: Any) -> None:
+def save_all(writer: ShardedWriter, folder: Path, all_stacks: Stacks) -> None:
     policy, critics = all_stacks["policy"], {name: stack for name, stack in all_stacks.items() if name == "critic"}
     steps = {1: (policy, {"version": 7}, {"note.txt": lambda path: path.write_text("of rank 0")}, critics)}
     if "adapter" in all_stacks:
         steps[2] = all_stacks["adapter"], {}, {}, {}
     for step, (stack, facts, files, others) in steps.items():
         if policy.model.loaded.sharding is not None:
-            writer.write(folder, step, stack.model.loaded, stack, facts, files, others, **how)
+            writer.write(folder, step, stack.model.loaded, stack, facts, files, others)
         elif dist.get_rank() == 0:
             head = stack.model.value_head
             heads = {} if head is None else {VALUE_HEAD: lambda path, head=head: write_tensors(path, head.state_dict())}
@@ -123,10 +123,11 @@ def moves(
         with pytest.MonkeyPatch.context() as monkeypatch:
             if number:
                 monkeypatch.setattr(sharded_checkpoint, "FILE", 20_000)
-            save_all(writer, place / str(number), made, wait=number % 2 == 1)
-        if number % 2 == 0 and sharding is not None:
-            train(made)  # what is written is of the moment of the call
+            save_all(writer, place / str(number), made)
+            if sharding is not None:
+                train(made)  # what is written is of the moment of the call
             writer.finish()
+        if sharding is not None:
             state = whole_state(made)
             if number == 0 == rank:
                 save_file(state, place / "next.safetensors")
@@ -145,22 +146,21 @@ def failures(rank: int, folder: Path, place: Path) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def write(step: int, **how: Any) -> Checkpoint | None:
-        return writer.write(place, step, stack.model.loaded, stack, {}, **how)
+    def write(step: int) -> None:
+        writer.write(place, step, stack.model.loaded, stack, {})
 
-    write(2, wait=False)
+    write(2)
     complete = writer.finish()
     assert isinstance(complete, Checkpoint) and complete.step == 2 and not writer.unfinished and writer.finish() is None
     for name in ("flush_to_disk", "save"):
-        for wait in (True, False):
-            with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(OSError, match="No space left"):
-                if rank == 1 or name == "save":
-                    monkeypatch.setattr(sharded_checkpoint, name, full)
-                assert write(3, wait=wait) is None
-                writer.finish()
-            dist.barrier()
-            assert sorted(path.name for path in place.iterdir()) == ["000002"]
-            dist.barrier()
+        with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(OSError, match="No space left"):
+            if rank == 1 or name == "save":
+                monkeypatch.setattr(sharded_checkpoint, name, full)
+            write(3)
+            writer.finish()
+        dist.barrier()
+        assert sorted(path.name for path in place.iterdir()) == ["000002"]
+        dist.barrier()
     slot = stack.optimizer.state[stack.parameters[0]]["exp_avg"].to_local()
     if rank == 1:
         slot.fill_(torch.nan)
@@ -173,9 +173,10 @@ def killed_while_it_writes(rank: int, folder: Path, place: Path) -> None:
     source_of = source(folder / "qwen2", sharding=Sharding())
     stack, writer = TrainStack(source_of.policy(source_of.load())), ShardedWriter()
     writer.write(place, 1, stack.model.loaded, stack, {})
+    writer.finish()
     if rank == 1:
         sharded_checkpoint.flush_to_disk = lambda path: os.kill(os.getpid(), signal.SIGKILL)
-    writer.write(place, 2, stack.model.loaded, stack, {}, wait=False)
+    writer.write(place, 2, stack.model.loaded, stack, {})
     with pytest.raises(RuntimeError, match="closed by peer|reset by peer"):
         writer.finish()
     assert sorted(path.name for path in place.iterdir()) == ["000001"] and damage(place / "000001") is None

@@ -62,7 +62,7 @@ class RankModels:
             case Save():
                 policy = self.stacks[POLICY]
                 writer, loaded = policy.ranks.writer, policy.model.loaded
-                writer.write(message.folder, message.step, loaded, policy, {}, {}, self.others, wait=False)
+                writer.write(message.folder, message.step, loaded, policy, {}, {}, self.others)
             case Finish():
                 self.stacks[POLICY].ranks.writer.finish()
             case _:

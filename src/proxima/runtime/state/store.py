@@ -78,7 +78,7 @@ class RunStore:
         from proxima.train.messages import Save
 
         with self._on_every_rank(Save(place, step)):
-            self.ranks.writer.write(place, step, loaded, stack, facts, files, others, wait=False)
+            self.ranks.writer.write(place, step, loaded, stack, facts, files, others)
 
     def finish_checkpoint(self) -> None:
         """Wait for a checkpoint that is still being written; in the compute thread."""
