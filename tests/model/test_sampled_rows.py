@@ -12,7 +12,7 @@ from tests.model.rows import forked, policy, rows
 
 def test_what_was_not_sampled_is_left_out_and_changes_nothing(monkeypatch):
     runner, seen = policy("qwen3"), []
-    for name in ("sampled_rows", "policy"):
+    for name in ("log_prob", "policy"):
         module = __import__(f"proxima.model.{name}", fromlist=[name])
         whole = module.token_log_prob
         monkeypatch.setattr(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from proxima.data import PackedBatch, UserError
 from proxima.model.kept_tokens import KeptTokens
-from proxima.model.log_prob import TokenLogProbs, token_log_prob
+from proxima.model.log_prob import TokenLogProbs, sampled_log_prob, token_log_prob
 from proxima.model.lora import base_layer, weight_of
 from proxima.model.packed_model import PackedModel, TokenOutputs
 from proxima.model.parallel.sharded import is_sharded, plain_type
@@ -141,8 +141,6 @@ class Policy(PackedModel):
         forbid it."""
         if batch.sampled_of == batch.tokens_of or batch.sampling_mask is not None or self.context is not None:
             return partial(token_log_prob, target=batch.target, temperature=batch.temperature, kept=_kept(batch))
-        from proxima.model.sampled_rows import sampled_log_prob
-
         return partial(sampled_log_prob, batch)
 
     @torch.no_grad()
