@@ -3,15 +3,13 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from proxima.model.parallel.gather import whole_tensor
-from proxima.train import OPTIMIZERS, AdamW, optimizer_muon
+from proxima.train import OPTIMIZERS, AdamW
 from proxima.train.optimizer_muon import Muon
 
 SHAPES = {
@@ -79,16 +77,6 @@ def slices(rank: int, folder: Path) -> None:
                 assert slots.keys() == theirs.keys(), where
                 for key, value in theirs.items():
                     alike(whole_tensor(slots[key]), value, f"{where}, {key}")
-
-
-def one_matrix_a_rank(rank: int, folder: Path) -> None:
-    """Of Muon's two matrices the first two of four ranks orthogonalize one each, at every step."""
-    plain, calls = optimizer_muon._newton_schulz, []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimizer_muon, "_newton_schulz", lambda update: calls.append(update.shape) or plain(update))
-        stepped(Muon(), init_device_mesh("cpu", (2, 2)), (Replicate(), Shard(0)))
-    own = [(48, 7), (5, 1024)][dist.get_rank() :][:1]
-    assert calls == own * 2
 
 
 def alike(actual: torch.Tensor, expected: torch.Tensor, where: str) -> None:

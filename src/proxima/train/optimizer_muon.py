@@ -2,21 +2,19 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS, EPS, _zeropower_via_newtonschulz
 
 from proxima.data import require
-from proxima.train.optimizer import Adam, by_mesh
-from proxima.train.optimizer_step import ADAM, WeightwiseOptimizer, own_slice
+from proxima.model.parallel.sharded import fill_weight
+from proxima.train.optimizer import Adam
+from proxima.train.optimizer_step import ADAM, WeightwiseOptimizer, own_slice, sharded_as
 
-GATHERED = torch.bfloat16  # of a whole update: Newton-Schulz begins by rounding it so
 COEFFICIENTS = (DEFAULT_A, DEFAULT_B, DEFAULT_C)
 
 
@@ -30,7 +28,7 @@ class Muon(Adam):
 
     The factor gives the update of a weight the root mean square of AdamW's, about 0.2, so that both share `lr`. U Vᵀ is
     five Newton-Schulz steps in bfloat16. It takes whole matrices, some 30 rows² columns operations each (rows the
-    smaller side): n ranks gather n matrices, compute one each, and send the others their slices.
+    smaller side): every rank gathers each of them in turn, and computes the same.
 
     Args:
         momentum: in [0, 1).
@@ -83,61 +81,25 @@ class MuonAndAdamW(WeightwiseOptimizer):
     def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
         return ("momentum_buffer",) if id(parameter) in self.matrices else ADAM
 
-    def step_group(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+    def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         if group["momentum"] is None:
-            super().step_group(parameters, group)
+            super().step_weight(parameter, group)
             return
-        parameters = sorted(parameters, key=Tensor.numel)  # ranks that wait for each other have similar amounts of work
-        for alike in by_mesh([{"params": parameters}]):
-            matrices = alike["params"]
-            mesh = getattr(matrices[0], "device_mesh", None)
-            count = 1 if mesh is None else mesh.size()
-            for start in range(0, len(matrices), count):
-                self._step_matrices(matrices[start : start + count], group)
-
-    def _step_matrices(self, matrices: Sequence[nn.Parameter], group: dict[str, Any]) -> None:
-        updates = []
-        for parameter in matrices:
-            slots, gradient = self.state[parameter], own_slice(parameter.grad)
-            if not slots:
-                slots["momentum_buffer"] = self.zeros("momentum_buffer", parameter, gradient.dtype)
-            buffer = own_slice(slots["momentum_buffer"])
-            buffer.lerp_(gradient, 1 - group["momentum"])
-            updates.append(gradient.lerp(buffer, group["momentum"]))
-        for parameter, update in zip(matrices, _orthogonalized(matrices, updates), strict=True):
-            weight = own_slice(parameter)
-            weight.mul_(1 - group["lr"] * group["weight_decay"])
-            weight.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
+        weight, gradient, slots = own_slice(parameter), own_slice(parameter.grad), self.state[parameter]
+        if not slots:
+            slots["momentum_buffer"] = self.zeros("momentum_buffer", parameter, gradient.dtype)
+        buffer = own_slice(slots["momentum_buffer"])
+        buffer.lerp_(gradient, 1 - group["momentum"])
+        rounded = gradient.lerp(buffer, group["momentum"]).bfloat16()  # as Newton-Schulz begins
+        update = sharded_as(parameter, rounded, parameter.shape)
+        fill_weight(update, _zeropower_via_newtonschulz(_whole(update), COEFFICIENTS, DEFAULT_NS_STEPS, EPS))
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        weight.add_(own_slice(update), alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
 
 
-def _orthogonalized(matrices: Sequence[Tensor], updates: Sequence[Tensor]) -> Iterator[Tensor]:
-    """This rank's slices of U Vᵀ of the whole updates, from its slices `updates`. If they are sharded, at most as many
-    as the ranks of their mesh, each rank computes one; collective."""
-    if not hasattr(matrices[0], "to_local"):
-        yield from map(_newton_schulz, updates)
-        return
-    from torch.distributed.tensor import DTensor, Replicate
-
+def _whole(update: Tensor) -> Tensor:
+    if not hasattr(update, "to_local"):
+        return update
     from proxima.model.parallel.gather import whole_tensor
-    from proxima.train.optimizer_step import sharded_as
 
-    first: Any = matrices[0]
-    mesh, matrix = first.device_mesh, None
-    here = tuple(mesh.get_coordinate())
-    owners = list(product(*map(range, mesh.shape)))[: len(matrices)]
-    for parameter, update, owner in zip(matrices, updates, owners, strict=True):
-        whole = whole_tensor(sharded_as(parameter, update.to(GATHERED), parameter.shape))
-        matrix = whole if owner == here else matrix
-    matrix = None if matrix is None else _newton_schulz(matrix).contiguous()
-    for parameter, update, owner in zip(matrices, updates, owners, strict=True):
-        empty = torch.empty(parameter.shape, dtype=GATHERED, device=mesh.device_type)
-        whole = matrix if matrix is not None and owner == here else empty
-        for axis, place in enumerate(owner):  # ranks not yet in line with the owner broadcast unused data
-            dist.broadcast(whole, group=mesh.get_group(axis), group_src=place)
-        copies = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        sharded: Any = parameter
-        yield own_slice(copies.redistribute(mesh, sharded.placements)).to(update.device)
-
-
-def _newton_schulz(update: Tensor) -> Tensor:
-    return _zeropower_via_newtonschulz(update, COEFFICIENTS, DEFAULT_NS_STEPS, EPS)
+    return whole_tensor(update)

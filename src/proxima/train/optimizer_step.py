@@ -30,12 +30,9 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            self.step_group([parameter for parameter in group["params"] if parameter.grad is not None], group)
-
-    def step_group(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Update the weights of a group that have a gradient."""
-        for parameter in parameters:
-            self.step_weight(parameter, group)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.step_weight(parameter, group)
 
     def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         """Update one weight from its gradient, on its device. Every rank calls it for the same weights in the same
