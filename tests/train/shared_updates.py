@@ -31,7 +31,6 @@ from proxima.train import (
     TrainStack,
     ValueStage,
 )
-from proxima.train.leading_stack import LeadingStack
 from proxima.train.messages import End
 from proxima.train.objectives import KtoObjective, RewardObjective, SftObjective, ValueObjective
 from proxima.train.process_ranks import ProcessRanks
@@ -81,8 +80,7 @@ def stack_of(folder: Path, ranks: ProcessRanks | None, *, scalar: bool = False, 
 
 def train_stack(model: PackedModel, ranks: ProcessRanks | None) -> TrainStack:
     settings = {} if ranks is None else {"ranks": ranks}
-    kind = TrainStack if ranks is None or not ranks.leads else LeadingStack
-    return kind(model, optimizer=Sgd(), schedule=Schedule(total_updates=9), tokens_per_micro_batch=20, **settings)
+    return TrainStack(model, optimizer=Sgd(), schedule=Schedule(total_updates=9), tokens_per_micro_batch=20, **settings)
 
 
 class Stacks:

@@ -25,10 +25,13 @@ class ProcessRanks(Ranks):
 
     def __init__(self, rank: int, size: int, objects: Any = None, together: int = 1) -> None:
         self.rank, self.size, self.objects, self.together = rank, size, objects, together
-        self.leads, self.status = rank == 0, RankStatus(_collectives)
+        self.status = RankStatus(_collectives)
 
     @contextmanager
     def call(self, message: Message) -> Iterator[None]:
+        if self.rank > 0:  # it is in the call that rank 0 has told it to make
+            yield
+            return
         self.in_call = True
         self.status.begin(str(message))
         self._broadcast(message)

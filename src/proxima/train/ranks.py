@@ -48,7 +48,6 @@ class Ranks:
     together: int = 1  # neighbouring ranks that compute the same share, split by matrices or tokens
 
     writer: Any = None  # of checkpoints, a `ShardedWriter` where there are several ranks
-    leads: bool = False  # this process is rank 0 of several, and tells the others what to do
     in_call: bool = False  # the other ranks are in the middle of a call, and receive nothing before its end
     watch: Any = None  # the `RankWatch` of `placement`, on rank 0 of several
 
@@ -68,7 +67,7 @@ class Ranks:
         return self.writer is not None and self.writer.unfinished
 
     def call(self, message: Message) -> AbstractContextManager[None]:
-        """On rank 0: send a message to every rank, which does what rank 0 does in the block."""
+        """On rank 0: send a message to every rank, which does what rank 0 does in the block. Elsewhere, no effect."""
         return nullcontext()
 
     def end(self, outcome: Any) -> None:

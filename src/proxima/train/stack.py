@@ -14,6 +14,7 @@ from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.model import LoadedModel, PackedModel
 from proxima.train.forward_stage import ForwardStage, LogProbStage, stage_columns
+from proxima.train.messages import Fill, Gather, Release, Stages, Update
 from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
 from proxima.train.ranks import ALONE, Ranks, SharedProblem
@@ -65,7 +66,8 @@ class TrainStack:
             `skip` leaves weights and optimizer as they are, `step` lets momentum and weight decay move the weights, as
             TRL and verl do. The schedule counts it in both.
         tokens_per_micro_batch: token budget of one forward pass.
-        ranks: the processes that share each update, see `LeadingStack`.
+        ranks: the processes that share each update. Rank 0 tells the others of each collective call before it makes
+            it, and they call the same method of their stack of this name.
         name: identifies the stack to the other ranks.
     """
 
@@ -109,13 +111,14 @@ class TrainStack:
     def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
         """The columns that a stage fills, [T, …] of each trajectory. Collective: each rank fills those of its share;
         the other ranks return only these, and empty ones for the rest."""
-        ranks = ALONE if getattr(stage, "on_rank_zero", False) else self.ranks
-        shared = self.model.share_prompt
-        return stage_columns(stage, trajectories, self.tokens_per_micro_batch, share_prompt=shared, ranks=ranks)
+        ranks, shared = ALONE if getattr(stage, "on_rank_zero", False) else self.ranks, self.model.share_prompt
+        with ranks.call(Fill(self.name, stage.column, trajectories)):
+            return stage_columns(stage, trajectories, self.tokens_per_micro_batch, share_prompt=shared, ranks=ranks)
 
     def late_stages(self, make: Callable[[], Sequence[ForwardStage]]) -> Sequence[ForwardStage]:
         """Stages that are created in the middle of a run, by every rank at once: loading their models is collective."""
-        return make()
+        with self.ranks.call(Stages(self.name)):
+            return make()
 
     def gathered(self, device: torch.device | str = "cpu") -> LoadedModel:
         """The whole trained model with its current weights, for engines: the model itself, or on several ranks a copy
@@ -124,16 +127,18 @@ class TrainStack:
             return self.model.loaded
         from proxima.model.parallel.gather import gather_into, plain_copy
 
-        if self._gathers:
-            gather_into(self.model.model, None if self._plain is None else self._plain.model)
-        else:
-            self._plain, self._gathers = plain_copy(self.model.loaded, device), True
+        with self.ranks.call(Gather(self.name)):
+            if self._gathers:
+                gather_into(self.model.model, None if self._plain is None else self._plain.model)
+            else:
+                self._plain, self._gathers = plain_copy(self.model.loaded, device), True
         return self._plain or self.model.loaded
 
     def release(self) -> None:
         """Return unused device memory, on every rank, to other processes on the device; no effect on a rank that has
         not used a GPU. Collective."""
-        torch.cuda.empty_cache()
+        with self.ranks.call(Release(self.name)):
+            torch.cuda.empty_cache()
 
     def update(
         self,
@@ -162,40 +167,41 @@ class TrainStack:
             NotFiniteError: a gradient norm is not finite, and the update was not made; or after an update the weights
                 are not finite, or their norm has grown more than `EXPLODED` times.
         """
-        budget = self.tokens_per_micro_batch
-        shared = [SharedUpdate(objective, items, self.model, self.ranks, budget) for items in updates]
-        before = 0.0 if self._one_pass else self._weight_norm()
-        self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way leaves its gradient behind
-        result, metrics, norms = UpdateResult(), list[Metrics](), list[float]()
-        loss, tokens = torch.zeros((), dtype=torch.float64, device=self.model.device), 0
-        to_feed = sum(update.tokens for update in shared)
+        with self.ranks.call(Update(self.name, objective, updates, planned, should_continue)):
+            budget = self.tokens_per_micro_batch
+            shared = [SharedUpdate(objective, items, self.model, self.ranks, budget) for items in updates]
+            before = 0.0 if self._one_pass else self._weight_norm()
+            self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way leaves its gradient behind
+            result, metrics, norms = UpdateResult(), list[Metrics](), list[float]()
+            loss, tokens = torch.zeros((), dtype=torch.float64, device=self.model.device), 0
+            to_feed = sum(update.tokens for update in shared)
 
-        def fed(count: int) -> None:
-            nonlocal tokens
-            tokens += count
-            if progress is not None:
-                progress(tokens, to_feed)
+            def fed(count: int) -> None:
+                nonlocal tokens
+                tokens += count
+                if progress is not None:
+                    progress(tokens, to_feed)
 
-        at_start = True  # no forward pass yet, and no step
-        for update in shared:
-            first, measured = update.accumulate(f"update {self.updates + 1}", loss, fed)
-            for trajectory, values in first:
-                result.token_statistics.setdefault(trajectory.key, values)
-            if at_start:
-                measured.append(update.measure_first(first, before_first))
-            metrics += measured
-            norms.append(norm := self._step())
-            result.skipped += update.skipped
-            at_start = at_start and not first and self._skips(norm)
-            if not self._skips(norm):
-                before = self._check_weights(before)
-            if should_continue is not None and not should_continue(update.items, merge_metrics(measured)):
-                break
-        result.updates = len(norms)
-        self.updates += max(0, planned - result.updates)  # the schedule reads it
-        result.metrics = self._metrics(metrics, float(self.ranks.sum(loss)), norms)
-        result.tokens = int(self.ranks.sum(torch.tensor(tokens)))
-        return result
+            at_start = True  # no forward pass yet, and no step
+            for update in shared:
+                first, measured = update.accumulate(f"update {self.updates + 1}", loss, fed)
+                for trajectory, values in first:
+                    result.token_statistics.setdefault(trajectory.key, values)
+                if at_start:
+                    measured.append(update.measure_first(first, before_first))
+                metrics += measured
+                norms.append(norm := self._step())
+                result.skipped += update.skipped
+                at_start = at_start and not first and self._skips(norm)
+                if not self._skips(norm):
+                    before = self._check_weights(before)
+                if should_continue is not None and not should_continue(update.items, merge_metrics(measured)):
+                    break
+            result.updates = len(norms)
+            self.updates += max(0, planned - result.updates)  # the schedule reads it
+            result.metrics = self._metrics(metrics, float(self.ranks.sum(loss)), norms)
+            result.tokens = int(self.ranks.sum(torch.tensor(tokens)))
+            return result
 
     def _metrics(self, measured: list[Metrics], loss: float, norms: Sequence[float]) -> dict[str, float]:
         """The metrics of a call, ready to be logged; `loss` is the sum over its updates."""

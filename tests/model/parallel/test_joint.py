@@ -17,7 +17,6 @@ from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import make_value_head
 from proxima.train import LogProbStage, TrainStack, ValueStage
-from proxima.train.leading_stack import LeadingStack
 from proxima.train.objectives import RewardObjective, SftObjective, ValueObjective
 from proxima.train.objectives.router_balance import RouterBalance
 from proxima.train.process_ranks import ProcessRanks
@@ -100,8 +99,7 @@ def stack_of(folder: Path, case: Case, ranks: ProcessRanks | None) -> TrainStack
         head = make_value_head(loaded.model, 0.3, 1) if case.trains == "head" else None
         model = source.policy(loaded, head, replays_routes=case.routes)
     settings = {} if ranks is None else {"ranks": ranks}
-    kind = TrainStack if ranks is None or not ranks.leads else LeadingStack
-    return kind(model, optimizer=Recording(), tokens_per_micro_batch=60, **settings)
+    return TrainStack(model, optimizer=Recording(), tokens_per_micro_batch=60, **settings)
 
 
 def given(stack: TrainStack) -> list[Any]:

@@ -21,10 +21,7 @@ def make_stack(
     train: "OptimizationConfig", model: PackedModel, updates: int, ranks: Ranks = ALONE, name: str = POLICY
 ) -> TrainStack:
     """Build the optimizer, micro-batches, and schedule over the `updates` of the run."""
-    kind = TrainStack
-    if ranks.leads:
-        from proxima.train.leading_stack import LeadingStack as kind
-    return kind(
+    return TrainStack(
         model,
         optimizer=train.optimizer,
         schedule=Schedule(
