@@ -194,10 +194,7 @@ class BatchBuilder:
         advantage, items = self._with_advantages(ordered, paid, items)
         keep, reasons = select(self.selection, outcomes, advantage, unscored=self.unscored)
         verdicts = zip(_completions(ordered), keep.tolist(), reasons, strict=True)
-        verdict = {completion.key: (is_kept, reason) for completion, is_kept, reason in verdicts}
-        of_path = {
-            path.key: verdict[completion.key] for completion in _completions(ordered) for path in completion.paths
-        }
+        of_path = {path.key: (is_kept, reason) for each, is_kept, reason in verdicts for path in each.paths}
         dropped_for = {key: reason for key, (_, reason) in of_path.items() if reason is not None}
         dropped_for |= {path.key: reason for group, reason in dropped for path in group.paths}
         uids = [group.prompt.uid for group in ordered]

@@ -58,11 +58,7 @@ class OfflineWorkload:
         return self.config.train.steps_of(len(self.data.items))
 
     def hashes(self) -> dict[str, str]:
-        return (
-            model_hashes(self.config.model)
-            | {name: rows_sha(rows) for name, rows in self.data.rows.items()}
-            | dict(self.method.inputs())
-        )
+        return model_hashes(self.config.model) | {name: rows_sha(rows) for name, rows in self.data.rows.items()}
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
         self.data.cursor.load(checkpoint.facts["cursor"])

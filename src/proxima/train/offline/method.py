@@ -1,6 +1,6 @@
 """The interface between the offline loop and the method that it trains."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from proxima.data import Prompt
@@ -79,11 +79,6 @@ class OfflineMethod(Generic[Item]):
             UserError: an item finds no suitable other.
         """
         return items
-
-    def inputs(self) -> Mapping[str, str]:
-        """SHA-256 of the files that it reads besides model and rows, by their names in messages: a resume with other
-        files is refused."""
-        return {}
 
     def load(self, path: str | None) -> LoadedModel:
         """Load the model to train: that of the source, or the one that a checkpoint saved in `path`. A checkpoint and
