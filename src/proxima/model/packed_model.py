@@ -216,7 +216,8 @@ class PackedModel:
         return self(self.pack([Trajectory(group=0, prompt_tokens=token, tokens=token)]), outputs)
 
     def _nothing(self, outputs: frozenset[str]) -> TokenOutputs:
-        """Outputs of a batch without response tokens, for a sharded model: it joins the passes of the other ranks."""
+        """Outputs of a batch without response tokens, from a pass over one token: a sharded model joins the passes of
+        the other ranks."""
         dummy = self._dummy(outputs)
         rows = {field.name: getattr(dummy, field.name) for field in fields(dummy)}
         return TokenOutputs(**{name: None if row is None else row[:0] for name, row in rows.items()})
@@ -235,9 +236,7 @@ class PackedModel:
         Law: `values[t]` is of the prompt and response tokens 0 … t-1.
         """
         if len(batch.target) == 0:
-            if is_sharded(self.model):
-                return self._nothing(frozenset({"value"})).need("value")
-            return torch.zeros(0, device=self.device)
+            return self._nothing(frozenset({"value"})).need("value")
         values: Tensor = self.run(self._values, batch)
         return values
 

@@ -98,17 +98,11 @@ class Policy(PackedModel):
         and the log-probs of other tokens are of the whole vocabulary.
         The entropy carries no gradient unless `needs` has "entropy_gradient".
 
-        An empty batch (no response tokens) gives empty outputs without running the model.
+        An empty batch (no response tokens) gives empty outputs.
         """
         if len(batch.target) == 0:
-            if is_sharded(self.model):
-                outputs = self._nothing(needs)
-            else:
-                asked = {"log_prob", *needs, *(("entropy",) if "entropy_gradient" in needs else ())}
-                named = asked & {"log_prob", "entropy", "value", "log_sum_square"}
-                outputs = TokenOutputs(**dict.fromkeys(named, torch.zeros(0, device=self.device)))
             bucket = None if batch.bucket_token is None else batch.bucket_token.float()
-            return replace(outputs, bucket_log_prob=bucket)
+            return replace(self._nothing(needs), bucket_log_prob=bucket)
         return TokenOutputs(**self.run(lambda part: self._outputs(part, needs), batch))
 
     def _outputs(self, batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor | None]:
