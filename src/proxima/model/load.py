@@ -144,7 +144,10 @@ def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: 
         raise FieldError("model.path", path, f"is a {scorer}, which scores text and writes none", remedy=remedy)
     _, extra = model_place(path)
     if extra:
-        extra |= _gguf_quantization(extra["gguf_file"])
+        from transformers.utils.quantization_config import GgufConfig
+
+        # without dequantize the weights keep their quantised classes, and save_pretrained fails later
+        extra["quantization_config"] = GgufConfig(gguf_file=extra["gguf_file"], dequantize=True)
     place: dict[str, Any] = {"revision": revision, "dtype": dtype, "device": device}
     return load_weights(AutoModelForCausalLM, path, **place, **ranks, **extra)[0]
 
@@ -217,10 +220,3 @@ def align_weights(model: "nn.Module") -> None:
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
             parameter.data = parameter.data.clone()
-
-
-def _gguf_quantization(name: str) -> dict[str, Any]:
-    from transformers.utils.quantization_config import GgufConfig
-
-    # without dequantize the weights keep their quantised classes, and save_pretrained fails later
-    return {"quantization_config": GgufConfig(gguf_file=name, dequantize=True)}

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
-    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
@@ -19,6 +18,7 @@ from torch.distributed.fsdp import (
 from proxima.model.lora import SCALAR_HEAD
 from proxima.model.parallel.experts import shard_experts
 from proxima.model.parallel.mesh import Meshes
+from proxima.model.parallel.sharded import is_sharded
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_head import exact_product
 
@@ -75,11 +75,6 @@ def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
             yield from decoder_layers(child)
 
 
-def sharded_units(module: nn.Module) -> Iterator[FSDPModule]:
-    """The sharded units of a module, the root first."""
-    return (unit for unit in module.modules() if isinstance(unit, FSDPModule))
-
-
 def _outer_units(model: nn.Module) -> list[Any]:
     """Embedding, and final norm with the head, unless they share a weight: then all stay in the root's unit."""
     untyped: Any = model
@@ -106,7 +101,8 @@ def _settings(module: nn.Module, meshes: Meshes, sharding: Sharding) -> dict[str
 
 
 def _sum_gradients(model: nn.Module) -> None:
-    for unit in sharded_units(model):
+    units: Any = filter(is_sharded, model.modules())
+    for unit in units:
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)  # gloo supports no other, and none is needed
         # a rank's loss may leave out an output that another rank's reads: both must join the same reductions
