@@ -90,7 +90,7 @@ class PreferenceMethod(OfflineMethod[Item]):
             return items
         sides = [side for item in items for side in item.sides]
         identity, budget = self.source.identity(), {"tokens_per_micro_batch": str(self.tokens_per_micro_batch)}
-        cache = ReferenceCache(self.section.cache if identity else None, identity | budget)
+        cache = ReferenceCache(self.cache if identity else None, identity | budget)
         log_probs = iter(cache.log_probs(sides, lambda missing: self._reference(missing, progress, stack)))
         return [
             item.with_sides([replace(side, reference_log_prob=next(log_probs)) for side in item.sides])

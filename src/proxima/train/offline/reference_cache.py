@@ -20,9 +20,8 @@ class ReferenceCache:
     """A folder with a file for each model and data set, created when something is written; None: nothing is stored.
     `model` determines the numbers together with the tokens: hashes of the weights, and settings, by name."""
 
-    def __init__(self, folder: str | None, model: Mapping[str, str]) -> None:
-        self.folder = None if folder is None else Path(folder).expanduser()
-        self.model = model
+    def __init__(self, folder: Path | None, model: Mapping[str, str]) -> None:
+        self.folder, self.model = folder, model
 
     def log_probs(
         self, trajectories: Sequence[Trajectory], compute: Callable[[Sequence[Trajectory]], list[Floats]]
