@@ -1,19 +1,12 @@
-"""Recipes by name, in a folder without a checkout: which one is meant, how a shell completes it, and `proxima init`."""
+"""Recipes by name, in a folder without a checkout: which one is meant, and `proxima init`."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from proxima.cli.completion import complete_checked, complete_override, complete_recipe, complete_slot
-from proxima.cli.list import catalogue
 from proxima.config import resolve
-from proxima.system.recipe_files import shipped_folder, shipped_recipes
-
-OPTIMIZER = (".kind", ".lr", ".beta1", ".beta2", ".eps", ".weight_decay", ".offload", ".momentum", ".adamw_lr")
+from proxima.system.recipe_files import shipped_folder
 
 
 def test_a_name_is_a_recipe_of_proxima(here, proxima):
@@ -100,80 +93,6 @@ def test_the_starters_reward():
         (0.0, False),
         (0.0, False),
     ]
-
-
-def test_slots_and_checked_kinds_complete(here):
-    assert sorted(complete_slot("")) == sorted([*catalogue(), "recipes", "schema"])
-    (here / "runs").mkdir()
-    assert {"cppo", "number", "runs/"} <= set(complete_checked(""))
-
-
-def test_recipes_complete(here):
-    (here / "mine.yaml").touch()
-    (here / "notes.txt").touch()
-    (here / "runs").mkdir()
-    assert complete_recipe("") == [*shipped_recipes(), *sorted(["mine.yaml", "runs/"])]
-    (here / "runs" / "a.yaml").touch()
-    assert complete_recipe("runs/")[-1] == "runs/a.yaml"
-
-
-@pytest.mark.parametrize(
-    ("line", "completions"),
-    [
-        ("proxima exp", {"explain", "export"}),
-        ("proxima train qu", {"quickstart"}),
-        ("proxima train quickstart --re", {"--resume"}),
-        ("proxima sweep sweeps/g", {"sweeps/grpo_cppo"}),
-        ("proxima data pre", {"prepare"}),
-        ("proxima train quickstart train.optimizer.l", {"train.optimizer.lr="}),
-        ("proxima plot surrogate cpp", {"cppo"}),
-        ("proxima list su", {"surrogate"}),
-    ],
-)
-def test_a_shell_completes(here, line, completions):
-    """As argcomplete's script of bash, zsh and fish asks: answers on descriptor 8, and torch is not loaded for it."""
-    pytest.importorskip("argcomplete")
-    (here / "torch.py").write_text("raise ImportError('a Tab must not wait for torch')")
-    code = "import os, sys; os.dup2(1, 8); sys.argv = ['proxima']; from proxima.cli.main import main; main()"
-    environment = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "IFS": "\n"}
-    environment |= {"_ARGCOMPLETE_IFS": "\n", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=here)
-    assert {word.strip() for word in done.stdout.split("\n") if word.strip()} == completions, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("prefix", "completions"),
-    [
-        ("algorithm.surrogate.w", {"algorithm.surrogate.w_min="}),
-        ("see", {"seed="}),
-        ("m", {"model.", "monitor."}),
-        ("train.opt", {f"train.optimizer{end}=" for end in ("", *OPTIMIZER)}),
-        ("train.schedule=l", {"train.schedule=linear"}),
-        ("algorithm=dap", {"algorithm=dapo", "algorithm=dapo_no_dynamic"}),
-        ("model.share_prompt=", {"model.share_prompt=true", "model.share_prompt=false"}),
-        ("critic=", {"critic=head", "critic=model", "critic=null"}),
-        ("reward.0.kind=num", {"reward.0.kind=number"}),
-        ("reward=num", {"reward=number"}),
-        ("train.steps=", {"train.steps=100", "train.steps=0"}),
-        ("rollouts=runs/", {"rollouts=runs/mine/", "rollouts=null"}),
-        ("algorithm.surrogate.w_min.x", set()),
-        ("nothing=", set()),
-        ("preference.ld", {"preference.ld_alpha="}),
-        ("sft.l", {"sft.loss_on="}),
-    ],
-)
-def test_fields_and_values_complete(here, prefix, completions):
-    (here / "runs" / "mine").mkdir(parents=True)
-    offered = complete_override(prefix)
-    assert {
-        word for word in offered if word.startswith(prefix) or word == "rollouts=null"
-    } == completions  # as argcomplete sifts
-
-
-def test_every_field_of_a_recipe_completes(here):
-    """Of the quickstart as it is resolved; those of a list by the index of its first entry."""
-    for entry in resolve("quickstart").entries:
-        assert f"{entry.path}=" in complete_override(entry.path), entry.path
 
 
 @pytest.mark.parametrize("command", ["explain", "train"])

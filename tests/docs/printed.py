@@ -10,7 +10,7 @@ from proxima.cli.command_module import load_command
 from proxima.cli.main import _EPILOG, COMMANDS, WITH_ACTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = "proxima|python|make|pip|git|cat|cd|source|export|tar|eval|register-python-argcomplete"
+PROGRAMS = "proxima|python|make|pip|git|cat|cd|source|export|tar"
 STARTS = re.compile(rf"(?:\$ )?((?:[A-Z0-9_]+=\S+ )*(?:{PROGRAMS}) \S.*)")
 INLINE = re.compile(r"`((?:proxima|python -m|python examples/|python scripts/|make) [^`]+)`")
 

@@ -264,8 +264,8 @@ class Shell:
             elif program == "export":
                 name, _, value = rest[0].partition("=")
                 self.patch.setenv(name, value.replace("…", "secret"))
-            else:  # git clone, source, eval: the shell's own
-                assert program in ("git", "source", "eval", "register-python-argcomplete"), words
+            else:  # git clone, source: the shell's own
+                assert program in ("git", "source"), words
 
     def proxima(self, words):
         code = main(words)

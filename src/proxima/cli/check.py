@@ -44,7 +44,7 @@ MODEL = (
 
 
 def check_target(
-    kind: Annotated[str, Argument(KIND, complete="complete_checked")],
+    kind: Annotated[str, Argument(KIND)],
     override: Annotated[Sequence[str], Argument("fields other than the defaults", "field=value", words="*")] = (),
     *,
     slot: Annotated[str | None, Argument("the slot, where its class does not say it")] = None,

@@ -19,9 +19,7 @@ SLOT = "one slot, with fields; default: all slots, one line per kind"
 OTHER_NAMES = {"preset": "algorithm", "presets": "algorithm"}
 
 
-def list_kinds(
-    slot: Annotated[str | None, Argument(SLOT, complete="complete_slot")] = None, *, as_json: AsJson = False
-) -> None:
+def list_kinds(slot: Annotated[str | None, Argument(SLOT)] = None, *, as_json: AsJson = False) -> None:
     """Print the kinds of every slot, those of one slot with their fields, the recipes, or their schema; ConfigError for
     an unknown name."""
     if slot == "recipes":

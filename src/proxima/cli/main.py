@@ -144,18 +144,12 @@ def _read(words: list[str], arguments: argparse.Namespace) -> Callable[[], int |
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
         raise UserError(f"unknown command {chosen!r}; {_near_command(chosen)}")
-    if completing := "_ARGCOMPLETE" in os.environ:  # a shell asks how the command line may continue
-        chosen = next((word for word in os.environ.get("COMP_LINE", "").split()[1:] if word in COMMANDS), None)
     for name, (place, line) in COMMANDS.items():
         below = commands.add_parser(name, help=line, formatter_class=_Formatter)
         if name == chosen:
             command, below.description = load_command(name, place)
             add_command(below, command)
             options = option_strings(below)
-    if completing:
-        import argcomplete
-
-        argcomplete.autocomplete(parser)  # prints the answer and exits
     _, rest = parser.parse_known_args(words, arguments)
     if arguments.command is None:
         if rest:

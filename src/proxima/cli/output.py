@@ -31,8 +31,8 @@ def check_page(option: str, page: Path) -> None:
 
 
 # Parameters of commands, for `cli.parameters`.
-Recipe = Annotated[str, Argument(RECIPE, read=named_recipe, complete="complete_recipe")]
-Overrides = Annotated[Sequence[str], Argument(OVERRIDE, "key=value", words="*", complete="complete_override")]
+Recipe = Annotated[str, Argument(RECIPE, read=named_recipe)]
+Overrides = Annotated[Sequence[str], Argument(OVERRIDE, "key=value", words="*")]
 ImportCode = Annotated[bool, Argument(IMPORT_CODE)]
 AsJson = Annotated[bool, Argument("print everything for programs", flag="--json")]
 

@@ -10,11 +10,9 @@ type is a dataclass expands to the arguments that the fields of that class decla
 
 import argparse
 import inspect
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial
-from importlib import import_module
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -30,7 +28,6 @@ class Argument:
         words: the number of words of a sequence: `+`, `*`, a number, or `append` for an option that may be repeated.
         choices: the allowed values, if a `Literal` can't list them.
         read: converts a word to the value; None: the class of the parameter does.
-        complete: the function of `cli.completion` that returns the completions that a shell offers.
         group: the title in `--help` under which the option is listed.
         exclusive: at most one of the options with the same name here may be given.
     """
@@ -41,7 +38,6 @@ class Argument:
     words: str | int | None = None
     choices: Sequence[str] = ()
     read: Callable[[str], Any] | None = None
-    complete: str | None = None
     group: str | None = None
     exclusive: str | None = None
 
@@ -99,9 +95,7 @@ def add_parameters(parser: argparse.ArgumentParser, function: Callable[..., Any]
             added.pop("default")
         elif argument.words is None:
             added["nargs"] = "?"
-        action: Any = parser.add_argument(parameter.name, **added)
-        if argument.complete is not None and "_ARGCOMPLETE" in os.environ:
-            action.completer = getattr(import_module("proxima.cli.completion"), argument.complete)
+        parser.add_argument(parameter.name, **added)
 
 
 def _values(function: Callable[..., Any], arguments: argparse.Namespace) -> dict[str, Any]:

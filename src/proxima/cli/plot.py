@@ -35,7 +35,7 @@ Out = Annotated[str, Argument("an .svg or a .png; default: %(default)s in the cu
 
 
 def surrogates_figure(
-    kind: Annotated[Sequence[str], Argument(KIND, "KIND", words="+", complete="complete_surrogate")],
+    kind: Annotated[Sequence[str], Argument(KIND, "KIND", words="+")],
     *,
     out: Out = "surrogate.svg",
     behavior_probability: Annotated[Sequence[float], Argument(MU, "MU", words="+")] = (0.3,),

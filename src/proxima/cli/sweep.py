@@ -19,7 +19,7 @@ IMPORT_CODE = "with --dry-run: import the classes and functions outside proxima 
 
 
 def sweep(
-    recipe: Annotated[str, Argument(SWEEP, "sweep", read=named_recipe, complete="complete_recipe")],
+    recipe: Annotated[str, Argument(SWEEP, "sweep", read=named_recipe)],
     *,
     jobs: Annotated[int | None, Argument("parallel runs; overrides the file", "N")] = None,
     folder: Annotated[str | None, Argument(FOLDER, "F")] = None,
