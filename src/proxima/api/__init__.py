@@ -5,7 +5,6 @@ exceptions in place of exit codes.
     saved          a folder read back, as DataFrames          python_values   classes, specs and functions in recipes
     run_config     the checked config of a run                resumed_settings   what a resume may leave out
     local_answers  answers and a chat on the local engine     episode_chat   the same with an environment or tools
-    free_cores     the number of threads on a machine that others use too
 The functions block, and may be called inside a running event loop, as in Jupyter: a run's own loop has a thread of its
 own. `cli` is built on this room.
 Imports: every room but `cli`; pandas when a table is asked for. Imported by `cli`, and by name in `proxima`.

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 
-from proxima.api.free_cores import choose_threads
 from proxima.data import Completion, Message, Prompt
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.local import Local, LocalEngine, collect
@@ -23,15 +22,12 @@ PIECE_SECONDS = 0.05  # between polls of the answer so far
 
 
 def local_engine(
-    path: str, dtype: Literal["bfloat16", "float32"], device: str, warn: Callable[[str], object], threads: int = 0
+    path: str, dtype: Literal["bfloat16", "float32"], device: str, warn: Callable[[str], object]
 ) -> tuple[Any, LocalEngine]:
-    """The tokenizer of a model and an engine that runs it, on a CPU with so many `threads` of torch; 0: as many as
-    other processes leave room for."""
-    on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
-    busy = choose_threads(threads) if on_cpu else None  # before loading, which is work itself
+    """The tokenizer of a model and an engine that runs it."""
     with quiet_transformers():
         loaded = load(path, dtype=torch.float32, device=device)
-    for note in [*([busy] if busy else []), *template_note(loaded.tokenizer, path)]:
+    for note in template_note(loaded.tokenizer, path):
         warn(note)
     return loaded.tokenizer, LocalEngine(loaded, Local(dtype=dtype))
 
@@ -135,17 +131,15 @@ def generate(
     seed: int = 0,
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
     device: str = "auto",
-    threads: int = 0,
     warn: Callable[[str], object] = lambda text: None,
 ) -> tuple[list[Completion], float]:
     """Generate answers with a model (a path, or a run folder's last checkpoint) on the local engine.
 
-    `warn` is called if the model has no chat template, or fewer threads are used because the machine is busy;
-    `threads` as of `local_engine`.
+    `warn` is called if the model has no chat template.
 
     Returns: `samples` completions for each question, in order, and the seconds that generation took.
     """
-    tokenizer, engine = local_engine(path, dtype, device, warn, threads)
+    tokenizer, engine = local_engine(path, dtype, device, warn)
     chats = [with_system(({"role": "user", "content": question},), system) for question in questions]
     prompts = [
         Prompt(uid=i, messages=chat, tokens=prompt_tokens(chat, tokenizer, template_arguments))

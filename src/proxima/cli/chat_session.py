@@ -43,7 +43,7 @@ def _talk(asked: ModelAsked, inference: Inference) -> None:
 
     sampling, data = inference.sampling(MOST), asked.data
     conversation = ChatSession(
-        *local_engine(asked.path, inference.dtype, inference.device, warn, asked.threads),
+        *local_engine(asked.path, inference.dtype, inference.device, warn),
         sampling,
         seed=inference.seed,
         system=data.system,
@@ -99,7 +99,7 @@ class EpisodeTalk:
         self.title, self.settings, self.tools = asked.path, table.world.rules.settings, table.world.rules.tools
         self.sampling = inference.sampling(MOST, asked.played)
         self.row, self.plays = row or 0, row is not None or table.writes
-        _, engine = local_engine(asked.path, inference.dtype, inference.device, warn, asked.threads)
+        _, engine = local_engine(asked.path, inference.dtype, inference.device, warn)
         self.chat = EpisodeChat(table, engine, self.sampling, inference.seed, self)
         self.length = 0  # tokens of the last turn
         self.dim = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -81,7 +81,6 @@ def _completed(
     how: dict[str, Any] = {"sampling": inference.sampling(MOST, asked.played), "samples": samples}
     how["seed"] = inference.seed
     place: dict[str, Any] = {"dtype": inference.dtype, "device": inference.device, "warn": warn}
-    place["threads"] = asked.threads
     if table is None:
         data = asked.data
         return generate(

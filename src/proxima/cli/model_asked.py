@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.cli.parameters import Argument
-from proxima.data import FieldError, require
-from proxima.data.errors import require_threads, within
+from proxima.data import FieldError
 
 if TYPE_CHECKING:
     from proxima.api.episode_chat import Table
@@ -84,13 +83,11 @@ class ModelAsked:
     Args:
         path: the path of the weights; for a run, of its checkpoint.
         data: system prompt and template arguments: those given, else the run's own.
-        threads: of torch, as the run sets `runtime.threads`; 0: the run does not set it, or it is no run.
         played: the config of the episodes, if there are tools or an environment; None: the model answers once.
     """
 
     path: str
     data: "DataConfig"
-    threads: int = 0
     played: "PlayedConfig | None" = None
     locating: Callable[[], AbstractContextManager[None]] = nullcontext
 
@@ -114,14 +111,13 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
     world = [] if inference.tools is None else [f"task.tools=[{inference.tools}]"]
     world += [] if inference.environment is None else [f"task.environment={inference.environment}"]
     recipe: Any = {}
-    plays, threads = bool(world), 0
+    plays = bool(world)
     if (Path(model) / "config.yaml").is_file():
         from proxima.config.recipe_reader import read_yaml
         from proxima.runtime.state.export import find_checkpoint
 
         recipe, path = model, str(find_checkpoint(model, inference.checkpoint).model)
-        stored = read_yaml(Path(model) / "config.yaml").to_python()
-        plays, threads = plays or _plays(stored), _threads(stored)
+        plays = plays or _plays(read_yaml(Path(model) / "config.yaml").to_python())
     else:
         if remedy := model_problem(model):
             raise one_problem("model", remedy, model, "command line")
@@ -132,26 +128,16 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
         # rows are read only by an environment of the command line, which needs only their numbers
         world += ["task.kind=seeds", "task.count=1000000"] if inference.environment else ["task.kind=arithmetic"]
     if not plays:
-        return ModelAsked(path, resolve(recipe, given, root=PromptConfig).config.data, threads)
+        return ModelAsked(path, resolve(recipe, given, root=PromptConfig).config.data)
     place = [f"model.path={json.dumps(path, ensure_ascii=False)}", "model.lora=null"]
     resolved = resolve(recipe, [*given, *world, *place], root=PlayedConfig)
-    return ModelAsked(path, resolved.config.data, threads, resolved.config, resolved.locating)
+    return ModelAsked(path, resolved.config.data, resolved.config, resolved.locating)
 
 
 def _plays(config: Mapping[str, Any]) -> bool:
     """True if the task of a run's config has an environment or tools."""
     task = config.get("task")
     return isinstance(task, dict) and bool(task.get("environment") or task.get("tools"))
-
-
-def _threads(config: Mapping[str, Any]) -> int:
-    """`runtime.threads` of a run's config."""
-    runtime = config.get("runtime")
-    threads = runtime.get("threads", 0) if isinstance(runtime, dict) else 0
-    with within("runtime"):
-        require(isinstance(threads, int), "threads", threads, "must be a whole number")
-        require_threads(threads, "0 uses all cores")
-    return int(threads)
 
 
 @contextmanager
