@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("lent_servers", "warm_processes")
 PAGES = pages()
 FIRST = ("README.md", "CONTRIBUTING.md", "docs/first_run.md")  # what `make test` runs; of all others it reads them
 NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
-    (r"proxima engine |proxima doctor --engine", "needs another program or a server that runs"),
+    (r"proxima engine ", "needs another program or a server that runs"),
     (r"proxima train .*(vllm|sglang)", "needs a server; tests/engine has fakes of their protocols"),
     (r"proxima (train .*(localhost|scorer\.lan)|reward serve)", "serves until Ctrl-C; tests/reward runs both sides"),
     (r"proxima train .*monitor=\[wandb\]", "needs an account"),

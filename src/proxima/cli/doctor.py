@@ -1,15 +1,12 @@
-"""Show this machine: versions, threads, devices, free memory and disk, and the speed of matrix products.
-
-proxima doctor --engine http://127.0.0.1:8000  # the capabilities of a server, as `proxima engine probe`"""
+"""Show this machine: versions, threads, devices, free memory and disk, and the speed of matrix products."""
 
 import platform
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from proxima.cli.output import AsJson, print_json
-from proxima.cli.parameters import Argument
 from proxima.data.errors import UserError
 
 PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2")
@@ -24,19 +21,8 @@ OPTIONAL = {
 }
 
 
-def doctor(
-    *,
-    as_json: AsJson = False,
-    engine: Annotated[str | None, Argument("ask a server what it can do, and print that instead", "URL")] = None,
-    token_env: Annotated[str | None, Argument("environment variable with that server's bearer token", "NAME")] = None,
-    allow_remote: Annotated[bool, Argument("that server may be on another machine")] = False,
-) -> None:
-    """Print the facts about this machine, or the capabilities of a server."""
-    if engine is not None:
-        from proxima.cli.engine.probe_action import probe_server
-        from proxima.cli.engine.server_options import ServerPlace
-
-        return probe_server(ServerPlace(engine, token_env=token_env, allow_remote=allow_remote), as_json=as_json)
+def doctor(*, as_json: AsJson = False) -> None:
+    """Print the facts about this machine."""
     facts = describe_machine()
     print_json(facts) if as_json else print("\n".join(report_lines(facts)))
 
