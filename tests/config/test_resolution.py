@@ -267,5 +267,5 @@ def test_a_file_over_the_recipe_and_values_over_both(recipe, tmp_path):
     assert (resolved.config.train.steps, resolved.config.train.prompts_per_step) == (9, 4)
     assert resolved.config.placement.ranks == 8
     assert sources(resolved, "placement.ranks")["placement.ranks"].endswith("cluster.yaml:2")
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="no such recipe"):
         resolve(recipe(), [f"@{tmp_path}/other.yaml"])

@@ -4,8 +4,8 @@
     schema, families  the configs of a run and of `proxima eval`; the table of the ways to train
     recipe_reader     YAML and key=value → layers                tree              layers as nodes; how they merge
     layers            layers and presets → one tree              presets           algorithms by name
-    overlays         `@FILE`, a recipe laid over another        mixtures          the check of settings for experts
     builder           tree → dataclasses with provenance         coerce, scalars   written value → annotated type
+    mixtures          the check of settings for experts
     resolution        recipe → Resolved, for any root            problems          error lines, did-you-mean
     resolved          the config, and the origin of each value
     describe, slots   a dataclass: fields, kinds, help           other_names       the peers' names for our fields

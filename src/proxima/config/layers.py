@@ -7,7 +7,7 @@ from typing import Any
 from proxima.config.describe import fields_of, kind_of, layout_of, table_of
 from proxima.config.families import Family
 from proxima.config.problems import Problem, suggestion
-from proxima.config.recipe_reader import read_overrides
+from proxima.config.recipe_reader import read_overrides, read_recipe
 from proxima.config.slots import Slot
 from proxima.config.tree import COMMAND_LINE, DEFAULT, Layout, Node, Source, merge, node_of
 from proxima.system.recipe_files import FILE
@@ -30,9 +30,7 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> tupl
     over, values = list[Node](), list[str]()
     for text in overrides:
         if text.startswith(FILE):
-            from proxima.config.overlays import read_overlay
-
-            over += read_overlay(text, layers)
+            over += read_recipe(text.removeprefix(FILE))
         else:
             values.append(text)
     for layer in [*layers, *over, read_overrides(values, layout)]:

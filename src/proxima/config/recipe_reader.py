@@ -15,7 +15,7 @@ import yaml
 from proxima.config.problems import ConfigError, nearest, one_problem
 from proxima.config.scalars import Loader
 from proxima.config.tree import COMMAND_LINE, FILL_IN, Layout, Node, Source, merge
-from proxima.system.recipe_files import find_recipe, shipped_folder, shipped_recipes
+from proxima.system.recipe_files import find_recipe, shipped_folder, shipped_layouts, shipped_recipes
 from proxima.system.text_files import read_text
 
 MOST_NODES = 100_000  # a few lines of anchors within anchors can expand to billions of values
@@ -184,9 +184,12 @@ def shown_path(path: Path) -> str:
 
 
 def _near_recipe(path: Path) -> str | None:
-    """The recipe with the name nearest to `path`: in its folder, in recipes/ or shipped; None if no name is similar."""
+    """The recipe or layout with the name nearest to `path`: in its folder, in recipes/ or shipped; None if no name is
+    similar."""
     shipped = shipped_recipes()
-    names = {name.rpartition("/")[2]: name for name in shipped} | {name: name for name in shipped}
+    names = {name.rpartition("/")[2]: name for name in shipped} | {
+        name: name for name in (*shipped, *shipped_layouts())
+    }
     for file in (*Path("recipes").glob("*.yaml"), *path.parent.glob("*.yaml")):
         names[file.stem] = shown_path(file)
     near = nearest(str(path), names) or nearest(path.stem, names)

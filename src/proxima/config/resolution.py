@@ -19,7 +19,7 @@ from proxima.config.recipe_reader import read_recipe, shown_path
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Node, Source, node_of
-from proxima.system.recipe_files import LAYOUTS, find_recipe
+from proxima.system.recipe_files import find_recipe
 
 # a YAML file, a run folder (its `config.yaml`), the name of a recipe (`quickstart`), or a mapping of the same shape
 Recipe = str | Path | Mapping[str, Any]
@@ -56,10 +56,6 @@ def resolve(
     if isinstance(recipe, Mapping):
         layers, name = [node_of(recipe, Source("mapping"))], None
     else:
-        if str(recipe).startswith(LAYOUTS):
-            from proxima.config.overlays import refuse_layout
-
-            refuse_layout(str(recipe))
         layers, name = read_recipe(recipe), shown_path(find_recipe(recipe))
         if {"recipe", "seeds"} <= (layers[-1].mapping or {}).keys():
             raise one_problem(name, f"is a sweep; run it with proxima sweep {recipe}")
