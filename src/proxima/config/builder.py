@@ -1,14 +1,14 @@
 """Build typed, checked dataclasses from a merged tree; collect each value's provenance and all problems."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, replace
 from functools import partial
 from typing import Any
 
 from proxima.config.coerce import NONE, Mismatch, coerce
 from proxima.config.describe import FieldInfo, canonical_kind, fields_of, lookup, options_of, summary_of, table_of
-from proxima.config.problems import ConfigError, Problem
+from proxima.config.problems import ConfigError, Problem, suggestion
 from proxima.config.resolved import ResolvedValue
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.slots import Slot
@@ -30,11 +30,10 @@ class Builder:
     Args:
         import_code: import the code outside proxima that a value names: the class of a kind, the function of a reward.
             False: such a kind is a problem, and such a function is not checked.
-        refused: sections that can't be read, each with its problem.
     """
 
-    def __init__(self, import_code: bool = True, refused: Mapping[str, Problem] | None = None) -> None:
-        self.import_code, self.refused_sections = import_code, refused or {}
+    def __init__(self, import_code: bool = True) -> None:
+        self.import_code = import_code
         self.sections: dict[str, Any] = {}  # sections of the root without problems
         self.entries: list[ResolvedValue] = []
         self.problems: list[Problem | Callable[[], Problem]] = []
@@ -99,9 +98,6 @@ class Builder:
         return self.fail(_join(path, error.field), " ".join(error.requirement.split()), child)
 
     def field(self, info: FieldInfo, node: Node | None, path: str) -> Any:
-        if path in self.refused_sections:
-            self.problems.append(self.refused_sections[path])
-            return FAILED
         if info.slot is not None:
             return self.slot(info, node, path)
         if info.section is not None:
@@ -132,6 +128,11 @@ class Builder:
             return self.leaf(path, None, node, info.help, info.default)
         if node is None or node.value is None:
             node = Node({}, DEFAULT if node is None else node.source)
+        if info.presets is not None and (chosen := (node.mapping or {}).get("preset")) is not None:
+            presets = table_of(info.presets.table)
+            if chosen.value not in (None, *presets):
+                message = f"no preset {chosen.shown()!r}; {suggestion(chosen.shown(), presets)}"
+                return self.fail(f"{path}.preset", message, chosen)
         return self.dataclass(inner, node, path, info.name)
 
     def slot(self, info: FieldInfo, node: Node | None, path: str) -> Any:

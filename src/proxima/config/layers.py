@@ -6,7 +6,6 @@ from typing import Any
 
 from proxima.config.describe import fields_of, kind_of, layout_of, table_of
 from proxima.config.families import Family
-from proxima.config.problems import Problem, suggestion
 from proxima.config.recipe_reader import read_overrides, read_recipe
 from proxima.config.slots import Slot
 from proxima.config.tree import COMMAND_LINE, DEFAULT, Layout, Node, Source, merge, node_of
@@ -15,9 +14,8 @@ from proxima.system.recipe_files import FILE
 Preset = Mapping[str, Any] | Sequence[Any]  # the fields of a section, or the specs of a list
 
 
-def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> tuple[Node, dict[str, Problem]]:
-    """Merge the layers, lowest first, and then the overrides over the presets that they name. Also returns the sections
-    whose preset is unknown, with their problems.
+def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> Node:
+    """Merge the layers, lowest first, and then the overrides over the presets that they name.
 
     An override `@FILE` lays a recipe file over the others, such as `@layouts/qwen3_30b_128xH800` for a cluster; every
     `key=value` takes precedence over all files. `root` is the config of the recipe's family. Presets are
@@ -26,7 +24,6 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> tupl
     """
     layout = layout_of(root)
     tree = Node({}, layers[-1].source)
-    refused: dict[str, Problem] = {}
     over, values = list[Node](), list[str]()
     for text in overrides:
         if text.startswith(FILE):
@@ -34,24 +31,21 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> tupl
         else:
             values.append(text)
     for layer in [*layers, *over, read_overrides(values, layout)]:
-        tree = _with_section_presets(merge(tree, _with_list_presets(layer, root), layout), root, refused)
-    return _with_evaluation_defaults(tree, layout), refused
+        tree = _with_section_presets(merge(tree, _with_list_presets(layer, root), layout), root)
+    return _with_evaluation_defaults(tree, layout)
 
 
-def _with_section_presets(tree: Node, root: type, refused: dict[str, Problem]) -> Node:
-    """Lay each section that names a preset over the preset's fields; `refused` gets those whose preset is unknown."""
+def _with_section_presets(tree: Node, root: type) -> Node:
+    """Lay each section that names a preset over the preset's fields; `Builder` refuses an unknown one."""
     fields = dict(tree.mapping or {})
     for info in fields_of(root):
         node = fields.get(info.name)
         if info.presets is None or node is None or node.at("preset") is None:
             continue
         chosen, presets = (node.mapping or {})["preset"], table_of(info.presets.table)
-        if not isinstance(chosen.value, str) or chosen.value not in presets:
-            message = f"no preset {chosen.shown()!r}; {suggestion(chosen.shown(), presets)}"
-            refused[info.name] = Problem(f"{info.name}.preset", message, chosen.shown(), chosen.source.text)
-            continue
-        below = _written_out(presets[str(chosen.value)], chosen)
-        fields[info.name] = merge(below, node, layout_of(root).child(info.name), info.name)
+        if isinstance(chosen.value, str) and chosen.value in presets:
+            below = _written_out(presets[chosen.value], chosen)
+            fields[info.name] = merge(below, node, layout_of(root).child(info.name), info.name)
     return replace(tree, value=fields)
 
 

@@ -63,10 +63,10 @@ def resolve(
     if root is not None and family_of_config(root) is TRAIN is not family:
         raise one_problem(name or "recipe", f"has a section {family.own!r}, and generates no rollouts")
     cls: type = root or family.root
-    tree, refused = merged([*layers, layer] if layer else layers, overrides, family.root)
+    tree = merged([*layers, layer] if layer else layers, overrides, family.root)
     tree = with_learning_rate(tree, family)
     fields = _fields_read(tree.mapping or {}, family.root, cls)
-    builder = Builder(import_code, refused)
+    builder = Builder(import_code)
     config = builder.dataclass(cls, replace(tree, value=fields), "", "recipe")
     if problems := builder.all_problems():
         whole: Any = object.__new__(cls)  # without the sections that have problems
