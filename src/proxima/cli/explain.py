@@ -33,10 +33,9 @@ def explain(
     """Print the summary and the values of the recipe, then raise ConfigError if it has mistakes."""
     from proxima.config import check, dump, resolve
     from proxima.config.problems import ConfigError
-    from proxima.config.validate import all_problems, to_do
+    from proxima.config.validate import to_do
 
-    with all_problems(data=False):
-        resolved = resolve(recipe, override, root=None, import_code=import_code)
+    resolved = resolve(recipe, override, root=None, import_code=import_code)
     left = to_do(resolved)  # a warning here, an error in `train`
     problems = [problem for problem in check(resolved) if problem not in left]
     if as_yaml:

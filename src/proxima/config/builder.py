@@ -34,7 +34,6 @@ class Builder:
 
     def __init__(self, import_code: bool = True) -> None:
         self.import_code = import_code
-        self.sections: dict[str, Any] = {}  # sections of the root without problems
         self.entries: list[ResolvedValue] = []
         self.problems: list[Problem | Callable[[], Problem]] = []
 
@@ -71,8 +70,6 @@ class Builder:
             if key not in fields:
                 self.problems.append(partial(self.unknown_field, _join(path, key), label, child, cls, slot))
         values = {key: self.field(info, node.mapping.get(key), _join(path, key)) for key, info in fields.items()}
-        if not path:
-            self.sections = {key: value for key, value in values.items() if value is not FAILED}
         if len(self.problems) > before:
             return FAILED
         try:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from proxima.data.errors import LONGEST_LINE, LONGEST_VALUE, UserError, abbreviated, nearest, suggestion
 from proxima.system.secret_values import without_secrets
@@ -35,11 +34,10 @@ class ConfigError(UserError):
 
     Args:
         problems: in the order of the schema.
-        whole: a `Resolved` of the sections without problems, in which checks across fields may find more; or None.
     """
 
-    def __init__(self, problems: Iterable[Problem], whole: Any = None) -> None:
-        self.problems, self.whole = tuple(problems), whole
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 

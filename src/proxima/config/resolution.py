@@ -69,9 +69,7 @@ def resolve(
     builder = Builder(import_code)
     config = builder.dataclass(cls, replace(tree, value=fields), "", "recipe")
     if problems := builder.all_problems():
-        whole: Any = object.__new__(cls)  # without the sections that have problems
-        vars(whole).update(builder.sections)
-        raise ConfigError(problems, Resolved(whole, tuple(builder.entries), name, import_code))
+        raise ConfigError(problems)
     return Resolved(config, tuple(builder.entries), name, import_code)
 
 

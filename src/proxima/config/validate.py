@@ -6,8 +6,7 @@ Those in `CHECKS` stop the run; those in `WARNINGS` are only shown.
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -179,8 +178,7 @@ def checked_recipe(
     root: type[Root] | None = RunConfig,  # type: ignore[assignment]  # the default of Root
 ) -> Resolved[Root]:
     """Resolve and check a recipe without a download; ConfigError has one line for each problem."""
-    with all_problems():
-        resolved = resolve(recipe, overrides, root=root)
+    resolved = resolve(recipe, overrides, root=root)
     if problems := check(resolved):
         raise ConfigError(problems)
     return resolved
@@ -200,20 +198,6 @@ def fetch_demo_model(resolved: Resolved[Any]) -> bool:
         download_demo_model(Path(path))
         return True
     return False
-
-
-@contextmanager
-def all_problems(*, data: bool = True) -> Iterator[None]:
-    """Add to the ConfigError of a `resolve` the findings of `check` in the sections without problems; those of `to_do`
-    only with `data`."""
-    try:
-        yield
-    except ConfigError as error:
-        if error.whole is None:
-            raise
-        left = [] if data else to_do(error.whole)
-        more = [problem for problem in check(error.whole) if problem not in left]
-        raise ConfigError([*error.problems, *more]) from None
 
 
 def check(resolved: Resolved[Any]) -> list[Problem]:

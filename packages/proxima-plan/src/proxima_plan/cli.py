@@ -97,10 +97,9 @@ def _resolved(recipe: str, overrides: Sequence[str], *, import_code: bool) -> "R
     """Resolve the recipe; a placeholder that is left to fill in, or data that are not here, don't matter."""
     from proxima.config import check, resolve
     from proxima.config.problems import ConfigError
-    from proxima.config.validate import all_problems, to_do
+    from proxima.config.validate import to_do
 
-    with all_problems(data=False):
-        resolved = resolve(recipe, overrides, root=None, import_code=import_code)
+    resolved = resolve(recipe, overrides, root=None, import_code=import_code)
     left = to_do(resolved)
     if problems := [problem for problem in check(resolved) if problem not in left]:
         raise ConfigError(problems)

@@ -9,7 +9,7 @@ sections and this machine.
 
 A check is a function whose parameters are the sections that it reads, by their names in a recipe, and `r`, the
 `Resolved` itself, if it reads more. It yields pairs: the path of a field, and what is wrong with its value. It runs if
-the config of the command has all of these sections, and none of them has a problem itself.
+the config of the command has all of these sections.
 
 Imported by `schema`, `families` and `validate`. To add a field: a line in its dataclass with a meaning in `Annotated`
 and a bound in `__post_init__`. To add a check: the function in its section's module, a line in `validate.CHECKS` or

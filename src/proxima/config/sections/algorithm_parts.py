@@ -33,8 +33,6 @@ def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any)
 
 def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
     """A loss over pairs replaces the surrogate and the settings around it, and needs a selection that leaves pairs."""
-    if algorithm.preference is None:
-        return
     off = {"surrogate": "null", "correction": "[]", "reference_kl": "null", "distillation": "null"}
     off |= {"penalty": "[]", "entropy_bonus": "0", "proximal": "behavior", "router_balance": "null"}
     off |= {} if isinstance(algorithm.aggregate, TokenMean) else {"aggregate": "token_mean"}
@@ -50,9 +48,9 @@ def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
         yield "algorithm.preference.kind", "needs pairs; end algorithm.selection with {kind: best_and_worst}"
 
 
-def epochs_measure_the_kl(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
+def epochs_measure_the_kl(train: TrainConfig) -> Findings:
     """Refuse `train.target_kl` for online DPO, which has no ratio to a proximal policy."""
-    if algorithm.preference is not None and train.target_kl is not None:
+    if train.target_kl is not None:
         yield "train.target_kl", "online DPO measures no approximate KL of an epoch; set it to null"
 
 

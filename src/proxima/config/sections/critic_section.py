@@ -98,8 +98,6 @@ def critic_model_exists(critic: Any) -> Findings:
 
 def critic_is_read(critic: Any, algorithm: AlgorithmConfig) -> Findings:
     """Refuse a critic if only a teacher trains, and `head_std` if the critic's model already has a head."""
-    if critic is None:
-        return
     if not algorithm.trains_on_rewards:
         message = "predicts rewards, which are only measured; set critic=null, or name an algorithm.surrogate"
         yield "critic.kind", message

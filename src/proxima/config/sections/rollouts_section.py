@@ -1,7 +1,6 @@
 """Checks of `rollouts`, a replay: a run on the stored rollouts of another run. That run fixes the settings that decided
 which groups were generated and how they were scored; this recipe decides what happens to the groups afterwards."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,14 @@ NOT_STORED = ("data.check_answers", "data.max_unreadable")  # only used before a
 DYNAMIC = "algorithm.dynamic_sampling"
 
 
-def replay_is_of_another_run(r: Resolved[Any], rollouts: str | None, folder: str | None) -> Findings:
+def replay_is_of_another_run(r: Resolved[Any], folder: str | None) -> Findings:
     """A replay must not write to the folder from which it reads rollouts."""
-    if rollouts is None or folder is None:
-        return
-    if Path(folder).expanduser().resolve() == r.config.replayed.resolve():
+    if folder is not None and Path(folder).expanduser().resolve() == r.config.replayed.resolve():
         yield "folder", "is the run whose rollouts are replayed; give the replay its own, folder=PATH"
 
 
-def stored_groups_are_as_configured(r: Resolved[Any], rollouts: str | None) -> Findings:
-    """The replayed run must have stored what this config would generate; not checked if a section has a problem."""
-    if rollouts is None or len(vars(r.config)) < len(fields(r.config)):
-        return
+def stored_groups_are_as_configured(r: Resolved[Any]) -> Findings:
+    """The replayed run must have stored what this config would generate."""
     place = r.config.replayed
     if not (place / "config.yaml").is_file():
         what = "is a folder without config.yaml" if place.is_dir() else "does not exist"
