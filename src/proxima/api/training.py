@@ -47,23 +47,17 @@ def train(
     from proxima.runtime.placement.process_group import places_ranks
     from proxima.view.run_views import RunViews
 
+    begin: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
     with overrides_named():
         recipe, texts = plain(expand_user(recipe)), override_texts(overrides)
-        resolved = resolve_run(recipe, texts, resume=resume, overwrite=overwrite, accept_changes=accept_changes)
-        if places_ranks(resolved.config):
-            return _on_ray(resolved, recipe, texts, resume, overwrite, accept_changes, quiet)
+        resolved = resolve_run(recipe, texts, **begin)
         config = resolved.config
+        if places_ranks(config):
+            return _on_ray(resolved, recipe, texts, {**begin, "quiet": quiet})
         notes = [str(problem) for problem in warnings(resolved)]
         views = RunViews(None if quiet else sys.stdout, notes, config.monitor, config.view)
         with resolved.locating():
-            summary = train_run(
-                resolved.config,
-                resolved=resolved,
-                resume=resume,
-                overwrite=overwrite,
-                accept_changes=accept_changes,
-                observer=views,
-            )
+            summary = train_run(config, resolved=resolved, observer=views, **begin)
     if summary.status == "stopped":
         raise _stopped(summary.folder, f"after step {summary.steps} with a checkpoint")
     return load_run(summary.folder)
@@ -74,22 +68,13 @@ def _stopped(folder: str, where: str) -> KeyboardInterrupt:
     return KeyboardInterrupt(f"stopped {where}; {how_to}")
 
 
-def _on_ray(
-    resolved: "Resolved[Any]",
-    recipe: Recipe,
-    overrides: Sequence[str],
-    resume: bool,
-    overwrite: bool,
-    accept_changes: bool,
-    quiet: bool,
-) -> "SavedRun":
+def _on_ray(resolved: "Resolved[Any]", recipe: Recipe, overrides: Sequence[str], how: dict[str, bool]) -> "SavedRun":
     """The run on the ranks of its placement."""
     from proxima.api.saved import load_run
     from proxima.runtime.loop.training_loop import RunEnded
     from proxima.runtime.placement.ray_supervisor import train_on_ray
 
-    begin = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes, "quiet": quiet}
-    code, folder = train_on_ray(resolved, recipe, overrides, begin)
+    code, folder = train_on_ray(resolved, recipe, overrides, how)
     if code == 130:
         raise _stopped(str(folder), "by Ctrl-C")
     if code != 0:
