@@ -63,7 +63,6 @@ plot threshold {}
 peers verify {}
 check local --model {}
 peers convert {} --from verl
-data show {}
 data check {}
 data prepare {} --out o
 engine serve {}

@@ -96,7 +96,7 @@ def test_the_starters_reward():
 
 
 @pytest.mark.parametrize("command", ["explain", "train"])
-def test_all_mistakes_are_said_at_once(here, proxima, command):
+def test_mistakes_are_said_together(here, proxima, command):
     """An unknown preset, an unknown kind and bad values; then what a check across fields or of this machine finds;
     `explain` needs no data."""
     bad = (

@@ -147,8 +147,8 @@ def _facts(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
-def card_markdown(card: Mapping[str, Any], folder: str | None = None) -> str:
-    """Render the content of `README.md` from `card.md.j2`; its recipe names `folder`, or `data/<name>`."""
+def card_markdown(card: Mapping[str, Any]) -> str:
+    """Render the content of `README.md` from `card.md.j2`; its recipe names `data/<name>`."""
     import jinja2
 
     jinja = jinja2.Environment(
@@ -157,7 +157,7 @@ def card_markdown(card: Mapping[str, Any], folder: str | None = None) -> str:
     jinja.filters["thousands"] = "{:,}".format
     template = jinja.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
     tables = {"counted": _COUNTED, "lists": LISTS, "columns": COLUMNS}
-    return template.render(card=card, snippet=recipe_snippet(card, folder), **tables)
+    return template.render(card=card, snippet=recipe_snippet(card), **tables)
 
 
 _COUNTED = {

@@ -80,7 +80,7 @@ def prepare_source(
     made: list[PreparedFolder] = []
     missing: list[str] = []
     for part, folder, required in requests:
-        if not required and not overwrite and is_prepared(folder):
+        if not required and not overwrite and (folder / "card.json").is_file():
             print(f"{part.name}: {folder} exists and is kept; --overwrite replaces it", file=sys.stderr)
             continue
         try:
@@ -226,7 +226,3 @@ def _command(
         if value != getattr(type(options), name, None):  # the default
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words if against is None else [*words, "--against", *against])
-
-
-def is_prepared(folder: Path) -> bool:
-    return (folder / "card.json").is_file()
