@@ -24,6 +24,24 @@ CALL = "```calculate\n6*7\n```"
 END = tiny_tokenizer().eos_token_id
 
 
+class Exam:
+    """An environment that an answer by a tool ends."""
+
+    done = False
+
+    def submit(self, expression: str) -> str:
+        """Give the answer.
+
+        Args:
+            expression: the answer
+        """
+        self.done = True
+        return "thanks"
+
+    def get_reward(self) -> float:
+        return 0.5
+
+
 class Says:
     """An engine; a text that ends with "…" is cut off, an exception is raised after a token."""
 
@@ -70,11 +88,11 @@ class Heard(list):
 def table(tiny_model):
     made = []
 
-    def make(*words, row=0):
+    def make(*words):
         path = f"model.path={tiny_model('llama')}"
         # the template of the tiny model knows no tools: what it is told of them fills its context
         config = resolve({}, [path, "episode={turns: 2, tool_format: code, workers: 1}", *words], root=PlayedConfig)
-        made.append(make_table(config.config, row))
+        made.append(make_table(config.config))
         object.__setattr__(made[-1].world.rules, "context", 2000)
         return made[-1]
 
@@ -97,34 +115,34 @@ def roomy(monkeypatch):
 def test_calls_and_results_as_they_happen_and_limits_from_each_message(table, roomy):
     heard, engine = Heard(), Says(CALL, "42", CALL, CALL, "Yes.", "Hm…", KeyboardInterrupt(), "ok", "new")
     chat = EpisodeChat(table(*TOOL), engine, Sampling(max_tokens=40), 0, heard)
-    assert chat.ask("6*7?", 0) == ""
+    assert chat.ask("6*7?") == ""
     assert heard == [("piece", CALL), (["calculate"], ["42"]), ("piece", "42"), ([], [])]
-    assert chat.ask("Again?", 0) == "turns"
-    assert chat.ask("Sure?", 0) == ""
+    assert chat.ask("Again?") == "turns"
+    assert chat.ask("Sure?") == ""
     assert engine.contexts[-1].endswith("user\n42\nSure?<|im_end|>\n<|im_start|>assistant\n")
     assert engine.contexts[-1].startswith(engine.contexts[0]) and engine.contexts[-1].count(CALL) == 3
-    assert chat.ask("Long?", 0) == "tokens"
+    assert chat.ask("Long?") == "tokens"
     with pytest.raises(KeyboardInterrupt):
-        chat.ask("lost", 0)
-    chat.ask("and?", 0)
+        chat.ask("lost")
+    chat.ask("and?")
     assert "lost" not in engine.contexts[-1] and "Hm<|im_end|>\n<|im_start|>user\nand?" in engine.contexts[-1]
     with pytest.raises(UserError, match="no room"):
-        chat.ask("x" * 2000, 0)
+        chat.ask("x" * 2000)
     chat.new()
-    chat.ask("6*7?", 0)
+    chat.ask("6*7?")
     assert engine.contexts[-1] == engine.contexts[0]
 
 
-def test_the_environment_asks_and_judges(table):
+def test_an_episode_that_the_environment_ends_is_judged(table, roomy):
     heard = Heard()
-    chat = EpisodeChat(table(*GAME), Says("1", "2", "none…"), Sampling(max_tokens=40), 0, heard)
-    assert chat.table.writes and chat.play(0) == ""
-    assert heard[0] == ("opening", "Guess a number from 1 to 2. I answer higher or lower.")
-    assert heard[-1][0] == "over" and heard[-1][1] in (0.5, 1.0)
-    with pytest.raises(UserError, match="writes the question itself"):
-        chat.ask("hello", 0)
-    with pytest.raises(UserError, match="--row 3: the task has rows 0"):
-        chat.play(3)
+    made = table("task={kind: seeds, count: 3, environment: 'tests.api.test_episode_chat:Exam'}")
+    chat = EpisodeChat(made, Says("```submit\n42\n```"), Sampling(max_tokens=40), 0, heard)
+    assert chat.ask("6*7?") == "" and heard[-2:] == [(["submit"], ["thanks"]), ("over", 0.5)] and chat.played is None
+
+
+def test_an_environment_that_asks_needs_no_person(table):
+    with pytest.raises(UserError, match="writes the question itself; proxima eval plays"):
+        table(*GAME).require_question()
 
 
 def test_a_whole_episode(table, roomy, proxima, tiny_model, monkeypatch):
@@ -145,5 +163,3 @@ def test_what_is_wrong_is_said_before_weights_load(proxima, tiny_model, monkeypa
     model = tiny_model("llama")
     code, out, err = proxima("generate", model, "--chat", "--tools", "nowhere:lookup")
     assert (code, out) == (2, "") and err.startswith("error: task.tools=") and err.count("\n") == 1
-    code, _, err = proxima("generate", model, "--chat", "--row", "1")
-    assert code == 2 and err == ("error: --row is for a run whose task has an environment or tools; leave it out\n")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from proxima.api.local_answers import ShownEngine
@@ -30,37 +29,28 @@ GREETING = "Hello."  # placeholder for a person's message when the environment i
 
 @dataclass(frozen=True)
 class Questions:
-    """The prompts of a task, with the rows' own questions or with a person's."""
+    """The prompts of a task, with the first row's own question or with a person's."""
 
     config: "PlayedConfig"
     tokenizer: Any
 
-    @cached_property
-    def rows(self) -> Rows:
-        rows: Rows = self.config.task.rows(self.config.seed)
-        return rows
-
-    def prompt(self, number: int, text: str | None = None) -> Prompt:
-        """The prompt of a row with its own question, or with `text` as the question and only the system message of the
-        row's chat.
+    def prompt(self, text: str | None = None) -> Prompt:
+        """The prompt of the first row with its own question, or with `text` as the question and only the system message
+        of the row's chat.
 
         Raises:
-            UserError: the row does not exist, or the task can't be read.
+            UserError: the task can't be read.
         """
         data = self.config.data
         if text is not None and self.config.task.environment is None:  # only the model reads the prompt
             row = Row(messages=user_message(text))
         else:
-            row = self._row(number)
+            rows: Rows = self.config.task.rows(self.config.seed)
+            row = rows[0]
         if text is not None:
             system = (message for message in row.messages if message["role"] == "system")
             row = replace(row, messages=(*system, *user_message(text)))
-        return to_prompt(row, number, self.tokenizer, data.system, data.template_arguments)
-
-    def _row(self, number: int) -> Row:
-        if not 0 <= number < len(self.rows):
-            raise UserError(f"--row {number}: the task has rows 0 … {len(self.rows) - 1:,}")
-        return self.rows[number]
+        return to_prompt(row, 0, self.tokenizer, data.system, data.template_arguments)
 
 
 @dataclass(frozen=True)
@@ -85,16 +75,16 @@ class Table:
     def require_question(self) -> None:
         """Raise UserError if the user has no question to ask because the environment writes it."""
         if self.writes:
-            remedy = "--chat --row 0 plays one after the other, proxima eval many"
+            remedy = "proxima eval plays its episodes, proxima view shows those of a run"
             raise UserError("the environment writes the question itself", remedy=remedy)
 
 
-def make_table(config: "PlayedConfig", row: int) -> Table | None:
-    """Build the world in which the model of a config plays, and try it on a row; the caller closes it. None for an
-    external agent, which plays by itself.
+def make_table(config: "PlayedConfig") -> Table | None:
+    """Build the world in which the model of a config plays, and try it on the first row; the caller closes it. None
+    for an external agent, which plays by itself.
 
     Raises:
-        UserError: environment, tools or chat template can't be used, or the row does not exist.
+        UserError: environment, tools or chat template can't be used.
     """
     with quiet_transformers():
         model = config.model.unloaded()
@@ -105,10 +95,10 @@ def make_table(config: "PlayedConfig", row: int) -> Table | None:
         return config.data.worlds(config.episode, tasks, prompts, model, config.seed, notes)["task"]
 
     made, writes = None, False
-    if config.task.environment is not None and not questions.prompt(row).question:
+    if config.task.environment is not None and not questions.prompt().question:
         with suppress(FieldError):  # on failure, the environment waits for a person's message
-            made, writes = world(questions.prompt(row)), True
-    made = made or world(questions.prompt(row, GREETING))
+            made, writes = world(questions.prompt()), True
+    made = made or world(questions.prompt(GREETING))
     return None if isinstance(made, AgentWorld) else Table(questions, made, model.context, writes, tuple(notes))
 
 
@@ -116,7 +106,7 @@ class Hears(Protocol):
     """Callbacks for the events of a chat."""
 
     def opening(self, text: str) -> None:
-        """Receive the question, if the person did not write it."""
+        """Receive the question that the environment has made of the person's."""
 
     def piece(self, text: str) -> None:
         """Receive a piece of the model's message, as it is sampled."""
@@ -130,7 +120,7 @@ class Hears(Protocol):
 
 class EpisodeChat:
     """A chat in an environment. A person writes the user's messages. The model answers each, calling tools until it
-    writes a message without a call; `play` leaves the user's side to the environment until the episode ends.
+    writes a message without a call.
 
     Args:
         table: from `make_table`.
@@ -151,8 +141,8 @@ class EpisodeChat:
             self.group.close()
         self.group = self.played = None
 
-    def ask(self, text: str, row: int) -> Cut:
-        """Let the model answer a message; the first message of a chat uses the columns of this row. After a
+    def ask(self, text: str) -> Cut:
+        """Let the model answer a message; the first message of a chat uses the other columns of the first row. After a
         KeyboardInterrupt, the tokens sampled so far are the model's turn.
 
         Returns: the limit that cut the answer off.
@@ -161,20 +151,12 @@ class EpisodeChat:
             UserError: no room is left for an answer (the chat is unchanged), or the environment has failed (the next
                 message starts a new chat).
         """
-        return asyncio.run(self._ask(text, row))
+        return asyncio.run(self._ask(text))
 
-    def play(self, row: int) -> Cut:
-        """Begin a new chat with a row's own question, and play it to its end, as in training. Returns and raises as
-        `ask`."""
-        self.new()
-        return asyncio.run(self._play(row))
-
-    async def _ask(self, text: str, row: int) -> Cut:
-        if self.played is None and self.table.writes:
-            raise UserError("the environment writes the question itself")
+    async def _ask(self, text: str) -> Cut:
         before = self.played
         if before is None:
-            group, played = await self._begin(self.table.questions.prompt(row, text))
+            group, played = await self._begin(self.table.questions.prompt(text))
             if played.opening.question != text:
                 self.hears.opening(played.opening.question)
         else:
@@ -185,17 +167,8 @@ class EpisodeChat:
             assert self.group is not None
             group, self.played = self.group, played
             played.conversation.observe(group.shown([*unseen, {"role": "user", "content": text}]))
-        self._set_limits(group, played, responds=False)
+        self._set_limits(group, played)
         return await self._answered(group, played, before)
-
-    async def _play(self, row: int) -> Cut:
-        group, played = await self._begin(self.table.questions.prompt(row))
-        self.hears.opening(played.opening.question)
-        self._set_limits(group, played, responds=self.table.world.rules.responds)
-        cut = await self._answered(group, played, None)
-        if self.played is not None:
-            await self._end(group, played)
-        return cut
 
     async def _begin(self, prompt: Prompt) -> tuple[GroupTable, Played]:
         request = Request(prompt=prompt, sample=0, sampling=self.sampling, seed=self.seed)
@@ -207,8 +180,8 @@ class EpisodeChat:
         self.played = begun
         return group, begun
 
-    def _set_limits(self, group: GroupTable, played: Played, *, responds: bool) -> None:
-        """Allow the following turns the limits of a full episode; `responds`: the environment speaks for the user."""
+    def _set_limits(self, group: GroupTable, played: Played) -> None:
+        """Allow the following turns the limits of a full episode, and let only the person speak for the user."""
         rules = self.table.world.rules
         tokens = rules.settings.tokens
         limits = replace(
@@ -216,7 +189,7 @@ class EpisodeChat:
             turns=rules.settings.turns + len(played.turns),
             tokens=None if tokens is None else tokens + played.length,
         )
-        group.rules = replace(rules, responds=responds, settings=limits)
+        group.rules = replace(rules, responds=False, settings=limits)
 
     async def _answered(self, group: GroupTable, played: Played, before: Played | None) -> Cut:
         """Play turns of the model until it is a person's turn. `before` is the chat without the message."""
@@ -261,7 +234,7 @@ def play_episodes(
     table: Table, engine: LocalEngine, texts: Sequence[str], *, sampling: Sampling, samples: int, seed: int
 ) -> list[Completion]:
     """Play `samples` episodes for each question, in order, with the other columns of the first row."""
-    prompts = [replace(table.questions.prompt(0, text), uid=number) for number, text in enumerate(texts)]
+    prompts = [replace(table.questions.prompt(text), uid=number) for number, text in enumerate(texts)]
     requests = [Request(prompt=p, sample=s, sampling=sampling, seed=seed) for p in prompts for s in range(samples)]
     player: Any = table.world.player(engine)
     completions = asyncio.run(collect(player, requests))

@@ -18,23 +18,16 @@ NEW = "/new"
 MOST = 512  # new tokens
 
 
-def converse_with(model: str, row: int | None, inference: Inference) -> None:
+def converse_with(model: str, inference: Inference) -> None:
     """Answer standard input, message by message, until it ends.
-
-    Args:
-        row: the row of the task whose question the environment asks first; None: a person writes the messages.
 
     Raises:
         UserError: the model or an option is wrong.
     """
     inference.sampling(MOST)  # validates the options before anything is read
     asked = model_asked(model, inference)
-    with open_table(asked, row or 0) as table:
-        if table is not None:
-            return EpisodeTalk(asked, table, inference, row).run()
-        if row is not None:
-            raise UserError("--row is for a run whose task has an environment or tools", remedy="leave it out")
-        return _talk(asked, inference)
+    with open_table(asked) as table:
+        return _talk(asked, inference) if table is None else EpisodeTalk(asked, table, inference).run()
 
 
 def _talk(asked: ModelAsked, inference: Inference) -> None:
@@ -58,9 +51,7 @@ def _talk(asked: ModelAsked, inference: Inference) -> None:
     _converse(asked.path, conversation.messages.clear, answer)
 
 
-def _converse(
-    title: str, new: Callable[[], str | None], answer: Callable[[str], str], begin: Callable[[], str] | None = None
-) -> None:
+def _converse(title: str, new: Callable[[], None], answer: Callable[[str], str]) -> None:
     """Answer line by line. Each callable prints its own output, and returns a note to print, or an empty one."""
     from proxima.view.formatting import visible
 
@@ -76,8 +67,6 @@ def _converse(
     asked = sys.stdin.isatty()  # a person, who sees a prompt
     if asked:
         print(f"{title}: Ctrl-D ends the chat, Ctrl-C an answer, {NEW} begins a new chat", file=sys.stderr)
-    if begin is not None:
-        attempt(begin)
     while (line := _line(asked)) is not None:
         if line:
             attempt(new if line == NEW else partial(answer, line))
@@ -92,13 +81,12 @@ def _show(piece: str) -> None:
 class EpisodeTalk:
     """A chat with tools or an environment: prints the events of an `EpisodeChat`."""
 
-    def __init__(self, asked: ModelAsked, table: "Table", inference: Inference, row: int | None) -> None:
+    def __init__(self, asked: ModelAsked, table: "Table", inference: Inference) -> None:
         from proxima.api.episode_chat import EpisodeChat
         from proxima.api.local_answers import local_engine
 
         self.title, self.settings, self.tools = asked.path, table.world.rules.settings, table.world.rules.tools
         self.sampling = inference.sampling(MOST, asked.played)
-        self.row, self.plays = row or 0, row is not None or table.writes
         _, engine = local_engine(asked.path, inference.dtype, inference.device, warn)
         self.chat = EpisodeChat(table, engine, self.sampling, inference.seed, self)
         self.length = 0  # tokens of the last turn
@@ -107,18 +95,10 @@ class EpisodeTalk:
     def run(self) -> None:
         """Chat until the input ends."""
         tools = f" with {', '.join(sorted(self.tools))}" if self.tools else ""
-        _converse(f"{self.title}{tools}", self._new, self._answer, self._play if self.plays else None)
-
-    def _new(self) -> str:
-        self.chat.new()
-        self.row += 1
-        return self._play() if self.plays else ""
-
-    def _play(self) -> str:
-        return self._note(self.chat.play(self.row))
+        _converse(f"{self.title}{tools}", self.chat.new, self._answer)
 
     def _answer(self, line: str) -> str:
-        return self._note(self.chat.ask(line, self.row))
+        return self._note(self.chat.ask(line))
 
     def _note(self, cut: "Cut") -> str:
         """Name the limit that cut an answer off."""

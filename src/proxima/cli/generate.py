@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 MOST = 256  # new tokens
 MODEL = "hub name, folder, .gguf file, or a run folder"
-ROW = "let the environment ask: play the question of this row of the task, from 0, and of the next with each /new"
-CHAT = "chat"  # a title of options in `--help`
 DEFAULTS = Inference()
 
 
@@ -35,8 +33,7 @@ def complete_prompts(
     *,
     samples: Annotated[int, Argument("completions per prompt")] = 1,
     as_json: Annotated[bool, Argument("print tokens with their log-probs, for programs", flag="--json")] = False,
-    chat: Annotated[bool, Argument("answer messages as they are typed, until Ctrl-D", group=CHAT)] = False,
-    row: Annotated[int | None, Argument(ROW, "N", group=CHAT)] = None,
+    chat: Annotated[bool, Argument("answer messages as they are typed, until Ctrl-D")] = False,
     inference: Inference = DEFAULTS,
 ) -> int:
     """Print the completions of prompts, or chat; with tools or an environment, play whole episodes. Returns 1 if an
@@ -49,10 +46,8 @@ def complete_prompts(
     if chat:
         if prompt or samples != 1 or as_json:
             raise UserError("--chat reads standard input", remedy="leave out the prompts, --samples and --json")
-        converse_with(model, row, inference)
+        converse_with(model, inference)
         return 0
-    if row is not None:
-        raise UserError("--row is for a chat", remedy="add --chat")
     if not prompt:
         raise UserError("no prompt is given", remedy="write one, - for standard input, or --chat")
     if samples < 1:
@@ -89,7 +84,6 @@ def _completed(
     from proxima.api.episode_chat import play_episodes
     from proxima.runtime.watch.clock import SystemClock
 
-    table.require_question()
     _, engine = local_engine(asked.path, **place)
     clock = SystemClock()
     began = clock.now()

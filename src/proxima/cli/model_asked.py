@@ -141,7 +141,7 @@ def _plays(config: Mapping[str, Any]) -> bool:
 
 
 @contextmanager
-def open_table(asked: ModelAsked, row: int = 0) -> "Iterator[Table | None]":
+def open_table(asked: ModelAsked) -> "Iterator[Table | None]":
     """The player of the episodes of a model with tools or an environment, created before its weights load; otherwise
     None."""
     if asked.played is None:
@@ -150,7 +150,7 @@ def open_table(asked: ModelAsked, row: int = 0) -> "Iterator[Table | None]":
     from proxima.api.episode_chat import make_table
 
     with asked.locating():
-        table = make_table(asked.played, row)
+        table = make_table(asked.played)
     if table is None:
         warn("the run's agent plays by itself and has no part here")
         yield None
@@ -158,4 +158,5 @@ def open_table(asked: ModelAsked, row: int = 0) -> "Iterator[Table | None]":
     with closing(table.world):
         for note in table.notes:
             warn(note)
+        table.require_question()
         yield table
