@@ -16,10 +16,7 @@ from proxima.runtime.watch.observer import Record
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from proxima.view.microscope.viewer_process import ViewerProcess
-
 JSON_COLUMNS = ("answer", "metadata", "parts")
-_VIEWERS: list["ViewerProcess"] = []  # they end with this process, and not before
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,22 +103,6 @@ class SavedRun:
 
             write_report(self.folder)
         return self._files.report
-
-    def view(self, height: int = 800) -> Any:
-        """The page of `proxima view` inline, in a notebook; elsewhere its address. The server ends with this process.
-
-        Args:
-            height: pixels.
-        """
-        from proxima.view.microscope.viewer_process import ViewerProcess
-
-        _VIEWERS.append(viewer := ViewerProcess(self.folder))
-        address = viewer.address()
-        try:
-            from IPython.display import IFrame
-        except ImportError:
-            return address
-        return IFrame(address, "100%", height)
 
     def model(self, checkpoint: str | int = "last") -> Path:
         """The folder with the weights of a checkpoint (`last`, `best`, or a step), for `AutoModel.from_pretrained`."""

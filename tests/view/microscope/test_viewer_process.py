@@ -8,7 +8,6 @@ import urllib.request
 
 import pytest
 
-from proxima.api.saved import SavedRun
 from proxima.core import SURROGATES
 from proxima.process import start as starting
 from proxima.runtime.watch.observer import RunInfo
@@ -83,8 +82,6 @@ def test_a_run_prints_the_address_and_a_notebook_shows_it(tmp_path, monkeypatch)
     viewer = observer.viewer
     observer.finished({})
     assert viewer.folder is None
-    shown = SavedRun(tmp_path).view()
-    assert getattr(shown, "src", shown) == "http://127.0.0.1:1/"
 
 
 def test_without_the_server_it_is_refused_before_the_run(monkeypatch):
