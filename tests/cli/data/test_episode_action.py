@@ -1,7 +1,6 @@
 """`proxima data inspect`, as a user types it."""
 
 import json
-import re
 import shutil
 from types import SimpleNamespace
 
@@ -49,17 +48,10 @@ def test_a_call_of_the_first_tool_is_made():
     assert sentence == "It is 7."
 
 
-def test_a_turn_that_a_limit_cuts_is_named(proxima, recipe):
-    said = "It is certainly not 7."
-    code, out, err = proxima("data", "inspect", recipe(), *WORLD, "sampling.max_tokens=3", "--say", said)
-    assert code == 0 and "S  turn 0: 3 tokens\n" in out
-    limit = "sampling.max_tokens=3; raise it, or give a shorter --say"
-    assert re.fullmatch(rf"WARNING turn 0 is cut: its first 3 of \d+ tokens are {limit}\n", err)
-    limits = ("sampling.max_tokens=30", "episode.tokens=60")
-    err = proxima("data", "inspect", recipe(), *WORLD, *limits, "--say", said)[2]
-    assert re.fullmatch(
-        r"WARNING turn 1 is cut: its first \d+ of 23 tokens are what the episode has left, or .*\n", err
-    )
+def test_a_turn_that_a_limit_cuts(proxima, recipe):
+    words = ("sampling.max_tokens=3", "--say", "It is certainly not 7.")
+    code, out, err = proxima("data", "inspect", recipe(), *WORLD, *words)
+    assert (code, err) == (0, "") and "S  turn 0: 3 tokens\n" in out
 
 
 def test_a_row_that_is_not_there(proxima, recipe):

@@ -56,12 +56,11 @@ def inspect_episode(
         engine = MadeTurns(data.world, tuple(say))
         played = data.world.player(engine)  # type: ignore[arg-type]  # it only generates
         completion = _first(played.generate([engine.request(prompt, resolved.config.sampling)]))
-        notes = [*data.notes, *engine.cuts(resolved.config.sampling.max_tokens)]
     shown = [_path(engine.tokenizer, path.opening or prompt, path) for path in completion.paths]
     failure = completion.episode.failure if completion.episode else ""
     if as_json:
-        return print_json({"notes": notes, "failure": failure, "paths": shown})
-    _print(shown, [*notes, *([f"the episode failed: {failure}"] if failure else [])])
+        return print_json({"notes": data.notes, "failure": failure, "paths": shown})
+    _print(shown, [*data.notes, *([f"the episode failed: {failure}"] if failure else [])])
     return None
 
 
@@ -84,16 +83,6 @@ class MadeTurns:
     def __post_init__(self) -> None:
         self.tokenizer: Any = self.world.template.tokenizer
         self.turns = self.turns or (*_call(self.world), SENTENCE)
-        self.cut: list[tuple[int, int, int]] = []  # turn, number of its tokens, number of those that fit
-
-    def cuts(self, max_tokens: int) -> list[str]:
-        """A note on each turn that a limit cut off: `max_tokens` of the recipe, or the fewer tokens that an episode had
-        left."""
-        notes = []
-        for turn, whole, room in self.cut:
-            limit = f"sampling.max_tokens={max_tokens}; raise it" if room == max_tokens else "what the episode has left"
-            notes.append(f"turn {turn} is cut: its first {room} of {whole} tokens are {limit}, or give a shorter --say")
-        return notes
 
     def request(self, prompt: Prompt, sampling: Any) -> "Request":
         from proxima.engine.protocol import Request
@@ -105,10 +94,7 @@ class MadeTurns:
         for request in requests:
             text = self.turns[min(request.turn, len(self.turns) - 1)]
             tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            whole = [*tokens, self.tokenizer.eos_token_id]
-            tokens = whole[: request.sampling.max_tokens]
-            if len(tokens) < len(whole):
-                self.cut.append((request.turn, len(whole), len(tokens)))
+            tokens = [*tokens, self.tokenizer.eos_token_id][: request.sampling.max_tokens]
             ended = "stop" if tokens[-1] == self.tokenizer.eos_token_id else "length"
             yield Completion.of_text(request.prompt.uid, request.sample, text, tokens, ended)  # type: ignore[arg-type]
 
