@@ -45,7 +45,7 @@ def _slot_name(name: str, slots: Collection[str]) -> str:
     for slot in (name, OTHER_NAMES.get(name, name), name.removesuffix("s")):
         if slot in slots:
             return slot
-    raise one_problem("slot", _section(name) or suggestion(name, [*slots, "recipes", "schema"]), name, "command line")
+    raise one_problem("slot", suggestion(name, [*slots, "recipes", "schema"]), name, "command line")
 
 
 def _fitted(line: str, whole: bool = True) -> str:
@@ -57,18 +57,6 @@ def _fitted(line: str, whole: bool = True) -> str:
     gaps = [gap.end() for gap in re.finditer(r"\S {2,}", line) if gap.end() <= width // 2]
     indent = " " * (gaps[-1] if gaps else 6)
     return "\n".join(textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False))
-
-
-def _section(name: str) -> str | None:
-    """The remedy for someone who asks for a section such as `sft`, which is not a slot."""
-    from proxima.config.describe import fields_of
-    from proxima.config.families import FAMILIES
-
-    for training, family in FAMILIES.items():
-        if name in {info.name for info in fields_of(family.root) if info.section} | {"lora"}:
-            recipe = "quickstart" if training == "train" else f"cpu/{training}"
-            return f"is a section, not a slot: its fields are in docs/reference.md, and in `proxima explain {recipe}`"
-    return None
 
 
 def list_recipes(*, as_json: bool = False) -> None:
