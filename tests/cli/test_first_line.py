@@ -1,16 +1,12 @@
 """What a command says first: that it loads a model, before the libraries are imported and the model is loaded."""
 
-import argparse
 import io
 import subprocess
 import sys
 
-import pytest
-
 from proxima.cli import main as command_line
 from proxima.data import UserError
 from proxima.view.log_lines import lines_to
-from tests.terminal import Terminal
 
 PROGRAM = """
 import sys
@@ -60,17 +56,3 @@ def test_each_stage_before_the_start_is_said_once():
     for stage in ("load", "tokenize", "tokenize", "load"):
         lines.progress(stage, 0, 1, "models")
     assert [line.split("  ")[1] for line in stream.getvalue().splitlines()] == ["loading model", "tokenizing"]
-
-
-@pytest.mark.parametrize("command", ["train", "eval", "generate"])
-def test_a_terminal_is_told_at_once(command):
-    terminal = Terminal()
-    command_line.announce(argparse.Namespace(command=command, model="runs/mine"), terminal)
-    assert terminal.getvalue() == "reading runs/mine …\n"  # it may be refused
-    for silent in ({"quiet": True}, {"as_json": True}):
-        command_line.announce(argparse.Namespace(command=command, **silent), quiet := Terminal())
-        assert quiet.getvalue() == ""
-    command_line.announce(argparse.Namespace(command=command, model="x"), pipe := io.StringIO())
-    assert pipe.getvalue() == ""
-    command_line.announce(argparse.Namespace(command="explain", model="x"), other := Terminal())
-    assert other.getvalue() == ""

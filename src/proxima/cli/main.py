@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from proxima import __version__
 from proxima.cli.command_module import load_command
@@ -156,20 +156,7 @@ def _read(words: list[str], arguments: argparse.Namespace) -> Callable[[], int |
             raise UserError(f"unknown argument {rest[0]!r}; see proxima --help")
         return parser.print_help
     _place_rest(arguments, rest, options)
-    announce(arguments, sys.stderr)
     return bound(command, arguments)
-
-
-SLOW = ("train", "eval", "generate")  # commands that import libraries and load a model
-
-
-def announce(arguments: argparse.Namespace, stream: TextIO) -> None:
-    """On a terminal, print a line before the steps that take seconds: reading the recipe, importing libraries, loading
-    the model."""
-    silent = getattr(arguments, "quiet", False) or getattr(arguments, "as_json", False) or not stream.isatty()
-    if arguments.command in SLOW and not silent:
-        given = getattr(arguments, "recipe", None) or getattr(arguments, "model", None) or "the recipe"
-        print(f"reading {given} …", file=stream, flush=True)
 
 
 def _place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequence[str]) -> None:
