@@ -31,7 +31,6 @@ PYTHON = "interpreter on the cluster that has proxima; default: the path of this
 ELSEWHERE = ("model.device",)  # fields that only the cluster can check
 ANSWER_SECONDS = 0.5  # between requests to the job server
 AGENT_SECONDS = 60.0  # for the job agent of a new cluster to start
-FOLLOW_TRIES = 5  # consecutive broken connections, after which the job is no longer followed
 INTERRUPTED = 130
 RAYS_OWN = re.compile(r"^(?:.*\sINFO job_manager\.py:\d+ -- |Running entrypoint for job ).*\n", re.MULTILINE)  # lines
 
@@ -175,29 +174,18 @@ def follow_job(client: "JobSubmissionClient", job: str, how_to: str) -> int:
     Args:
         how_to: the remedy in the error if the connection breaks.
     """
-    printed = failures = 0
 
     async def tail() -> None:
-        nonlocal printed, failures
-        skip = printed  # a new connection starts again from the first line
         async for text in client.tail_job_logs(job):
-            fresh, skip = text[skip:], max(0, skip - len(text))
-            printed += len(fresh)
-            failures = 0 if fresh else failures
-            print(RAYS_OWN.sub("", fresh), end="", flush=True)
+            print(RAYS_OWN.sub("", text), end="", flush=True)
 
-    while True:
-        try:
-            asyncio.run(tail())
-            info = client.get_job_info(job)
-            if info.status.is_terminal():
-                break
-        except (RuntimeError, OSError) as error:
-            failures += 1
-            if failures > FOLLOW_TRIES:
-                reason = " ".join(str(error).split())
-                raise UserError(f"the connection to the job server broke: {reason}", remedy=how_to) from None
-        time.sleep(ANSWER_SECONDS)
+    try:
+        asyncio.run(tail())
+        while not (info := client.get_job_info(job)).status.is_terminal():
+            time.sleep(ANSWER_SECONDS)
+    except (RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"the connection to the job server broke: {reason}", remedy=how_to) from None
     if info.status.value == "STOPPED":
         print("the job was stopped", file=sys.stderr)
         return INTERRUPTED
