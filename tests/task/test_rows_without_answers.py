@@ -2,11 +2,7 @@
 
 import pytest
 
-from proxima.cli.explain import text_of
-from proxima.config import resolve
-from proxima.config.explanation import as_json
 from proxima.data import FieldError, UserError
-from proxima.task.column_mapping import ANSWER
 from proxima.task.local_files import Jsonl, Parquet
 from tests.prepare.published import write_jsonl, write_parquet
 
@@ -39,29 +35,3 @@ def test_some_rows_with_and_some_without(tmp_path):
     files = write_parquet(tmp_path / "a", PROMPTS), write_parquet(tmp_path / "b", [{"question": "c", "answer": "1"}])
     with pytest.raises(UserError, match="a has no column 'answer', which .*b has"):
         Parquet(path=tuple(map(str, files))).rows(0)
-
-
-def test_explain_says_that_the_data_has_no_such_column(tmp_path):
-    def line(**options):
-        text = text_of(resolve("quickstart", [task]), **options)
-        return next(line for line in text.splitlines() if line.startswith("task.answer "))
-
-    task = f"task={{kind: jsonl, path: {write_jsonl(tmp_path / 'rows.jsonl', PROMPTS)}}}"
-    assert line().split()[1] == "null" and "the data has no such column" in line()
-    values = {entry["path"]: entry for entry in as_json(resolve("quickstart", [task]))["values"]}
-    assert values["task.answer"]["value"] is None
-    write_jsonl(tmp_path / "rows.jsonl", [{"question": "Say a", ANSWER: "a"}])
-    assert line(everything=True).split()[1] == "answer"
-
-
-def test_a_reward_that_needs_an_answer_is_told_so(tmp_path):
-    from proxima.reward.runner import RewardRunner
-    from proxima.rollout.reference_answers import ReferenceAnswers
-
-    task = f"task={{kind: jsonl, path: {write_jsonl(tmp_path / 'rows.jsonl', PROMPTS)}}}"
-    config = resolve("quickstart", [task, "reward={kind: gsm8k}", "eval.task=null"]).config
-    answers = ReferenceAnswers(name="task", rows=config.task.rows(0), count=2)
-    with pytest.raises(UserError, match="no row has an answer, and the reward gsm8k needs one; set task.answer=COLUMN"):
-        config.data.answer_notes(RewardRunner(config.reward), [answers], 1)
-    config = resolve("quickstart", [task, "reward={kind: length}", "eval.task=null"]).config
-    assert config.data.answer_notes(RewardRunner(config.reward), [answers], 1) == []

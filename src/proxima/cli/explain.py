@@ -56,7 +56,7 @@ def text_of(resolved: "Resolved[Any]", width: int | None = None, *, everything: 
     """The comment of the recipe, the summary and the remarks, then the values: those that differ from the defaults, or
     `everything`."""
     from proxima.config.estimate import StepEstimate
-    from proxima.config.explanation import config_remarks, header_of, shown_entries
+    from proxima.config.explanation import config_remarks, header_of
 
     estimate, config = StepEstimate(resolved), resolved.config
     blocks = [trained_block(resolved), _batch_block(estimate)]
@@ -68,7 +68,7 @@ def text_of(resolved: "Resolved[Any]", width: int | None = None, *, everything: 
     columns = min(width or WIDTH, WIDTH)
     summary = "\n".join(_wrapped(line, columns) for block in [*blocks, *remarks] for line in block.splitlines())
     header = "\n".join(_wrapped(line, columns, "  ") for line in header_of(resolved).splitlines())
-    entries = shown_entries(resolved)
+    entries = resolved.entries
     values = values_table(entries, width) if everything else differing_values(entries, columns)
     return "\n\n".join(filter(None, [header, summary, values]))
 

@@ -2,13 +2,12 @@
 of its data and the tokenizer. Memory and time are forecast by `proxima plan`, another distribution."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from proxima.config.describe import kind_of
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
@@ -28,7 +27,7 @@ Value = TypeVar("Value")
 
 
 class StepEstimate:
-    """The batch arithmetic of a config; `notes` say what was assumed, and what is sent to servers.
+    """The batch arithmetic of a config; `notes` say what was assumed.
 
     Args:
         resolved: the config.
@@ -62,7 +61,6 @@ class StepEstimate:
             self.prompt = self._read(lambda: longest_prompt(config), "prompt length")
         if self.prompt is None:
             self.notes.append(f"prompts are taken to have {ASSUMED_PROMPT} tokens")
-        self.notes += engine_notes(config)
         if config.replayed is not None:
             note = f"replay of {config.replayed}: the groups are those it stored"
             self.notes.append(f"{note}; only answers are generated")
@@ -117,35 +115,6 @@ def example_lengths(config: OfflineConfig) -> tuple[int, list[int]]:
         except FieldError:  # the run skips such a row, or is refused
             continue
     return len(rows), [length for length in lengths if length]
-
-
-def engine_notes(config: Any) -> Iterator[str]:
-    """Yield a line for each engine that is a server, on the data sent to it, and one for an engine that differs from
-    the trainer on purpose."""
-    algorithm = config.algorithm
-    places = [("engine", config.engine, "prompts, completions and, at the start and after each step, all weights")]
-    if algorithm.needs_reference:
-        places.append(("algorithm.reference_engine", algorithm.reference_engine, "tokens, for the reference"))
-    if algorithm.distillation is not None:
-        places.append(("algorithm.distillation.engine", algorithm.distillation.engine, "tokens, for the teacher"))
-    for path, spec, goods in places:
-        if (urls := getattr(spec, "urls", None)) is not None:
-            yield f"{path}: {kind_of(spec)} {_where(spec, urls)} gets {goods}"
-    if settings := getattr(config.engine, "mismatch", ""):
-        yield f"engine: differs from the trainer on purpose, by {settings}: see docs/mismatch.md"
-    if getattr(config.engine, "urls", None) is not None:
-        folder = config.engine.weight_folder or "a folder in memory (/dev/shm)"
-        yield (
-            f"engine: new weights are written to {folder}, read by each server and "
-            f"proven by {config.engine.probe_tokens} tokens"
-        )
-
-
-def _where(spec: Any, urls: tuple[str, ...]) -> str:
-    if spec.serve is None:
-        return f"at {', '.join(urls)}"
-    count = spec.serve.replicas
-    return f"in {count} process{'es' if count > 1 else ''} of its own, started and stopped with the run,"
 
 
 def batch_of(config: RunConfig, prompt: int) -> StepSize:

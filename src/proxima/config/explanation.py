@@ -1,32 +1,12 @@
 """The parts of `proxima explain` other than the estimates: the comment of a recipe, its values, and the warnings."""
 
-from dataclasses import replace
 from typing import Any
 
 from proxima.config.estimate import StepEstimate
 from proxima.config.problems import Problem
-from proxima.config.resolved import Resolved, ResolvedValue
+from proxima.config.resolved import Resolved
 from proxima.config.validate import to_do, warnings
-from proxima.data import UserError
 from proxima.system.recipe_files import find_recipe
-from proxima.task.column_mapping import ColumnMapping
-
-
-def shown_entries(resolved: Resolved[Any]) -> list[ResolvedValue]:
-    """The values with their sources; the column of answers is null if a local file shows that the data lacks it."""
-    return [_as_read(resolved, entry) for entry in resolved.entries]
-
-
-def _as_read(resolved: Resolved[Any], entry: ResolvedValue) -> ResolvedValue:
-    path, _, name = entry.path.rpartition(".")
-    if name != "answer" or not isinstance(task := resolved.get(path), ColumnMapping):
-        return entry
-    try:
-        columns = task.columns()
-    except (UserError, OSError, ValueError):
-        return entry  # missing or broken data is reported on its own line
-    absent = columns is not None and task.lacks_answer(columns)
-    return replace(entry, value=None, source="the data has no such column", is_default=False) if absent else entry
 
 
 def header_of(resolved: Resolved[Any]) -> str:
@@ -53,9 +33,7 @@ def as_json(resolved: Resolved[Any]) -> dict[str, Any]:
     estimate = StepEstimate(resolved)
     return {
         "header": header_of(resolved),
-        "values": [
-            {"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in shown_entries(resolved)
-        ],
+        "values": [{"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in resolved.entries],
         "batch": vars(estimate.batch),
         "notes": estimate.notes,
         "warnings": [str(problem) for problem in config_remarks(resolved)],
