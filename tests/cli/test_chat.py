@@ -33,9 +33,8 @@ def test_the_pieces_of_an_answer_are_the_completion(conversation, model, monkeyp
     monkeypatch.setattr(local_answers, "PIECE_SECONDS", 0.0)
     pieces, chat = [], conversation()
     assert not chat.answer("hello", pieces.append)  # cut off
-    (whole,), _ = generate(
-        model, ["hello"], sampling=chat.sampling, system="Be brief.", seed=LONG, dtype="float32", device="cpu"
-    )
+    place = local_engine(model, "float32", "cpu", print)
+    (whole,) = generate(*place, ["hello"], sampling=chat.sampling, system="Be brief.", seed=LONG)
     assert "".join(pieces) == whole.text and len(pieces) > 1
     assert chat.messages == [{"role": "user", "content": "hello"}, {"role": "assistant", "content": whole.text}]
 

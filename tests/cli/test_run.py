@@ -142,10 +142,11 @@ def test_generate_text_goes_to_standard_output_and_the_rate_to_standard_error(pr
 def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
     seen = []
 
-    def generate(path, questions, **options):
-        seen.append((options["system"], path))
-        return [], 1.0
+    def generate(tokenizer, engine, questions, **options):
+        seen.append((options["system"], tokenizer))
+        return []
 
+    monkeypatch.setattr("proxima.api.local_answers.local_engine", lambda path, *_: (path, None))
     monkeypatch.setattr("proxima.api.local_answers.generate", generate)
     config = here / "run" / "config.yaml"
     config.write_text(config.read_text().replace("system: null", "system: Be brief."))

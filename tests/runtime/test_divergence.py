@@ -7,7 +7,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from proxima.api.local_answers import generate
+from proxima.api.local_answers import generate, local_engine
 from proxima.cli.main import main
 from proxima.core.advantage import Grpo
 from proxima.data import FieldError, NotFiniteError
@@ -42,9 +42,10 @@ def test_a_model_file_with_one_nan_is_refused_before_training(tiny_model, tmp_pa
 
 def test_nothing_is_drawn_from_logits_that_are_not_finite(tiny_model, monkeypatch):
     monkeypatch.setattr("proxima.api.local_answers.load", lambda path, **how: poisoned(path, **how))
+    place = local_engine(str(tiny_model("llama")), "bfloat16", "auto", print)
     for temperature in (0.0, 1.0):
         with pytest.raises(NotFiniteError, match="probabilities are NaN where a token is drawn"):
-            generate(str(tiny_model("llama")), ["1 + 1"], sampling=Sampling(temperature=temperature, max_tokens=3))
+            generate(*place, ["1 + 1"], sampling=Sampling(temperature=temperature, max_tokens=3))
 
 
 def poisoned(path, **how):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from proxima.api.local_answers import generate
+from proxima.api.local_answers import generate, local_engine
 from proxima.config import EvaluateConfig, resolve
 from proxima.data import Trajectory
 from proxima.engine.protocol import Sampling
@@ -195,10 +195,9 @@ def test_find_export_generate(whole, tmp_path):
     assert exported.keys() == saved.keys() and all(torch.equal(exported[name], saved[name]) for name in saved)
     with pytest.raises(ValueError, match="exists already"):
         export(run.path, out)
-    completions, seconds = generate(
-        str(out), ["2 + 2", "hm"], sampling=Sampling(max_tokens=4), samples=2, dtype="float32", device="cpu"
-    )
-    assert [(c.prompt_uid, c.sample) for c in completions] == [(0, 0), (0, 1), (1, 0), (1, 1)] and seconds > 0
+    place = local_engine(str(out), "float32", "cpu", print)
+    completions = generate(*place, ["2 + 2", "hm"], sampling=Sampling(max_tokens=4), samples=2)
+    assert [(c.prompt_uid, c.sample) for c in completions] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_the_same_seed_is_the_same_run_and_another_is_not(whole, trained):

@@ -15,7 +15,6 @@ from proxima.engine.protocol import Request, Sampling
 from proxima.model import load
 from proxima.model.chat import prompt_tokens
 from proxima.model.quiet import quiet_transformers
-from proxima.runtime.watch.clock import SystemClock
 from proxima.task.prompts import template_note, with_system
 
 PIECE_SECONDS = 0.05  # between polls of the answer so far
@@ -121,7 +120,8 @@ class ChatSession:
 
 
 def generate(
-    path: str,
+    tokenizer: Any,
+    engine: LocalEngine,
     questions: Sequence[str],
     *,
     sampling: Sampling,
@@ -129,24 +129,12 @@ def generate(
     system: str | None = None,
     template_arguments: Mapping[str, Any] = MappingProxyType({}),
     seed: int = 0,
-    dtype: Literal["bfloat16", "float32"] = "bfloat16",
-    device: str = "auto",
-    warn: Callable[[str], object] = lambda text: None,
-) -> tuple[list[Completion], float]:
-    """Generate answers with a model (a path, or a run folder's last checkpoint) on the local engine.
-
-    `warn` is called if the model has no chat template.
-
-    Returns: `samples` completions for each question, in order, and the seconds that generation took.
-    """
-    tokenizer, engine = local_engine(path, dtype, device, warn)
+) -> list[Completion]:
+    """Generate `samples` answers for each question, in order; tokenizer and engine are those of `local_engine`."""
     chats = [with_system(({"role": "user", "content": question},), system) for question in questions]
     prompts = [
         Prompt(uid=i, messages=chat, tokens=prompt_tokens(chat, tokenizer, template_arguments))
         for i, chat in enumerate(chats)
     ]
     requests = [Request(prompt=p, sample=s, sampling=sampling, seed=seed) for p in prompts for s in range(samples)]
-    clock = SystemClock()
-    began = clock.now()
-    completions = asyncio.run(collect(engine, requests))
-    return completions, clock.now() - began
+    return asyncio.run(collect(engine, requests))

@@ -72,21 +72,17 @@ def _completed(
 ) -> "tuple[list[Completion], float]":
     """Generate the answers, or whole episodes; return them and the seconds that they took."""
     from proxima.api.local_answers import generate, local_engine
-
-    how: dict[str, Any] = {"sampling": inference.sampling(MOST, asked.played), "samples": samples}
-    how["seed"] = inference.seed
-    place: dict[str, Any] = {"dtype": inference.dtype, "device": inference.device, "warn": warn}
-    if table is None:
-        data = asked.data
-        return generate(
-            asked.path, prompts, system=data.system, template_arguments=data.template_arguments, **how, **place
-        )
-    from proxima.api.episode_chat import play_episodes
     from proxima.runtime.watch.clock import SystemClock
 
-    _, engine = local_engine(asked.path, **place)
-    clock = SystemClock()
+    sampling, data, clock = inference.sampling(MOST, asked.played), asked.data, SystemClock()
+    how: dict[str, Any] = {"sampling": sampling, "samples": samples, "seed": inference.seed}
+    tokenizer, engine = local_engine(asked.path, inference.dtype, inference.device, warn)
     began = clock.now()
+    if table is None:
+        how |= {"system": data.system, "template_arguments": data.template_arguments}
+        return generate(tokenizer, engine, prompts, **how), clock.now() - began
+    from proxima.api.episode_chat import play_episodes
+
     return play_episodes(table, engine, prompts, **how), clock.now() - began
 
 
