@@ -163,7 +163,7 @@ def test_doctor(done, proxima):
     assert output["disk_free_bytes"] > 0
     assert output["kernels"].startswith(("compiled by ", "eager torch ("))
     out = done("doctor")
-    heads = "proxima packages optional cores devices memory servers disk kernels gemm"
+    heads = "proxima packages optional cores devices memory disk kernels gemm"
     assert " ".join(line.split()[0] for line in out.splitlines() if line[:1] != " ") == heads
 
 

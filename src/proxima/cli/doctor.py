@@ -2,12 +2,10 @@
 
 import platform
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from proxima.cli.output import AsJson, print_json
-from proxima.data.errors import UserError
 
 PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2")
 OPTIONAL = {
@@ -53,22 +51,9 @@ def describe_machine() -> dict[str, Any]:
         "devices": devices,
         "memory_bytes": {"total": total, "free": free},
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
-        "servers": installed_servers(),
         "gemm_gflops": {"device": fastest, **gemm},
         "kernels": kernels_in_words(),
     }
-
-
-def installed_servers() -> dict[str, str | None]:
-    """The executable that `engine.serve` finds for each server that proxima can start; None if it finds none."""
-    from proxima.engine.serve import LAUNCHES, Serve
-    from proxima.engine.serve.launch import find_executable
-
-    places: dict[str, str | None] = dict.fromkeys(LAUNCHES)
-    for kind in places:
-        with suppress(UserError):
-            places[kind] = str(find_executable(Serve(), kind))
-    return places
 
 
 def report_lines(facts: dict[str, Any]) -> list[str]:
@@ -77,9 +62,6 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
     installed = "  ".join(f"{name} {version}" for name, version in facts["optional"].items() if version)
     missing = [f'{name} (pip install "proxima-rl[{OPTIONAL[name]}]")' for name, v in facts["optional"].items() if not v]
     devices = ", ".join(f"{d['name']} {d['model']} {d['memory_bytes'] / 2**30:.0f} GiB" for d in facts["devices"])
-    servers = [
-        f"{n} {at}" if at else f"{n} not installed (proxima engine install {n})" for n, at in facts["servers"].items()
-    ]
     memory, gemm = facts["memory_bytes"], facts["gemm_gflops"]
     shown = "unknown"
     if memory["total"] is not None:
@@ -92,7 +74,6 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
         f"cores     {facts['cores']}, torch uses {facts['threads']} threads",
         f"devices   {devices or 'cpu only'}",
         f"memory    {shown}",
-        f"servers   {', '.join(servers)}",
         f"disk      {facts['disk_free_bytes'] / 2**30:.1f} GiB free here",
         f"kernels   bfloat16 on a CPU: {facts['kernels']}",
         f"gemm      float32 {gemm['float32']:,.0f}  bfloat16 {gemm['bfloat16']:,.0f} GFLOP/s on {gemm['device']}",
