@@ -14,7 +14,7 @@ from proxima.cli.output import AsJson, ImportCode, Overrides, Recipe, print_json
 from proxima.cli.parameters import Argument
 
 if TYPE_CHECKING:
-    from proxima.config import Resolved, RunConfig
+    from proxima.config import Resolved
     from proxima.config.estimate import StepEstimate
     from proxima.config.resolved import ResolvedValue
 
@@ -58,10 +58,8 @@ def text_of(resolved: "Resolved[Any]", width: int | None = None, *, everything: 
     from proxima.config.estimate import StepEstimate
     from proxima.config.explanation import config_remarks, header_of
 
-    estimate, config = StepEstimate(resolved), resolved.config
+    estimate = StepEstimate(resolved)
     blocks = [trained_block(resolved), _batch_block(estimate)]
-    if getattr(config, "replayed", None) is not None:
-        blocks.append(_replay_block(config))
     blocks.append(f"plan     proxima plan {resolved.recipe or 'RECIPE'}: memory, time, and what binds")
     remarks = [f"note     {note}" for note in estimate.notes]
     remarks += [f"warning  {problem}" for problem in config_remarks(resolved)]
@@ -134,20 +132,6 @@ def _batch_block(estimate: "StepEstimate") -> str:
     prompt = "prompt length not known" if longest is None else f"prompts have up to {longest:,} tokens"
     forwards = f"a step forwards up to {batch.tokens:,} tokens, the longest sequence has {batch.longest:,}"
     return f"batch    {batch}\n         {prompt}; {forwards}"
-
-
-def _replay_block(config: "RunConfig") -> str:
-    """Name the run whose rollouts are trained on and the hash of those that are read, or why they can't be read."""
-    from proxima.data import UserError
-    from proxima.runtime.state.replay import StoredRollouts, rollouts_sha
-
-    assert config.replayed is not None
-    try:
-        stored = StoredRollouts(config.replayed, config.train.steps)
-    except UserError as error:
-        return f"replay   not possible: {error}"
-    stored.close()
-    return f"replay   steps 1 to {stored.steps} of {config.replayed}\n         SHA-256 {rollouts_sha(stored.hashes)}"
 
 
 COMMAND = explain
