@@ -152,7 +152,6 @@ WARNINGS: Sequence[Check] = (
     reward_section.overlong_penalty_is_reachable,
     algorithm_section.prune_rate_is_exact,
     sampling_section.sampling_masks_are_small,
-    sampling_section.sampling_masks_are_read,
     runtime_section.some_tokens_are_older,
     model_section.weights_resolve_an_update,
     runtime_section.overlap_is_of_use,

@@ -67,14 +67,3 @@ def sampling_masks_are_small(sampling: Sampling, algorithm: AlgorithmConfig) -> 
     if replays_sampling_masks(sampling, algorithm) and not 0 < sampling.top_k <= WIDE:
         message = f"the ids of all tokens that could be sampled go to the trainer; {WIDE} bounds them and seldom binds"
         yield "sampling.top_k", message
-
-
-def sampling_masks_are_read(sampling: Sampling, algorithm: AlgorithmConfig, engine: Any) -> Findings:
-    """Warn about unused sampling masks: made only if sampling truncates, and read only by `behavior: sampled`."""
-    if not getattr(engine, "sampling_mask", False) or replays_sampling_masks(sampling, algorithm):
-        return
-    if not sampling.truncates:
-        message = "has no effect: nothing is truncated; set sampling.top_p below 1, or this to false"
-    else:
-        message = f"is stored with the rollouts and not read; set {BEHAVIOR}=sampled, or this to false"
-    yield "engine.sampling_mask", message
