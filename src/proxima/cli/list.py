@@ -105,12 +105,12 @@ def catalogue() -> dict[str, dict[str, Any]]:
 def _kinds(info: Any) -> dict[str, Any]:
     from proxima.config.describe import fields_of, kinds_of, summary_of, table_of
     from proxima.config.presets import NOTES
-    from proxima.config.scalars import to_json
+    from proxima.config.scalars import in_one_line, to_json
 
     if info.presets is not None:
         presets = sorted(table_of(info.presets.table).items())
         notes = {name: f"{note}. " for name, note in NOTES.items()}
-        return {name: {"summary": notes.get(name, "") + _slots_of(preset), "fields": {}} for name, preset in presets}
+        return {name: {"summary": notes.get(name, "") + in_one_line(preset), "fields": {}} for name, preset in presets}
     kinds = {}
     for kind, cls in sorted(kinds_of(info.slot).items()):
         fields: dict[str, dict[str, Any]] = {}
@@ -127,33 +127,13 @@ def _kinds(info: Any) -> dict[str, Any]:
     return kinds
 
 
-def _slots_of(preset: dict[str, Any]) -> str:
-    """`ppo_clip, advantage grpo, aggregate token_mean`: a preset in one line."""
-    from proxima.config.scalars import in_one_line
-
-    def shown(spec: Any) -> str:
-        if isinstance(spec, list):
-            return "[" + ", ".join(shown(each) for each in spec) + "]"
-        if not isinstance(spec, dict):
-            return str(spec)
-        rest = {key: value for key, value in spec.items() if key != "kind"}
-        return " ".join([*([str(spec["kind"])] if "kind" in spec else []), *([in_one_line(rest)] if rest else [])])
-
-    return "; ".join(f"{slot} {shown(spec)}" for slot, spec in preset.items())
-
-
 def _text(name: str, slot: dict[str, Any], fields: bool) -> str:
     lines = [f"{name}    {slot['meaning']}    ({', '.join(slot['paths'])})"]
     width = max((len(kind) for kind in slot["kinds"]), default=0)
-    told: dict[tuple[str, ...], str] = {}  # the fields and their meanings → the first kind that has them
     for kind, facts in slot["kinds"].items():
         declared = facts["fields"]
         lines.append(f"  {kind:<{width}}  {facts['summary']}{'' if fields else _defaults(declared)}")
-        first = told.setdefault(tuple(f"{name} {field['help']}" for name, field in declared.items()), kind)
-        if fields and first != kind and len(declared) > 2:  # two are as short as the name of a kind that has them
-            others = slot["kinds"][first]["fields"]
-            lines.append(f"      as {first}{_defaults({n: f for n, f in declared.items() if f != others[n]})}")
-        elif fields:
+        if fields:
             lines.extend(_field_lines(declared))
     return "\n".join(lines)
 
