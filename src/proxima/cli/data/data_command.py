@@ -5,7 +5,7 @@ proxima data prepare dapo-math --from dapo.parquet --against data/aime24 data/ma
 proxima data check data/gsm8k  # do the files match the card?
 proxima data inspect my.yaml   # an episode of its environment, token by token"""
 
-from proxima.cli.data.check_action import check_folders
+from proxima.cli.data.card_action import check_folders
 from proxima.cli.data.episode_action import inspect_episode
 from proxima.cli.data.prepare_action import prepare_source
 from proxima.cli.parameters import Actions
