@@ -2,10 +2,9 @@
 
 import pytest
 
-from proxima.cli.explain import text_of, values_table
+from proxima.cli.explain import facts_of, header_of, text_of, values_table
 from proxima.config import dump, resolve
 from proxima.config.estimate import batch_of, longest_prompt
-from proxima.config.explanation import as_json, header_of
 from tests.config.conftest import BASE
 
 
@@ -63,8 +62,8 @@ def test_the_greedy_baseline_is_generated_too(recipe):
 @pytest.mark.parametrize(("most", "said"), [(10, "there may be 10"), (0, "there may be any number")])
 def test_explain_says_what_the_time_leaves_out(recipe, most, said):
     resolved = resolve(recipe(), [*REFILL, f"algorithm.dynamic_sampling.max_num_gen_batches={most}"])
-    assert any(said in note for note in as_json(resolved)["notes"])
-    assert not any("dynamic sampling" in note for note in as_json(resolve(recipe()))["notes"])
+    assert any(said in note for note in facts_of(resolved)["notes"])
+    assert not any("dynamic sampling" in note for note in facts_of(resolve(recipe()))["notes"])
 
 
 def test_updates_are_counted_over_epochs(recipe):
@@ -105,7 +104,7 @@ def test_longest_prompt_counts_template_and_system(recipe, tiny_model):
 
 
 def test_what_cannot_be_read_is_said(recipe):
-    facts = as_json(resolve(recipe(BASE.replace("org/model", "nowhere"))))
+    facts = facts_of(resolve(recipe(BASE.replace("org/model", "nowhere"))))
     assert [note for note in facts["notes"] if note.startswith("prompt length unknown: ")]
     assert "prompts are taken to have 128 tokens" in facts["notes"]
     assert facts["batch"]["sequences"] == 64

@@ -9,10 +9,9 @@ import pytest
 
 from proxima.config import ConfigError, check, dump, load_recipe, resolve, sections, validate
 from proxima.config.describe import fields_of
-from proxima.config.explanation import config_remarks
 from proxima.config.families import FAMILIES
 from proxima.config.resolved import Findings
-from proxima.config.validate import CHECKS, WARNINGS, IfSet, warnings
+from proxima.config.validate import CHECKS, WARNINGS, IfSet, to_do, warnings
 from proxima.data import FieldError, FieldErrors
 from proxima.data.errors import within
 from proxima.task import Jsonl
@@ -61,7 +60,7 @@ def test_a_placeholder_is_refused(recipe):
     )
     resolved = resolve(name)
     assert [str(problem) for problem in check(resolved)] == [line]
-    assert line in [str(problem) for problem in config_remarks(resolved)]
+    assert line in [str(problem) for problem in (*warnings(resolved), *to_do(resolved))]
     assert check(resolve(recipe(dump(resolved), "again.yaml")))
     assert check(resolve(name, ["reward.0.kind=math"])) == []
     overridden = resolve(recipe(dump(resolve(name, ["reward.0.kind=math"])), "run/config.yaml"))

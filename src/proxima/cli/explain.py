@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import AsJson, ImportCode, Overrides, Recipe, print_json, terminal_width, truncated
 from proxima.cli.parameters import Argument
+from proxima.system.recipe_files import find_recipe
 
 if TYPE_CHECKING:
     from proxima.config import Resolved
@@ -43,8 +44,6 @@ def explain(
         for problem in left:
             print(f"WARNING {problem}", file=sys.stderr)
     elif as_json:
-        from proxima.config.explanation import as_json as facts_of
-
         print_json(facts_of(resolved))
     else:
         print(text_of(resolved, width=terminal_width(sys.stdout), everything=everything))
@@ -56,19 +55,48 @@ def text_of(resolved: "Resolved[Any]", width: int | None = None, *, everything: 
     """The comment of the recipe, the summary and the remarks, then the values: those that differ from the defaults, or
     `everything`."""
     from proxima.config.estimate import StepEstimate
-    from proxima.config.explanation import config_remarks, header_of
+    from proxima.config.validate import to_do, warnings
 
     estimate = StepEstimate(resolved)
     blocks = [trained_block(resolved), _batch_block(estimate)]
     blocks.append(f"plan     proxima plan {resolved.recipe or 'RECIPE'}: memory, time, and what binds")
     remarks = [f"note     {note}" for note in estimate.notes]
-    remarks += [f"warning  {problem}" for problem in config_remarks(resolved)]
+    remarks += [f"warning  {problem}" for problem in (*warnings(resolved), *to_do(resolved))]
     columns = min(width or WIDTH, WIDTH)
     summary = "\n".join(_wrapped(line, columns) for block in [*blocks, *remarks] for line in block.splitlines())
     header = "\n".join(_wrapped(line, columns, "  ") for line in header_of(resolved).splitlines())
     entries = resolved.entries
     values = values_table(entries, width) if everything else differing_values(entries, columns)
     return "\n\n".join(filter(None, [header, summary, values]))
+
+
+def facts_of(resolved: "Resolved[Any]") -> dict[str, Any]:
+    """`explain` as data: `header`, `values`, `batch`, `notes` and `warnings`."""
+    from proxima.config.estimate import StepEstimate
+    from proxima.config.validate import to_do, warnings
+
+    estimate = StepEstimate(resolved)
+    return {
+        "header": header_of(resolved),
+        "values": [{"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in resolved.entries],
+        "batch": vars(estimate.batch),
+        "notes": estimate.notes,
+        "warnings": [str(problem) for problem in (*warnings(resolved), *to_do(resolved))],
+    }
+
+
+def header_of(resolved: "Resolved[Any]") -> str:
+    """The comment that the recipe's file begins with: source, published figures, machine, commands; may be empty."""
+    if resolved.recipe is None or not (file := find_recipe(resolved.recipe)).is_file():
+        return ""
+    lines = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        if not line.startswith("#"):
+            break
+        if "yaml-language-server" not in line:
+            text = line.removeprefix("#").removeprefix(" ").rstrip()
+            lines.append("".join(char for char in text if char.isprintable()))
+    return "\n".join(lines).strip("\n")
 
 
 def differing_values(entries: "Sequence[ResolvedValue]", width: int) -> str:

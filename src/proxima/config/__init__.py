@@ -10,8 +10,7 @@
     resolved          the config, and the origin of each value
     describe, slots   a dataclass: fields, kinds, help           other_names       the peers' names for our fields
     validate          the list of all checks                     comparable        the fields that may differ
-    estimate          the batch arithmetic of a recipe           explanation       the rest of the output of `explain`
-    step_size         the size of a step
+    estimate          the batch arithmetic of a recipe           step_size         the size of a step
     json_schema       for editors                                yaml_dump         config.yaml of a run
 
 Imports: pyyaml, torch, every room below, all at first use, because `proxima --help` reads `families`. Imported by
