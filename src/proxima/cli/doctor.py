@@ -81,9 +81,6 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
     if gemm["device"] == "cpu" and gemm["bfloat16"] < gemm["float32"]:
         remedy = "set model.compute_dtype=float32 and engine.dtype=float32"
         report.append(f"          bfloat16 is slower than float32 here: {remedy}")
-    if facts["devices"] == [] and facts["threads"] < facts["cores"]:
-        idle = facts["cores"] - facts["threads"]
-        report.append(f"          idle cores: {idle}; OMP_NUM_THREADS limits torch; fine if another process is busy")
     return report
 
 
