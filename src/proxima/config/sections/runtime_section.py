@@ -10,7 +10,6 @@ from proxima.config.resolved import Findings
 from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.config.sections.train_section import TrainConfig
 from proxima.config.slots import require_at_least
-from proxima.config.step_size import pruned
 from proxima.data import Prompt, require, require_threads
 from proxima.rollout.admission import OverAge
 
@@ -115,7 +114,7 @@ def overlap_settings_have_an_effect(runtime: RuntimeConfig, rollouts: str | None
         yield "runtime.over_age", f"only applies to asynchronous training; {remedy}, or leave it out"
 
 
-def overlap_is_of_use(runtime: RuntimeConfig, train: TrainConfig, algorithm: AlgorithmConfig, engine: Any) -> Findings:
+def overlap_is_of_use(runtime: RuntimeConfig, train: TrainConfig, engine: Any) -> Findings:
     """Warn if engine and trainer can't work concurrently, or if a bound has no effect."""
     if not runtime.overlaps:
         if runtime.max_concurrent_rollouts is not None:
@@ -124,13 +123,6 @@ def overlap_is_of_use(runtime: RuntimeConfig, train: TrainConfig, algorithm: Alg
     if kind_of(engine) == "local":
         message = "takes turns with the trainer in one thread, so that nothing overlaps; use engine.kind=local_process"
         yield "engine.kind", message
-    prompts = pruned(train.prompts_per_step, train.completions_per_prompt, algorithm.selection)[0]
-    most = (runtime.max_lag + 1) * prompts
-    if runtime.max_concurrent_rollouts is not None and runtime.max_concurrent_rollouts > most:
-        lag = runtime.max_lag
-        message = f"can't be reached: runtime.max_lag={lag} admits ({lag} + 1) x {prompts} prompts of steps to come"
-        remedy = f"set {most} or fewer, or raise runtime.max_lag or train.prompts_per_step"
-        yield CONCURRENT, f"{message}; {remedy}"
     if runtime.max_lag >= train.steps:
         message = f"bounds nothing: the run has {train.steps} steps, so all prompts may be generated before the first"
         yield "runtime.max_lag", f"{message}; lower it or raise train.steps"
