@@ -68,9 +68,6 @@ class StepEstimate:
             most = f"{refill.max_num_gen_batches}" if refill.max_num_gen_batches > 0 else "any number"
             note = "dynamic sampling: the figures are those of one generation batch a step; to fill the batch there may"
             self.notes.append(f"{note} be {most}")
-        if any(getattr(spec, "by_accuracy", False) for spec in config.algorithm.selection):
-            rule = "groups are compared by accuracy; those of which no reward says what is right, by their rewards"
-            self.notes.append(f"drop_uniform_groups: {rule}")
         return batch_of(config, ASSUMED_PROMPT if self.prompt is None else self.prompt)
 
     def _examples(self, config: OfflineConfig) -> ExampleStep:

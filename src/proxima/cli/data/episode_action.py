@@ -1,5 +1,6 @@
 """`proxima data inspect`: show an episode of a recipe with its tokens, before anything is trained."""
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -110,17 +111,11 @@ def _call(world: "World") -> Iterator[str]:
 
 
 def _first(stream: AsyncIterator[Completion]) -> Completion:
-    from proxima.engine.event_loop_thread import EventLoopThread
-
     async def first() -> Completion:
         async with aclosing(stream) as completions:  # type: ignore[type-var]
             return await anext(completions)
 
-    loop = EventLoopThread("proxima-inspect")
-    try:
-        return loop.call(first())
-    finally:
-        loop.close()
+    return asyncio.run(first())
 
 
 def _path(tokenizer: Any, prompt: Prompt, completion: Completion) -> list[dict[str, Any]]:
