@@ -24,7 +24,7 @@ from benchmarks.harness import HERE
 from proxima.data import Completion, Prompt, Score
 from proxima.data.random import mix
 from proxima.reward import WeightedReward
-from proxima.reward.protocol import Where
+from proxima.reward.base import Where
 from proxima.task.protocol import MappedRows, Row, Rows, user_message
 
 WORDS, CLASSES, PROMPT, END = 47, 4, 6, 0
