@@ -6,7 +6,6 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from proxima.cli.engine import check_action
 from proxima.laws import live_check
 from proxima.laws.engine_case import tiny_model
 from proxima.laws.live_check import ENGINE_LAWS
@@ -39,19 +38,17 @@ class Json(Page):
     body = b'{"status": "fine"}'
 
 
-@pytest.mark.parametrize("action", ["probe", "check"])
-def test_no_server(proxima, action):
+def test_no_server(proxima):
     url = f"http://127.0.0.1:{kept_port()}"
-    code, out, err = proxima("engine", action, url)
+    code, out, err = proxima("engine", "probe", url)
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert err == f"error: {url}: can't be reached; start it, or check the address\n"
 
 
-@pytest.mark.parametrize("action", ["probe", "check"])
 @pytest.mark.parametrize("handler", [Page, Json])
-def test_a_server_of_something_else(proxima, action, handler):
+def test_a_server_of_something_else(proxima, handler):
     with served(handler) as url:
-        code, out, err = proxima("engine", action, url)
+        code, out, err = proxima("engine", "probe", url)
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert f"error: {url} is " in err and "give the address of the server itself" in err
 
@@ -79,38 +76,6 @@ def test_a_server_with_a_key(proxima, monkeypatch):
     assert (code, out) == (2, "") and "refused with status 401" in err and "check token_env" in err
 
 
-@pytest.fixture
-def known(tmp_path, monkeypatch):
-    """A tiny model and its folder; 600 draws are for a fault smaller than those here."""
-    monkeypatch.setattr(check_action, "LEAST_DRAWS", 30)
-    tiny = tiny_model()
-    return tiny, saved(tiny, tmp_path / "tiny")
-
-
-@pytest.mark.campaign("tests/cli/test_engine_command.py::test_check_of_a_server_with_raw_log_probs_and_no_model")
-def test_check_of_a_sound_server(proxima, known):
-    tiny, folder = known
-    options = FakeSglangOptions(pace=0.001, context_length=256, holds=("proxima-check-pause-",))
-    with FakeSglang(tiny, options) as server:
-        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--control", "--draws", "30")
-    assert code == 0, out
-    lines = out.splitlines()
-    assert lines[-1] == f"{server.url} (sglang 0.0.fake, {folder}): 16 passed, 0 FAILED, 2 skipped"
-    assert "skipped  seeds: it has no seeds" in lines
-    assert {line.split()[1] for line in lines if line.startswith("passed")} >= {"frequencies", "weights", "tokenizer"}
-
-
-def test_check_of_a_server_with_raw_log_probs_and_no_model(proxima, known):
-    tiny, _ = known
-    options = FakeSglangOptions(return_original_logprob=True, pace=0.001, context_length=256)
-    with FakeSglang(tiny, options) as server:
-        code, out, _ = proxima("engine", "check", server.url, "--json")
-    results = {entry["law"]: entry for entry in json.loads(out)["results"]}
-    assert code == 0 and results["columns"]["status"] == "passed"
-    assert results["temperature"]["detail"] == "no model to compare with: give --model FOLDER"
-    assert results["weights"]["detail"] == "it disturbs others: give --control"
-
-
 class Inverse(FakeSglang):
     """Multiplies the logits by the temperature instead of dividing, and says otherwise; a law of its own finds one that
     draws at another temperature."""
@@ -119,11 +84,12 @@ class Inverse(FakeSglang):
         return super().probabilities(logits, sampling | {"temperature": 1.0 / max(sampling["temperature"], 0.01)})
 
 
-def test_check_of_a_server_with_a_defect(proxima, known, monkeypatch):
+def test_check_of_a_server_with_a_defect(proxima, tmp_path, monkeypatch):
     """The law that finds it, and the next one, which passes."""
-    tiny, folder = known
+    tiny = tiny_model()
+    folder = saved(tiny, tmp_path / "tiny")
     monkeypatch.setattr(live_check, "ENGINE_LAWS", [law for law in ENGINE_LAWS if law.name in ("greedy", "lengths")])
     with Inverse(tiny, FakeSglangOptions(context_length=256)) as server:
-        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--draws", "30")
+        code, out, _ = proxima("check", "sglang", f"url={server.url}", "--model", folder)
     assert code == 1 and re.search(r"FAILED   greedy: prompt \d: greedy tokens are \d\.\d+ nats below the best", out)
     assert "so evaluations are of another policy" in out and "passed   lengths" in out

@@ -69,7 +69,7 @@ def test_a_sound_engine_passes(law, loaded):
 
 
 def test_the_engines_that_take_weights_are_checked():
-    """Of `local_process`, tests/engine/test_local_process.py checks every law; servers, `proxima engine check`."""
+    """tests/engine/test_local_process.py checks `local_process`, tests/engine/http/test_engine_laws.py servers."""
     assert {kind for kind, spec in ENGINES.items() if spec.needs_weights} == {"local", "local_process"}
 
 

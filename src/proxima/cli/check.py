@@ -39,7 +39,7 @@ class CheckConfig:
 KIND = "a kind of `proxima list`, or package.module:Class, with its slot before it if need be; or a run folder"
 MODEL = (
     "of an engine: the model that it runs. Without it, an engine that holds weights in this process gets a tiny one; "
-    "another is compared with none, so laws that need one are skipped"
+    "a server needs it; any other is compared with none, so laws that need one are skipped"
 )
 
 

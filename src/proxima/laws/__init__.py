@@ -1,7 +1,7 @@
 """The laws that every spec of a slot must satisfy, for our tests and for `proxima check`.
 
     spec_check    every law of a spec; `LAWS`, the table of laws by slot
-    live_check    the laws of rewards, engines and running servers
+    live_check    the laws of rewards and engines
     law           the class of laws, and the search for the smallest counterexample
     batches       random batches with holes and garbage          needs_law    declared needs against tensors read
     first_laws    a call returns what its slot expects: if that fails, no other law is tried
@@ -9,7 +9,7 @@
     surrogate_laws     surrogates                        term_laws    corrections, penalties, aggregations
     outcome_laws  advantages, selections             distillation_laws    divergences from a teacher
     reward_laws   rewards                                         engine_laws    engines; sampling_laws: their draws
-    server_laws   servers of engines, one at a time            engine_case    the engine and model under test
+    engine_case   the engine and model under test
 
 A spec declares the laws that its method breaks on purpose (`exempt_laws`, which are run anyway: an exemption that no
 setting needs is a failure), and settings that switch on branches (`test_fields`); see `proxima.core.spec.Spec`. Cases
@@ -26,12 +26,12 @@ from proxima.data.kinds import lazy_imports
 
 if TYPE_CHECKING:
     from proxima.laws.law import Law, LawResult, Violation, check_law
-    from proxima.laws.live_check import check_engine, check_live_server, check_reward
+    from proxima.laws.live_check import check_engine, check_reward
     from proxima.laws.spec_check import LAWS, PROTOCOLS, check_spec, laws_of, variants_of
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
     "LAWS", "PROTOCOLS", "Law", "LawResult", "Violation",
-    "check_engine", "check_law", "check_live_server", "check_reward", "check_spec", "laws_of", "variants_of",
+    "check_engine", "check_law", "check_reward", "check_spec", "laws_of", "variants_of",
 ]  # fmt: skip

@@ -1,18 +1,17 @@
-"""Checks rewards, engines and running servers."""
+"""Checks rewards and engines, servers among them."""
 
 import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
 
+from proxima.data import UserError
+from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import EngineSetup
-from proxima.laws.bare_server import BareServer, NoTokenizer
 from proxima.laws.engine_case import EngineUnderTest, tiny_model
 from proxima.laws.engine_laws import ENGINE_LAWS
-from proxima.laws.law import Law, LawResult, check_law, check_laws, described, not_tried
+from proxima.laws.law import Law, LawResult, check_laws, described, not_tried
 from proxima.laws.reward_laws import REWARD_LAWS
-from proxima.laws.sampling_laws import SAMPLING_LAWS
-from proxima.laws.server_laws import CONTROL_LAWS, SERVER_LAWS
 from proxima.model.load import load
 from proxima.model.pretrained import load_tokenizer
 from proxima.reward.base import as_reward
@@ -36,7 +35,17 @@ def check_reward(spec: Any) -> Iterator[LawResult]:
 
 
 def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
-    """Check the laws of engines on a model; without a path, on a tiny one created on the fly."""
+    """Check the laws of engines on a model; without a path, on a tiny one created on the fly.
+
+    A server answers as in a run: it is asked for what it can do, and `versions` pushes the weights of the model to it.
+
+    Raises:
+        UserError: the engine is a server, and there is no model to compare with its own.
+    """
+    if model is None and isinstance(spec, ServerSettings):
+        raise UserError(
+            "a server is checked against its model", remedy="add --model FOLDER, with the weights that it serves"
+        )
     holds = bool(getattr(type(spec), "needs_weights", False))
     loaded = functools.cache(tiny_model if model is None else functools.partial(load, model))
     if holds or model is None:
@@ -45,32 +54,6 @@ def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
         setup = EngineSetup(model_path=model, tokenizer=load_tokenizer(model), load_weights=loaded)
     # An engine that holds no weights here and was given no model may return anything, so it is not compared.
     compared = loaded if holds or model is not None else None
-    yield from check_laws(ENGINE_LAWS, EngineUnderTest(spec, setup, compared, dtype=getattr(spec, "dtype", None)))
-
-
-OF_BARE_SERVERS = {"columns", "log_probs", "determinism", *(law.name for law in SAMPLING_LAWS)}
-
-
-def check_live_server(
-    server: BareServer, model: str | None = None, *, control: bool = False, draws: int = 3000
-) -> Iterator[LawResult]:
-    """Check the laws of servers on a running server.
-
-    Args:
-        model: folder with the weights that the server should have; None: laws that need them are skipped.
-        control: also pause the server and load the weights of `model`.
-        draws: the number of tokens drawn to compare their frequencies.
-    """
-    loaded = None if model is None else functools.cache(functools.partial(load, model))
-    setup = EngineSetup(
-        model_path=model or server.facts.model,
-        tokenizer=NoTokenizer() if model is None else load_tokenizer(model),
-        load_weights=loaded or tiny_model,
-        max_length=server.facts.max_length,
-    )
-    quantized = server.facts.quantization is not None
-    case = EngineUnderTest(server, setup, loaded, dtype=server.facts.dtype, quantized=quantized, draws=draws)
-    for law in (*SERVER_LAWS, *(law for law in ENGINE_LAWS if law.name in OF_BARE_SERVERS)):
-        yield check_law(law, case)
-    for law in CONTROL_LAWS:
-        yield check_law(law, case) if control else LawResult(law, "skipped", "it disturbs others: give --control")
+    quantized = getattr(spec, "quantization", None) is not None
+    case = EngineUnderTest(spec, setup, compared, dtype=getattr(spec, "dtype", None), quantized=quantized)
+    yield from check_laws(ENGINE_LAWS, case)

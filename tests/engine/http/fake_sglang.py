@@ -25,7 +25,6 @@ class FakeSglangOptions:
 
     incremental: bool = False  # messages have what is new, and no whole answers again
     return_original_logprob: bool = False  # SGLANG_RETURN_ORIGINAL_LOGPROB
-    processed: bool = False  # log-probs after truncation: no SGLang does, other servers do
     enable_deterministic_inference: bool = False
     preferred_sampling_params: dict = field(default_factory=dict)
     context_length: int = 512
@@ -307,8 +306,6 @@ class FakeSglang(SmallHttpServer):
     def log_prob_of(self, logits, token, sampling):
         """What is reported: before truncation; at the temperature, or (an option of the server) without it."""
         temperature = sampling.get("temperature", 1.0)
-        if self.options.processed and temperature >= 1e-6:
-            return float(self.probabilities(logits, sampling)[token].log())
         raw = self.options.return_original_logprob or temperature < 1e-6
         return float(torch.log_softmax(logits / (1.0 if raw else temperature), -1)[token])
 

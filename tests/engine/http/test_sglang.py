@@ -1,5 +1,4 @@
-"""The dialect of SGLang, over a fake of its protocol. Its stop tokens, seeds and versions are laws of servers:
-see tests/laws/test_server_laws.py."""
+"""The dialect of SGLang, over a fake of its protocol."""
 
 import asyncio
 import copy
@@ -72,9 +71,9 @@ def tokens_of(chunks):
     return np.concatenate([chunk.tokens for chunk in chunks])
 
 
-def request(id="a", *, prompt=PROMPT, stop_tokens=(), chunk_tokens=1, **sampling):
-    chosen = Sampling(**({"max_tokens": 8} | sampling))
-    return TokenRequest(id=id, tokens=prompt, sampling=chosen, stop_tokens=stop_tokens, chunk_tokens=chunk_tokens)
+def request(id="a", *, prompt=PROMPT, stop_tokens=(), seed=None, chunk_tokens=1, **sampling):
+    chosen, more = Sampling(**({"max_tokens": 8} | sampling)), {"stop_tokens": stop_tokens, "seed": seed}
+    return TokenRequest(id=id, tokens=prompt, sampling=chosen, chunk_tokens=chunk_tokens, **more)
 
 
 def forward(tiny, tokens, temperature=1.0):
@@ -134,6 +133,20 @@ async def test_every_field_of_the_sampling_is_sent(tiny):
         sent = [call.body["sampling_params"] for call in talk.server.calls if call.path == "/generate"]
     assert tokens_of(outcome).tolist() == tokens_of(expected).tolist() and len(tokens_of(outcome)) == 8
     assert all(set(defaults) <= set(entry) for entry in sent)
+
+
+async def test_a_completion_ends_with_its_stop_token(tiny):
+    async with fake(tiny) as talk:
+        free = tokens_of(await talk.whole(request(temperature=0.0))).tolist()
+        at = next(i for i in range(1, 8) if free[i] not in free[:i])
+        chunks = await talk.whole(request("b", temperature=0.0, stop_tokens=(free[at],)))
+    assert tokens_of(chunks).tolist() == free[: at + 1] and chunks[-1].finish_reason == "stop"
+
+
+async def test_a_seed_repeats_a_completion(tiny):
+    async with fake(tiny, enable_deterministic_inference=True) as talk:
+        drawn = [tokens_of(await talk.whole(request(f"n{i}", seed=seed))).tolist() for i, seed in enumerate((9, 9, 10))]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 async def test_a_stop_at_a_token_that_ends_nothing_here_is_refused(tiny):
@@ -206,6 +219,20 @@ async def test_a_flush_that_fails_is_an_error(tiny):
         await task
         await talk.reset_prefix_cache(running=False)
         assert not talk.server.prefixes
+
+
+class ForgetsTheVersion(FakeSglang):
+    async def update_weights_from_disk(self, body):
+        return await super().update_weights_from_disk(body | {"weight_version": None})
+
+
+async def test_weights_that_were_loaded_under_another_name_are_an_error(tiny, other):
+    with ForgetsTheVersion(tiny, FakeSglangOptions()) as server:
+        client = ServerClient(Address(server.url), seconds=LONG)
+        dialect, facts = await detect_server(client)
+        with pytest.raises(ServerError, match="its weights are called 'default' after 'run-1' was loaded"):
+            await dialect.load_weights(client, facts, handover(other))
+        await client.close()
 
 
 async def test_weights_that_do_not_load_are_an_error(tiny, tmp_path):

@@ -1,14 +1,12 @@
-"""Engines that are servers: install one, start one for a recipe, query its capabilities, check it.
+"""Engines that are servers: install one, start one for a recipe, query its capabilities.
 
 proxima engine install vllm                               # into .venv-vllm, a dedicated environment
 proxima engine serve quickstart engine=vllm               # start a server for a recipe; Ctrl-C stops it
-proxima engine probe http://127.0.0.1:8000                # the capabilities of a server
-proxima engine check http://127.0.0.1:8000 --model MODEL  # test that it behaves correctly"""
+proxima engine probe http://127.0.0.1:8000                # the capabilities of a server"""
 
-from proxima.cli.engine.check_action import check_server
 from proxima.cli.engine.install_action import install_server
 from proxima.cli.engine.probe_action import probe_server
 from proxima.cli.engine.serve_action import serve_recipe
 from proxima.cli.parameters import Actions
 
-COMMAND = Actions({"install": install_server, "serve": serve_recipe, "probe": probe_server, "check": check_server})
+COMMAND = Actions({"install": install_server, "serve": serve_recipe, "probe": probe_server})

@@ -46,7 +46,7 @@ class ServerFacts:
             earlier tokens too.
         batch_invariant: a completion with a seed does not depend on the other running requests.
         sleeps: it can release its devices and take them again; see `Dialect.sleep`.
-        more: further facts, shown by `proxima engine check`, one line each.
+        more: further facts, shown by `proxima engine probe`, one line each.
     """
 
     server: str
