@@ -1,16 +1,17 @@
 """The band of a surrogate: the quantity that it measures for a token, its bounds, and its decision in words.
 
-Each surrogate has a method `band` beside its loss, from the same quantities; the tests compare what both keep. Training
-does not load this module.
+Each surrogate has a method `band` beside its loss, from the same quantities; the tests compare what both keep.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from proxima.core.ratio import Centre
 from proxima.data import PolicyBatch
 
 FEWEST_DIGITS, MOST_DIGITS = 3, 9  # significant digits in a sentence; more only where two numbers would read the same
@@ -25,12 +26,13 @@ class Band:
         title: the title of the plot, such as `weighted divergence and its threshold`.
         value: the measured quantity; NaN where there is none. lower, upper: the bounds for the token; infinite where it
             is not bounded, as when its update moves it back.
-        names: the column names of value, lower and upper; empty: not drawn.
+        name: the column name of the value; empty: not drawn.
         columns: further columns to draw, by name: the bounds regardless of direction, the prefix.
         chosen: the tokens that the whole batch selected; None: no such rule. chosen_words says what that means.
         verdict: the word for a token out of the band: `masked`, or `clipped` where it stays in the loss with a bounded
             value.
-        cause: for a token out of the band, what the comparison leaves out. free: why a token is not bounded.
+        cause: for a token out of the band, what the comparison leaves out.
+        free: why a token is not bounded; by default because no token is dropped, with what is drawn of it.
         note: a remark on what the band does not show.
     """
 
@@ -39,14 +41,40 @@ class Band:
     lower: Tensor
     upper: Tensor
     loss_mask: Tensor
-    names: tuple[str, str, str] = ("", "", "")
+    name: str = ""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     chosen: Tensor | None = None
     chosen_words: str = ""
     verdict: str = "masked"
     cause: Words = lambda token: ""
-    free: Words = lambda token: "nothing bounds it"
+    free: Words | None = None
     note: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        b: PolicyBatch,
+        title: str,
+        name: str,
+        value: Tensor | float,
+        *,
+        lower: Tensor | float = -math.inf,
+        upper: Tensor | float = math.inf,
+        columns: Mapping[str, Tensor | float] | None = None,
+        **words: Any,
+    ) -> "Band":
+        """The band from values of the loss tokens, [N] or one number for all; `words` are the other fields."""
+        curves = {column: each_token(b, values) for column, values in (columns or {}).items()}
+        return cls(
+            title=title,
+            name=name,
+            value=each_token(b, value),
+            lower=each_token(b, lower),
+            upper=each_token(b, upper),
+            loss_mask=b.loss_mask,
+            columns=curves,
+            **words,
+        )
 
     @property
     def keep(self) -> Tensor:
@@ -56,8 +84,7 @@ class Band:
 
     def drawn(self) -> dict[str, Tensor]:
         """The columns of the band, by name."""
-        curves = zip(self.names, (self.value, self.lower, self.upper), strict=True)
-        return {name: values for name, values in curves if name} | dict(self.columns)
+        return ({self.name: self.value} if self.name else {}) | dict(self.columns)
 
     def reason(self, token: int) -> str:
         """Why the surrogate kept or dropped it: `masked: 0.21 > 0.18 because …`."""
@@ -70,7 +97,8 @@ class Band:
             left, right = told(value, upper if value > upper else lower)
             return f"{self.verdict}: {left} {'>' if value > upper else '<'} {right}{self.cause(token)}"
         if math.isinf(lower) and math.isinf(upper):
-            return f"kept: {self.free(token)}"
+            drawn = ", ".join(f"{name} {float(values[token]):.3g}" for name, values in self.drawn().items())
+            return f"kept: {self.free(token) if self.free else f'no token is dropped; {drawn}'}"
         left = f"{told(lower, value)[0]} <= " if math.isfinite(lower) else ""
         right = f" <= {told(upper, value)[0]}" if math.isfinite(upper) else ""
         return f"kept: {left}{told(value, upper if math.isfinite(upper) else lower)[0]}{right}"
@@ -85,32 +113,17 @@ def told(value: float, other: float) -> tuple[str, str]:
     return repr(value), repr(other)
 
 
-def no_bounds(b: PolicyBatch) -> tuple[Tensor, Tensor]:
-    """[N] each: minus and plus infinity."""
-    return constant(b, -math.inf), constant(b, math.inf)
+def each_token(b: PolicyBatch, values: Tensor | float) -> Tensor:
+    """[N] a number for each token, or the values, NaN outside the loss."""
+    if isinstance(values, Tensor):
+        return torch.where(b.loss_mask, values.detach(), torch.nan)
+    return torch.full_like(b.log_prob.detach(), values)
 
 
-def in_loss(b: PolicyBatch, values: Tensor) -> Tensor:
-    """[N] the values, NaN outside the loss."""
-    return torch.where(b.loss_mask, values.detach(), torch.nan)
-
-
-def constant(b: PolicyBatch, value: float) -> Tensor:
-    """[N] the same value for each token."""
-    return torch.full_like(b.log_prob.detach(), value)
-
-
-def weighing_band(b: PolicyBatch, title: str, names: Mapping[str, Tensor], words: Words) -> Band:
-    """The band of a surrogate that drops no token; the first of the `names` is what it measures."""
-    lower, upper = no_bounds(b)
-    (name, value), *more = names.items()
-    return Band(
-        title=title,
-        value=in_loss(b, value),
-        lower=lower,
-        upper=upper,
-        loss_mask=b.loss_mask,
-        names=(name, "", ""),
-        columns={other: in_loss(b, values) for other, values in more},
-        free=words,
-    )
+def returning(b: PolicyBatch, centre: Centre, token: int) -> str:
+    """Say why a token of `returns_to` is kept whatever its divergence is."""
+    name = "μ" if centre == "behavior" else "π_prox"
+    if float(b.masked("advantage")[token]) == 0:
+        return "the advantage is 0, so it has no gradient"
+    moved = float(b.masked("log_prob")[token]) - float(b.masked(f"{centre}_log_prob")[token])
+    return f"the update moves it back towards {name}" if moved else f"π is {name} here"

@@ -51,3 +51,10 @@ def ratio_loss(b: PolicyBatch, keep: Tensor, cap: float | None) -> Tensor:
     ratio, advantage = masked_ratio(b), b.masked("advantage")
     loss = -advantage * ratio if cap is None else -advantage * ratio.detach().clamp(max=cap) * b.masked("log_prob")
     return torch.where(keep, loss, 0.0)
+
+
+def returns_to(b: PolicyBatch, centre: Centre) -> Tensor:
+    """[N] bool: the update of this token does not move π away from the centre: A (π − centre) ≤ 0. True outside the
+    loss."""
+    log_ratio = b.masked("log_prob").detach() - b.masked(f"{centre}_log_prob")
+    return b.masked("advantage") * log_ratio.sign() <= 0

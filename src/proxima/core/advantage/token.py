@@ -5,47 +5,18 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from proxima.core.advantage.protocol import TokenAdvantage, TokenRewards, required
-from proxima.core.padded_blocks import prefix_sums, suffix_sums
+from proxima.core.padded_rows import PaddedRows, prefix_sums, suffix_sums
 from proxima.core.segment import segment_index
 from proxima.data import check_choices, require
 
 
-@dataclass(frozen=True)
-class _PaddedTokens:
-    """Loss tokens only, as rows [S, T] right-padded with 0: one sum over T columns serves all sequences at once."""
-
-    inside: Tensor
-    row: Tensor
-    column: Tensor
-    tokens: Tensor
-
-    @classmethod
-    def of(cls, mask: Tensor, cu_seqlens: Tensor) -> "_PaddedTokens":
-        tokens = mask.nonzero().flatten()
-        row = segment_index(cu_seqlens, len(mask))[tokens]
-        count = torch.bincount(row, minlength=len(cu_seqlens) - 1)
-        column = torch.arange(len(tokens), device=mask.device) - (count.cumsum(0) - count)[row]
-        width = int(count.max()) if len(count) else 0
-        inside = torch.arange(width, device=mask.device) < count[:, None]
-        return cls(inside, row, column, tokens)
-
-    def padded(self, values: Tensor) -> Tensor:
-        out = torch.zeros(self.inside.shape, dtype=torch.float64, device=values.device)
-        out[self.row, self.column] = values[self.tokens].double()
-        return out
-
-    def packed(self, rows: Tensor, like: Tensor) -> Tensor:
-        out = torch.zeros_like(like)
-        out[self.tokens] = rows[self.row, self.column].to(like.dtype)
-        return out
-
-
 def reward_to_go(rewards: TokenRewards, gamma: float = 1.0) -> Tensor:
     """[N] G_t = Σ_{k ≥ t} γ^{k−t} r_k over the loss tokens of the sequence; 0 outside the loss."""
-    rows = _PaddedTokens.of(rewards.loss_mask, rewards.cu_seqlens)
-    return rows.packed(suffix_sums(rows.padded(rewards.reward), gamma), rewards.reward)
+    rows = PaddedRows.of(rewards.loss_mask, rewards.cu_seqlens)
+    return rows.packed(suffix_sums(rows.padded(rewards.reward.double()), gamma), rewards.reward)
 
 
 EpsilonPlace = Literal["inside", "outside"]  # of the square root
@@ -141,14 +112,14 @@ class Gae(TokenAdvantage):
         return self._raw(rewards) + torch.where(rewards.loss_mask, required(self, "value", rewards.value), zero)
 
     def _raw(self, rewards: TokenRewards) -> Tensor:
-        rows = _PaddedTokens.of(rewards.loss_mask, rewards.cu_seqlens)
-        value = rows.padded(required(self, "value", rewards.value).detach())
-        after = torch.cat([value[:, 1:], value[:, :1] * 0], dim=1) if value.shape[1] else value
-        if rewards.bootstrap is not None and value.shape[1]:
-            count = rows.inside.sum(1)
+        rows = PaddedRows.of(rewards.loss_mask, rewards.cu_seqlens)
+        value = rows.padded(required(self, "value", rewards.value).detach().double())
+        after = pad(value[:, 1:], (0, 1))
+        if rewards.bootstrap is not None:
+            count = rows.count[:, 0]
             some = count > 0
             after[some, count[some] - 1] = rewards.bootstrap[some].double()
-        delta = rows.padded(rewards.reward) + self.gamma * after - value
+        delta = rows.padded(rewards.reward.double()) + self.gamma * after - value
         return rows.packed(suffix_sums(delta, self.gamma * self.lam), rewards.reward)
 
 
@@ -200,10 +171,10 @@ class OptimalTokenBaseline(TokenAdvantage):
         require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
 
     def __call__(self, rewards: TokenRewards) -> Tensor:
-        rows = _PaddedTokens.of(rewards.loss_mask, rewards.cu_seqlens)
+        rows = PaddedRows.of(rewards.loss_mask, rewards.cu_seqlens)
         label, index = torch.unique(required(self, "group", rewards.group), return_inverse=True)
-        returns = suffix_sums(rows.padded(rewards.reward))
-        variance = required(self, "score_variance", rewards.score_variance).detach()
+        returns = suffix_sums(rows.padded(rewards.reward.double()))
+        variance = required(self, "score_variance", rewards.score_variance).detach().double()
         energy = prefix_sums(rows.padded(variance)) * rows.inside
         zeros = returns.new_zeros(len(label), returns.shape[1])
         above, below, running = (zeros.index_add(0, index, x) for x in (returns * energy, energy, rows.inside.double()))

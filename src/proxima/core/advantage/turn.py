@@ -8,7 +8,7 @@ from torch import Tensor
 
 from proxima.core.advantage.group import Grpo, Rloo
 from proxima.core.advantage.protocol import TokenAdvantage, TokenRewards, required
-from proxima.core.padded_blocks import suffix_sums
+from proxima.core.padded_rows import suffix_sums
 from proxima.core.segment import segment_index
 from proxima.data import Outcomes, check_choices, require
 

@@ -3,18 +3,16 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from proxima.core.band import Band
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import either, masked_log_ratio, masked_ratio, sequence_advantage
 from proxima.data import PolicyBatch, check_choices, require
-
-if TYPE_CHECKING:
-    from proxima.core.band import Band
 
 
 def check_clip(epsilon_low: float, epsilon_high: float, dual_clip: float | None = None) -> None:
@@ -51,10 +49,8 @@ def clip_bounds(ratio: Tensor, advantage: Tensor, low: float, high: float, dual:
 
 def clip_band(
     b: PolicyBatch, ratio: Tensor, advantage: Tensor, title: str, low: float, high: float, dual: float | None = None
-) -> "Band":
+) -> Band:
     """The band of a clip of the ratio [N]."""
-    from proxima.core.band import Band, constant, in_loss
-
     lower, upper = clip_bounds(ratio, advantage, low, high, dual)
 
     def cause(token: int) -> str:
@@ -66,18 +62,8 @@ def clip_band(
     def free(token: int) -> str:
         return "the advantage is 0, so it has no gradient" if float(advantage[token]) == 0 else "nothing bounds it"
 
-    bounds = {"lower": constant(b, 1 - low), "upper": constant(b, 1 + high)}
-    return Band(
-        title=title,
-        value=in_loss(b, ratio),
-        lower=lower,
-        upper=upper,
-        loss_mask=b.loss_mask,
-        names=("ratio", "", ""),
-        columns=bounds if dual is None else bounds | {"dual": constant(b, dual)},
-        cause=cause,
-        free=free,
-    )
+    bounds = {"lower": 1 - low, "upper": 1 + high} | ({} if dual is None else {"dual": dual})
+    return Band.of(b, title, "ratio", ratio, lower=lower, upper=upper, columns=bounds, cause=cause, free=free)
 
 
 @dataclass(frozen=True)
@@ -115,7 +101,7 @@ class PpoClip(Surrogate):
         bounds = (self.epsilon_low, self.epsilon_high, self.dual_clip)
         return TokenLoss(*clipped(masked_ratio(b), b.masked("advantage"), b.loss_mask, *bounds))
 
-    def band(self, b: PolicyBatch) -> "Band":
+    def band(self, b: PolicyBatch) -> Band:
         title, bounds = "ratio π/π_prox and its clip range", (self.epsilon_low, self.epsilon_high, self.dual_clip)
         return clip_band(b, masked_ratio(b), b.masked("advantage"), title, *bounds)
 
@@ -174,7 +160,7 @@ class Gspo(Surrogate):
         log_ratio = masked_log_ratio(b)
         return ratio.detach() * (log_ratio - log_ratio.detach()).exp(), b.masked("advantage")
 
-    def band(self, b: PolicyBatch) -> "Band":
+    def band(self, b: PolicyBatch) -> Band:
         ratio, advantage = self.measured(b)
         title = "geometric mean of the sequence's ratios and its clip range"
         return clip_band(b, ratio, advantage, title, self.epsilon_low, self.epsilon_high, self.dual_clip)
@@ -217,16 +203,5 @@ class Reinforce(Surrogate):
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         return TokenLoss(-b.masked("advantage") * b.masked("log_prob"), b.loss_mask, {})
 
-    def band(self, b: PolicyBatch) -> "Band":
-        from proxima.core.band import Band, constant, no_bounds
-
-        lower, upper = no_bounds(b)
-        words = "this surrogate has no bound"
-        return Band(
-            title="no band",
-            value=constant(b, math.nan),
-            lower=lower,
-            upper=upper,
-            loss_mask=b.loss_mask,
-            free=lambda token: words,
-        )
+    def band(self, b: PolicyBatch) -> Band:
+        return Band.of(b, "no band", "", math.nan, free=lambda token: "this surrogate has no bound")

@@ -1,22 +1,19 @@
 """Cumulative prefix-divergence policy optimization: the drift of earlier tokens reduces the bound on later ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from proxima.core.divergence import DIVERGENCES, divergence, divergence_needs
+from proxima.core.band import Band, returning, told
+from proxima.core.divergence import divergence, divergence_needs
 from proxima.core.loss import Surrogate, TokenLoss
-from proxima.core.metrics import SumCount
-from proxima.core.padded_blocks import PaddedBlock, clamped_quantile, map_padded, prefix_sums
-from proxima.core.ratio import Centre, ratio_loss
-from proxima.core.segment import segment_count
+from proxima.core.metrics import Metrics, SumCount
+from proxima.core.padded_rows import PaddedRows, prefix_sums
+from proxima.core.ratio import Centre, ratio_loss, returns_to
 from proxima.data import PolicyBatch, check_choices, require
-
-if TYPE_CHECKING:
-    from proxima.core.band import Band
 
 
 @dataclass(frozen=True)
@@ -77,80 +74,50 @@ class Cppo(Surrogate):
         check_choices(self)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        keep, spends = self.masks(b)
-        return TokenLoss(ratio_loss(b, keep, None), keep, {"prefix_spend": SumCount.over(spends, b.loss_mask)})
+        weighted, spent, granted = self.prefixes(b)
+        allowed = self.allowed(spent, granted)
+        keep = b.loss_mask & (returns_to(b, self.centre) | (weighted <= allowed))
+        metrics: Metrics = {"prefix_spend": SumCount.over(allowed < self.delta, b.loss_mask)}
+        return TokenLoss(ratio_loss(b, keep, None), keep, metrics)
 
-    @torch.no_grad()
-    def masks(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
-        """[N] bool each: the loss tokens that are kept, and those for which the prefix term is the smaller one. Besides
-        the results, it needs only the memory of one block."""
-        sampled = _SampledTokens.of(b)
-        assert b.advantage is not None
-
-        def decide(block: PaddedBlock, here: Tensor, there: Tensor, advantage: Tensor, *far: Tensor) -> Tensor:
-            weighted, allowed = self._threshold(block, far[0] if far else DIVERGENCES[self.divergence](there, here))
-            keep = (weighted <= allowed) | (advantage * (here - there).sign() <= 0)
-            return keep.to(torch.uint8).add_((allowed < self.delta).to(torch.uint8), alpha=2)
-
-        log_probs = [sampled.of_batch(x).detach() for x in (b.log_prob, self._centre(b))]
-        packed = [*log_probs, sampled.of_batch(b.advantage), *self._far_packed(b, sampled)]
-        bits = sampled.spread(map_padded(decide, *sampled.rows, *packed, dtype=torch.uint8), 0)
-        return b.loss_mask & (bits & 1).bool(), b.loss_mask & (bits > 1)
-
-    @torch.no_grad()
     def threshold(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
         """Z_t and c_t, [N] each, detached: the weighted divergence and its bound; 0 and delta where not sampled."""
-        sampled = _SampledTokens.of(b)
-        far = sampled.of_batch(divergence(b, self.divergence, self.centre))
-        weighted, allowed = (
-            map_padded(lambda block, far, i=i: self._threshold(block, far)[i], *sampled.rows, far, dtype=far.dtype)
-            for i in (0, 1)
-        )
-        return sampled.spread(weighted, 0.0), sampled.spread(allowed, self.delta)
+        weighted, spent, granted = self.prefixes(b)
+        return weighted, self.allowed(spent, granted)
 
-    def _centre(self, b: PolicyBatch) -> Tensor:
-        centre = b.behavior_log_prob if self.centre == "behavior" else b.proximal_log_prob
-        assert centre is not None
-        return centre.to(b.log_prob.dtype)
+    def allowed(self, spent: Tensor, granted: Tensor) -> Tensor:
+        """c_t from what the prefix has spent and was granted."""
+        return self.delta + (granted - spent).clamp(max=0)
 
-    def _far_packed(self, b: PolicyBatch, sampled: "_SampledTokens") -> list[Tensor]:
-        """The divergence of every token, if two log-probs are not enough to compute it."""
-        if not self.divergence.startswith("topk"):
-            return []
-        return [sampled.of_batch(divergence(b, self.divergence, self.centre))]
-
-    def _threshold(self, block: PaddedBlock, far: Tensor) -> tuple[Tensor, Tensor]:
-        """Z and c of the rows [s, T] of a block. Prefix sums stay in their row, so no precision is lost to others."""
-        if block.inside is not None:
-            far = torch.where(block.inside, far, 0.0)
-        before = torch.arange(block.width, dtype=far.dtype, device=far.device)
-        slope = (1 - self.w_min) / (block.count - 1).clamp(min=1).to(far.dtype)[:, None]
-        even = block.inside is None  # rows of one length share their weights
-        slope = slope[:1] if even else slope
+    @torch.no_grad()
+    def prefixes(self, b: PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Z_t, S_{t-1} and budget W_{t-1}, [N] each: the weighted divergence of a token, and what its prefix has spent
+        and was granted; 0 where not sampled. Sums stay in their row, so no precision is lost to others."""
+        assert b.sampled is not None
+        rows = PaddedRows.of(b.sampled, b.cu_seqlens, b.counts.sampled)
+        measured = divergence(b, self.divergence, self.centre)
+        far = rows.padded(measured)
+        before = torch.arange(rows.width, dtype=far.dtype, device=far.device)
+        slope = (1 - self.w_min) / (rows.count - 1).clamp(min=1).to(far.dtype)
         weight = 1 - slope * before
         if self.single_token == "w_min":
-            weight = torch.where((block.count[:1] if even else block.count)[:, None] == 1, self.w_min, weight)
+            weight = torch.where(rows.count == 1, self.w_min, weight)
         weighted = far * weight
-        allowed = prefix_sums(weighted).sub_(weighted)  # S, what the tokens before have spent
+        spent = prefix_sums(weighted) - weighted
         prior_weight = before - slope * (before * (before - 1) / 2)  # W, the sum of an arithmetic sequence
-        granted = self._budget(block, far)[:, None] * prior_weight[:, 1:]  # from the second token on: no inf · 0
-        allowed[:, 1:].neg_().add_(granted)
-        allowed[:, 0] = 0
-        return weighted, allowed.clamp_(max=0).add_(self.delta)
+        granted = torch.where(before > 0, self._budget(rows, far) * prior_weight, 0.0)  # no inf · 0
+        weighted, spent, granted = (rows.packed(values, measured) for values in (weighted, spent, granted))
+        return weighted, spent, granted
 
-    def _budget(self, block: PaddedBlock, far: Tensor) -> Tensor:
-        """[s]: the drift allowed per token of the prefix, by sequence."""
+    def _budget(self, rows: PaddedRows, far: Tensor) -> Tensor | float:
+        """[S, 1]: the drift allowed per token of the prefix, by sequence."""
         if self.budget == "static" or self.delta_b == float("inf"):
-            return far.new_full((len(far),), self.delta_b)
-        return clamped_quantile(far, block, 0.9, self.delta_b, 2 * self.delta_b)
+            return self.delta_b
+        return rows.quantile(far, 0.9).clamp(self.delta_b, 2 * self.delta_b).to(far.dtype)
 
-    def band(self, b: PolicyBatch) -> "Band":
-        from proxima.core.band import Band, no_bounds, told
-        from proxima.core.surrogate.dppo import returning, returns_to
-
-        weighted, threshold = self.threshold(b)
-        spent, granted = self._prefix(b)
-        lower, unbounded = no_bounds(b)
+    def band(self, b: PolicyBatch) -> Band:
+        weighted, spent, granted = self.prefixes(b)
+        threshold = self.allowed(spent, granted)
 
         def cause(token: int) -> str:
             if float(threshold[token]) >= self.delta:
@@ -161,62 +128,12 @@ class Cppo(Surrogate):
         assert b.sampled is not None
         return Band(
             title="weighted divergence Z, its threshold c, and the budget of the prefix",
+            name="weighted_divergence",
             value=torch.where(b.sampled, weighted, torch.nan),
-            lower=lower,
-            upper=torch.where(returns_to(b, self.centre), unbounded, threshold),
+            lower=torch.full_like(weighted, -torch.inf),
+            upper=torch.where(returns_to(b, self.centre), torch.inf, threshold),
             loss_mask=b.loss_mask,
-            names=("weighted_divergence", "", ""),
             columns={"threshold": threshold, "prefix_spent": spent, "prefix_budget": granted},
             cause=cause,
             free=lambda token: returning(b, self.centre, token),
         )
-
-    def _prefix(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
-        """S_{t-1} and budget W_{t-1}, [N] each: the divergence that the prefix of a token has spent, and was granted; 0
-        where not sampled."""
-        sampled = _SampledTokens.of(b)
-        far = sampled.of_batch(divergence(b, self.divergence, self.centre))
-
-        def spent(block: PaddedBlock, rows: Tensor) -> Tensor:
-            weighted, _ = self._threshold(block, rows)
-            return prefix_sums(weighted) - weighted
-
-        def granted(block: PaddedBlock, rows: Tensor) -> Tensor:
-            weight, _ = self._threshold(block, torch.ones_like(rows))  # of a divergence of 1
-            inside = rows if block.inside is None else torch.where(block.inside, rows, 0.0)
-            prior = prefix_sums(weight) - weight
-            return torch.where(prior > 0, self._budget(block, inside)[:, None] * prior, 0.0)  # no inf · 0
-
-        both = [map_padded(part, *sampled.rows, far, dtype=far.dtype) for part in (spent, granted)]
-        return sampled.spread(both[0], 0.0), sampled.spread(both[1], 0.0)
-
-
-@dataclass(frozen=True)
-class _SampledTokens:
-    """The sampled tokens on their own packed axis: tool tokens have no position and spend no budget."""
-
-    positions: Tensor | None  # [n] int64 on the batch's axis; None if every token is sampled
-    rows: tuple[Tensor, Sequence[int]]  # `cu_seqlens` of this axis, and the lengths on the host
-    tokens: int
-
-    @classmethod
-    def of(cls, b: PolicyBatch) -> "_SampledTokens":
-        lengths = b.counts.sampled
-        if lengths == b.counts.tokens:
-            return cls(None, (b.cu_seqlens, lengths), len(b))
-        assert b.sampled is not None
-        count = segment_count(b.sampled, b.cu_seqlens)
-        positions = torch.nonzero_static(b.sampled, size=sum(lengths)).flatten()
-        return cls(positions, (torch.cat([count.new_zeros(1), count.cumsum(0)]), lengths), len(b))
-
-    def of_batch(self, values: Tensor) -> Tensor:
-        """[N] → [n]."""
-        return values if self.positions is None else values[self.positions]
-
-    def spread(self, values: Tensor, fill: float) -> Tensor:
-        """[n] → [N], `fill` at the tokens that were not sampled."""
-        if self.positions is None:
-            return values
-        out = torch.full((self.tokens,), fill, dtype=values.dtype, device=values.device)
-        out[self.positions] = values
-        return out

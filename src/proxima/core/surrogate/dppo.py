@@ -2,34 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from proxima.core.band import Band, returning
 from proxima.core.divergence import divergence, divergence_needs
 from proxima.core.loss import Surrogate, TokenLoss
-from proxima.core.ratio import Centre, either, ratio_loss
+from proxima.core.ratio import Centre, either, ratio_loss, returns_to
 from proxima.data import PolicyBatch, require
-
-if TYPE_CHECKING:
-    from proxima.core.band import Band
-
-
-def returns_to(b: PolicyBatch, centre: Centre) -> Tensor:
-    """[N] bool: the update of this token does not move π away from the centre: A (π − centre) ≤ 0. True outside the
-    loss."""
-    log_ratio = b.masked("log_prob").detach() - b.masked(f"{centre}_log_prob")
-    return b.masked("advantage") * log_ratio.sign() <= 0
-
-
-def returning(b: PolicyBatch, centre: Centre, token: int) -> str:
-    """Say why a token of `returns_to` is kept whatever its divergence is."""
-    name = "μ" if centre == "behavior" else "π_prox"
-    if float(b.masked("advantage")[token]) == 0:
-        return "the advantage is 0, so it has no gradient"
-    moved = float(b.masked("log_prob")[token]) - float(b.masked(f"{centre}_log_prob")[token])
-    return f"the update moves it back towards {name}" if moved else f"π is {name} here"
 
 
 @dataclass(frozen=True)
@@ -94,18 +76,14 @@ class Dppo(Surrogate):
         low = self.delta if self.delta_low is None else self.delta_low
         return far, either(b.masked("advantage") < 0, low, self.delta, far)
 
-    def band(self, b: PolicyBatch) -> "Band":
-        from proxima.core.band import Band, in_loss, no_bounds
-
+    def band(self, b: PolicyBatch) -> Band:
         far, threshold = self.threshold(b)
-        lower, unbounded = no_bounds(b)
-        return Band(
-            title=f"divergence ({self.divergence}) and its threshold",
-            value=in_loss(b, far),
-            lower=lower,
-            upper=torch.where(returns_to(b, self.centre), unbounded, threshold),
-            loss_mask=b.loss_mask,
-            names=("divergence_measured", "", ""),
+        return Band.of(
+            b,
+            f"divergence ({self.divergence}) and its threshold",
+            "divergence_measured",
+            far,
+            upper=torch.where(returns_to(b, self.centre), torch.inf, threshold),
             columns={"threshold": threshold},
             cause=lambda token: ", the threshold of a token",
             free=lambda token: returning(b, self.centre, token),

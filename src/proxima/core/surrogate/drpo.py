@@ -2,18 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from proxima.core.band import Band
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
 from proxima.core.ratio import masked_ratio
 from proxima.data import PolicyBatch, require
-
-if TYPE_CHECKING:
-    from proxima.core.band import Band
 
 
 def _pulled(b: PolicyBatch, probability: Tensor | float, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -23,20 +21,12 @@ def _pulled(b: PolicyBatch, probability: Tensor | float, epsilon: float) -> tupl
     return pull - advantage * ratio, pull
 
 
-def _pull_band(b: PolicyBatch, name: str, far: Tensor, epsilon: float) -> "Band":
+def _pull_band(b: PolicyBatch, name: str, far: Tensor, epsilon: float) -> Band:
     """The band of a pull that cancels the gradient of a token moving away at distance `epsilon`, and reverses it
     beyond."""
-    from proxima.core.band import constant, weighing_band
-
     left = 1 - torch.sign(b.masked("advantage") * (masked_ratio(b) - 1)) * far / epsilon
-    return weighing_band(
-        b,
-        f"{name} and the distance at which the pull takes the gradient",
-        {name: far, "pull_distance": constant(b, epsilon), "gradient_left": left},
-        lambda t: (
-            f"no token is dropped; at {float(far[t]):.3g} of {epsilon:.3g} the pull leaves {float(left[t]):.3g} of A r"
-        ),
-    )
+    title = f"{name} and the distance at which the pull takes the gradient"
+    return Band.of(b, title, name, far, columns={"pull_distance": epsilon, "gradient_left": left})
 
 
 @dataclass(frozen=True)
@@ -71,7 +61,7 @@ class Drpo(Surrogate):
         loss, pull = _pulled(b, b.masked("behavior_log_prob").exp(), self.epsilon)
         return TokenLoss(loss, b.loss_mask, {"drpo_pull": SumCount.over(pull, b.loss_mask)})
 
-    def band(self, b: PolicyBatch) -> "Band":
+    def band(self, b: PolicyBatch) -> Band:
         far = b.masked("behavior_log_prob").exp() * (masked_ratio(b) - 1).abs()
         return _pull_band(b, "distance_from_behavior", far, self.epsilon)
 
@@ -100,5 +90,5 @@ class Spo(Surrogate):
         loss, pull = _pulled(b, 1.0, self.epsilon)
         return TokenLoss(loss, b.loss_mask, {"spo_pull": SumCount.over(pull, b.loss_mask)})
 
-    def band(self, b: PolicyBatch) -> "Band":
+    def band(self, b: PolicyBatch) -> Band:
         return _pull_band(b, "distance_of_ratio", (masked_ratio(b) - 1).abs(), self.epsilon)

@@ -3,18 +3,16 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from proxima.core.band import Band
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
 from proxima.core.ratio import LOG_RATIO_LIMIT, either, masked_log_ratio, spread
 from proxima.core.segment import segment_sum
 from proxima.data import PolicyBatch, require
-
-if TYPE_CHECKING:
-    from proxima.core.band import Band
 
 
 @dataclass(frozen=True)
@@ -74,18 +72,15 @@ class Topr(Surrogate):
         log_weight = segment_sum(masked_log_ratio(b).detach(), b.cu_seqlens).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         return spread(b, log_weight.exp())
 
-    def band(self, b: PolicyBatch) -> "Band":
-        from proxima.core.band import Band, constant, in_loss, no_bounds
-
-        ratio, lower = self.ratio(b), no_bounds(b)[0]
-        return Band(
-            title="ratio of the sequence and the cap of its weight",
-            value=in_loss(b, ratio),
-            lower=lower,
+    def band(self, b: PolicyBatch) -> Band:
+        ratio = self.ratio(b)
+        return Band.of(
+            b,
+            "ratio of the sequence and the cap of its weight",
+            "sequence_ratio",
+            ratio,
             upper=either(b.masked("advantage") < 0, self.upper, math.inf, ratio),
-            loss_mask=b.loss_mask,
-            names=("sequence_ratio", "", ""),
-            columns={"upper": constant(b, self.upper)},
+            columns={"upper": self.upper},
             verdict="clipped",
             cause=lambda token: ", which is its weight: it still has a gradient",
             free=lambda token: "A >= 0: a good sequence has weight 1, whatever its ratio is",

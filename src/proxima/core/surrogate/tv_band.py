@@ -2,17 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from proxima.core.band import Band
 from proxima.core.divergence import divergence
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import Metrics, SumCount
-from proxima.core.ratio import ratio_loss
-from proxima.core.surrogate.dppo import returns_to
+from proxima.core.ratio import ratio_loss, returns_to
 from proxima.data import PolicyBatch, require
-
-if TYPE_CHECKING:
-    from proxima.core.band import Band
 
 
 @dataclass(frozen=True)
@@ -80,9 +77,7 @@ class TvBand(Surrogate):
         metrics: Metrics = {f"band_{name}": SumCount.over(part, b.loss_mask) for name, part in parts.items()}
         return TokenLoss(ratio_loss(b, keep, None), keep, metrics)
 
-    def band(self, b: PolicyBatch) -> "Band":
-        from proxima.core.band import Band, constant, in_loss, no_bounds
-
+    def band(self, b: PolicyBatch) -> Band:
         advantage, back = b.masked("advantage"), returns_to(b, "behavior")
 
         def cause(token: int) -> str:
@@ -90,12 +85,6 @@ class TvBand(Surrogate):
                 return ", on either side of μ; the advantage is 0"
             return ", on either side of μ" + (": also a token that would move back" if back[token] else "")
 
-        return Band(
-            title="distance |π − μ| and the half width of the band",
-            value=in_loss(b, divergence(b, "binary_tv")),
-            lower=no_bounds(b)[0],
-            upper=constant(b, self.epsilon),
-            loss_mask=b.loss_mask,
-            names=("distance_from_behavior", "", "upper"),
-            cause=cause,
-        )
+        title, far = "distance |π − μ| and the half width of the band", divergence(b, "binary_tv")
+        bound = {"upper": self.epsilon}
+        return Band.of(b, title, "distance_from_behavior", far, **bound, columns=bound, cause=cause)

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from proxima.core.band import Band
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import (
@@ -20,9 +21,6 @@ from proxima.core.ratio import (
 )
 from proxima.core.segment import segment_mean, segment_sum
 from proxima.data import PolicyBatch, check_choices, require
-
-if TYPE_CHECKING:
-    from proxima.core.band import Band
 
 MIN_LOG_WEIGHT = -18.420680743952367  # log 1e-8, the lower clamp of a sequence's log weight
 
@@ -69,16 +67,15 @@ class Cispo(Surrogate):
         metrics: Metrics = {"weight_mean": SumCount.over(weight, b.loss_mask)}
         return TokenLoss(loss, b.loss_mask & (weight == ratio), metrics, self.level)
 
-    def band(self, b: PolicyBatch) -> "Band":
-        from proxima.core.band import Band, constant, in_loss
-
-        return Band(
-            title="ratio π/π_prox and the range of its weight",
-            value=in_loss(b, masked_ratio(b, self.level)),
-            lower=constant(b, 1 - self.epsilon_low),
-            upper=constant(b, 1 + self.epsilon_high),
-            loss_mask=b.loss_mask,
-            names=("ratio", "lower", "upper"),
+    def band(self, b: PolicyBatch) -> Band:
+        bounds = {"lower": 1 - self.epsilon_low, "upper": 1 + self.epsilon_high}
+        return Band.of(
+            b,
+            "ratio π/π_prox and the range of its weight",
+            "ratio",
+            masked_ratio(b, self.level),
+            **bounds,
+            columns=bounds,
             verdict="clipped",
             cause=lambda token: ", which is its weight: it still has a gradient",
         )
@@ -123,19 +120,11 @@ class Sapo(Surrogate):
         advantage = b.masked("advantage") if self.level == "token" else sequence_advantage(b)
         return advantage, either(advantage > 0, self.tau_positive, self.tau_negative, advantage)
 
-    def band(self, b: PolicyBatch) -> "Band":
-        from proxima.core.band import weighing_band
-
+    def band(self, b: PolicyBatch) -> Band:
         (_, tau), ratio = self.sharpness(b), masked_ratio(b, self.level)
         gate = ratio / (tau * (ratio - 1) / 2).cosh().square()
-        return weighing_band(
-            b,
-            "ratio π/π_prox and the weight of its gradient",
-            {"ratio": ratio, "gate": gate},
-            lambda t: (
-                f"no token is dropped; at the ratio {float(ratio[t]):.3g} the gate weighs it {float(gate[t]):.3g}"
-            ),
-        )
+        title = "ratio π/π_prox and the weight of its gradient"
+        return Band.of(b, title, "ratio", ratio, columns={"gate": gate})
 
 
 @dataclass(frozen=True)
@@ -181,17 +170,10 @@ class Vespo(Surrogate):
         decay = either(positive, self.lambda_positive, self.lambda_negative, log_weight)
         return log_weight, (decay + gain * log_weight - decay * log_weight.exp()).exp()
 
-    def band(self, b: PolicyBatch) -> "Band":
-        from proxima.core.band import weighing_band
-
+    def band(self, b: PolicyBatch) -> Band:
         log_weight, phi = self.weights(b)
-        ratio = log_weight.exp()
-        return weighing_band(
-            b,
-            "importance weight of the sequence and what it becomes",
-            {"sequence_ratio": ratio, "phi": phi},
-            lambda t: f"no token is dropped; the sequence's ratio {float(ratio[t]):.3g} weighs it {float(phi[t]):.3g}",
-        )
+        title = "importance weight of the sequence and what it becomes"
+        return Band.of(b, title, "sequence_ratio", log_weight.exp(), columns={"phi": phi})
 
 
 @dataclass(frozen=True)
@@ -240,17 +222,15 @@ class GeoMean(Surrogate):
         low = self.epsilon_high if self.clip == "directed" else self.epsilon_low
         return directed, either(sign > 0, self.epsilon_high, low, directed)
 
-    def band(self, b: PolicyBatch) -> "Band":
-        from proxima.core.band import Band, in_loss, no_bounds
-
+    def band(self, b: PolicyBatch) -> Band:
         directed, far = self.directed(b)
-        return Band(
-            title="log-ratio in the direction of the advantage and its bound",
-            value=in_loss(b, directed),
-            lower=no_bounds(b)[0],
+        return Band.of(
+            b,
+            "log-ratio in the direction of the advantage and its bound",
+            "directed_log_ratio",
+            directed,
             upper=far,
-            loss_mask=b.loss_mask,
-            names=("directed_log_ratio", "", "upper"),
+            columns={"upper": far},
             verdict="clipped",
             cause=lambda token: " nats: it adds the bound to the sequence's mean, and has no gradient",
         )

@@ -6,20 +6,18 @@ batch first, so that a split into micro-batches changes nothing.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from proxima.core.band import Band
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
 from proxima.core.ratio import masked_log_ratio, masked_ratio
 from proxima.core.surrogate.clip import check_clip, clip_band, clipped
 from proxima.core.token_subset import second_moment_keep, smallest_tokens, value_hash
 from proxima.data import PolicyBatch, check_choices, require
-
-if TYPE_CHECKING:
-    from proxima.core.band import Band
 
 
 def covariance(b: PolicyBatch) -> Tensor:
@@ -93,7 +91,7 @@ class ClipCov(Surrogate):
         loss = torch.where(out, torch.zeros((), dtype=loss.dtype, device=loss.device), loss)
         return TokenLoss(loss, keep & ~out, {**metrics, "selected_fraction": SumCount.over(out, b.loss_mask)})
 
-    def band(self, b: PolicyBatch) -> "Band":
+    def band(self, b: PolicyBatch) -> Band:
         title = "ratio π/π_prox and its clip range"
         clip = clip_band(b, masked_ratio(b), b.masked("advantage"), title, self.epsilon_low, self.epsilon_high)
         span = f"{self.low:g} and {self.high:g}"
@@ -140,9 +138,7 @@ class KlCov(Surrogate):
         loss = loss - b.masked("advantage") * masked_ratio(b)
         return TokenLoss(loss, b.loss_mask, {"selected_fraction": SumCount.over(out, b.loss_mask)})
 
-    def band(self, b: PolicyBatch) -> "Band":
-        from proxima.core.band import weighing_band
-
+    def band(self, b: PolicyBatch) -> Band:
         pulled = b.loss_mask & selected(b, self)
 
         def words(token: int) -> str:
@@ -152,7 +148,7 @@ class KlCov(Surrogate):
             return "no token is dropped; its covariance of A and log π is not among the highest of the batch"
 
         title = "log-ratio, whose size is the pull on selected tokens"
-        return weighing_band(b, title, {"log_ratio_to_proximal": masked_log_ratio(b)}, words)
+        return Band.of(b, title, "log_ratio_to_proximal", masked_log_ratio(b), free=words)
 
 
 @dataclass(frozen=True)
@@ -200,19 +196,18 @@ class M2po(Surrogate):
         loss = -b.masked("advantage") * masked_ratio(b)
         return TokenLoss(torch.where(keep, loss, 0.0), keep, {})
 
-    def band(self, b: PolicyBatch) -> "Band":
-        from proxima.core.band import weighing_band
-
+    def band(self, b: PolicyBatch) -> Band:
         squares = self.squares(b).detach()
-        band = weighing_band(
+        rest = f"the mean of the rest is below {self.threshold:g}"
+        return Band.of(
             b,
             "squared log-ratio to μ, whose mean over the batch is bounded",
-            {"squared_log_ratio": squares},
-            lambda t: f"its squared log-ratio {float(squares[t]):.3g} is not among the largest of the batch",
+            "squared_log_ratio",
+            squares,
+            chosen=b.loss_mask & selected(b, self),
+            chosen_words=f"the largest squared log-ratios of the batch are dropped until {rest}",
+            free=lambda t: f"its squared log-ratio {float(squares[t]):.3g} is not among the largest of the batch",
         )
-        bound = f"{self.threshold:g}"
-        words = f"the largest squared log-ratios of the batch are dropped until the mean of the rest is below {bound}"
-        return replace(band, chosen=b.loss_mask & selected(b, self), chosen_words=words)
 
 
 @dataclass(frozen=True)
@@ -239,16 +234,7 @@ class Dro(Surrogate):
         pull = 0.5 * self.beta * masked_log_ratio(b).square()
         return TokenLoss(pull - b.masked("advantage") * b.masked("log_prob"), b.loss_mask, {})
 
-    def band(self, b: PolicyBatch) -> "Band":
-        from proxima.core.band import weighing_band
-
+    def band(self, b: PolicyBatch) -> Band:
         log_ratio = masked_log_ratio(b)
-        pull = self.beta * log_ratio
-        return weighing_band(
-            b,
-            "log-ratio and the pull on it",
-            {"log_ratio_to_proximal": log_ratio, "pull": pull},
-            lambda t: (
-                f"no token is dropped; the log-ratio {float(log_ratio[t]):.3g} pulls it back by {float(pull[t]):.3g}"
-            ),
-        )
+        columns = {"pull": self.beta * log_ratio}
+        return Band.of(b, "log-ratio and the pull on it", "log_ratio_to_proximal", log_ratio, columns=columns)
