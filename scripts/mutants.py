@@ -7,10 +7,9 @@ A mutant differs from the source in one place: + and -, < and >, <= and >= are e
 the result of one `return` of a spec's `__call__` is multiplied by 1.01. It is checked by the golden records, then by
 the laws of `proxima.laws`, then by `tests/core`, as far as they execute the line at all; the first failure catches it.
 For a line that many kinds share, the laws of four are checked. Each mutant runs in a forked process, where the
-functions of the file get its code; only a change outside functions requires importing proxima anew. Examples of specs
-are not mutated: they are numbers that laws compare with. `--resume` keeps the mutants that FILE lists as caught, or as
-caught by these stages, and runs the others; with `--stages golden laws`, those that only a test would catch count as
-missed.
+functions of the file get its code; only a change outside functions requires importing proxima anew. `--resume` keeps
+the mutants that FILE lists as caught, or as caught by these stages, and runs the others; with `--stages golden laws`,
+those that only a test would catch count as missed.
 """
 
 import argparse
@@ -80,8 +79,6 @@ def edits(tree: ast.Module) -> Iterator[Edit]:
     """Yield every node that can be changed, its function, and a callable that changes it in place and returns it."""
 
     def within(node: ast.AST, scope: str) -> Iterator[Edit]:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "examples":
-            return
         if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in FLIPPED:
             yield node, scope, lambda: change(node, op=FLIPPED[type(node.op)]())
         if isinstance(node, ast.Compare):

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from proxima.core import Correction, PolicyBatch, PpoClip, Selection, SumCount, gradient_weight
+from proxima.core import Correction, PolicyBatch, PpoClip, Reinforce, Selection, SumCount, gradient_weight
 from proxima.core.advantage.protocol import GroupAdvantage, TokenAdvantage, TokenRewards
 from proxima.core.loss import Corrected, Penalty
 from proxima.data import Outcomes
-from proxima.laws import check_law, laws_of, surrogate_laws
+from proxima.laws import check_law, check_spec, laws_of, surrogate_laws
 from proxima.laws.batches import batch_cases
 
 
@@ -42,6 +42,24 @@ def test_a_metric_that_is_a_plain_tensor_is_told_what_to_use(monkeypatch: pytest
     assert found("surrogate", PpoClip(), "shape").startswith(
         "of the metrics, gate is a Tensor; use SumCount.over(x, mask)"
     )
+
+
+@dataclass(frozen=True)
+class Exemplary(Reinforce):
+    """The gradient of its first example is -A; the second one has another sign."""
+
+    examples: ClassVar = tuple(
+        {
+            "inputs": {"mask": [[1]], "log_prob": [[-0.5]], "advantage": [[2.0]]},
+            "expected": {"grad_log_prob": [[gradient]]},
+        }
+        for gradient in (-2.0, 2.0)
+    )
+
+
+def test_an_example_that_is_not_what_the_code_computes_is_found() -> None:
+    (result,) = (result for result in check_spec("surrogate", Exemplary()) if result.law.name == "by_hand")
+    assert result.status == "FAILED" and result.detail.startswith("grad_log_prob at 0: -2, expected 2")
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ def altered(value: Any, *, by: float) -> Any:
 
 
 def undefined(record: dict[str, Any], path: tuple[Any, ...]) -> bool:
-    """A position [row, column] outside the mask, where peers leave what they like."""
+    """A position [row, column, …] outside the mask, where peers leave what they like."""
     mask = record["inputs"].get("mask") or record["expected"].get("loss_mask")
-    at = path[-2:]
-    if mask is None or len(at) < 2 or not all(isinstance(index, int) for index in at) or len(mask[0]) <= at[1]:
+    at = [index for index in path if isinstance(index, int)][:2]
+    if mask is None or len(at) < 2 or len(mask[0]) <= at[1]:
         return False
     return not mask[at[0]][at[1]]
 

@@ -114,33 +114,6 @@ class ReverseKl(_TeacherDivergence):
     In TRL: `GKDTrainer(beta=1)`, over the vocabulary.
     """
 
-    examples: ClassVar = (
-        {
-            "fields": {"top_k": 1},
-            "inputs": {
-                "mask": [[1, 0]],
-                "log_prob": [[-1.0, -1.0]],
-                "bucket_log_prob": [[[math.log(0.5)], ["nan"]]],
-                "teacher_bucket_log_prob": [[[math.log(0.25)], ["nan"]]],
-            },
-            # ½ log 2 + ½ log ⅔; ½ (log 2 − log ⅔)
-            "expected": {
-                "divergence": [[0.14384103622589045, 0]],
-                "grad_bucket_log_prob": [[[0.5493061443340549], [0]]],
-            },
-        },
-        {
-            "fields": {"top_k": 0},
-            "inputs": {
-                "mask": [[1]],
-                "log_prob": [[-2.0]],
-                "proximal_log_prob": [[-2.0 - math.log(2)]],
-                "teacher_log_prob": [[-2.5]],
-            },
-            "expected": {"divergence": [[1.0]], "grad_log_prob": [[1.0]]},  # r = 2, log π − log τ = ½
-        },
-    )
-
     def of_buckets(self, student: Tensor, teacher: Tensor) -> Tensor:
         return _kl(student, teacher)
 
@@ -162,30 +135,6 @@ class ForwardKl(_TeacherDivergence):
     Not: with top_k 0 far from the teacher: u has a heavy tail.
     In TRL: `GKDTrainer(beta=0)`, over the vocabulary.
     """
-
-    examples: ClassVar = (
-        {
-            "fields": {"top_k": 1},
-            "inputs": {
-                "mask": [[1]],
-                "log_prob": [[-1.0]],
-                "bucket_log_prob": [[[math.log(0.5)]]],
-                "teacher_bucket_log_prob": [[[math.log(0.25)]]],
-            },
-            # ¼ log ½ + ¾ log 1½; −¼ + ¾
-            "expected": {"divergence": [[0.13081203594113697]], "grad_bucket_log_prob": [[[0.5]]]},
-        },
-        {
-            "fields": {"top_k": 0},
-            "inputs": {
-                "mask": [[1]],
-                "log_prob": [[-2.0]],
-                "proximal_log_prob": [[-2.0]],
-                "teacher_log_prob": [[-2.0 + math.log(2)]],
-            },
-            "expected": {"divergence": [[2 * math.log(2) - 1]], "grad_log_prob": [[-1.0]]},  # u = 2
-        },
-    )
 
     def of_buckets(self, student: Tensor, teacher: Tensor) -> Tensor:
         return _kl(teacher, student)
@@ -217,37 +166,6 @@ class JensenShannon(_TeacherDivergence):
     """
 
     beta: float = 0.5
-
-    examples: ClassVar = (
-        {
-            "fields": {"top_k": 1, "beta": 0.25},
-            "inputs": {
-                "mask": [[1]],
-                "log_prob": [[-1.0]],
-                "bucket_log_prob": [[[math.log(0.5)]]],
-                "teacher_bucket_log_prob": [[[math.log(0.25)]]],
-            },
-            # m = 7/16, 9/16: ¼ (¼ log 4/7 + ¾ log 4/3) + ¾ (½ log 8/7 + ½ log 8/9)
-            "expected": {
-                "divergence": [[0.25 * (0.25 * math.log(4 / 7) + 0.75 * math.log(4 / 3)) + 0.375 * math.log(64 / 63)]],
-                "grad_bucket_log_prob": [[[0.375 * math.log(9 / 7)]]],  # (1 − β) π (log π/m − log π'/m'), π' = 1 − π
-            },
-        },
-        {
-            "fields": {"top_k": 0},
-            "inputs": {
-                "mask": [[1]],
-                "log_prob": [[-2.0]],
-                "proximal_log_prob": [[-2.0]],
-                "teacher_log_prob": [[-2.0 + math.log(3)]],
-            },
-            # u = 3, m = 2
-            "expected": {
-                "divergence": [[1.5 * math.log(1.5) - 0.5 * math.log(2)]],
-                "grad_log_prob": [[-0.5 * math.log(2)]],
-            },
-        },
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -158,19 +158,6 @@ class LogRatioSq(_Towards):
     Not: You want an estimate of a KL divergence: `k3` is one; or tokens are rare, whose log-probs move far.
     """
 
-    # d = -1/2 and 3/2: 0.1 d^2 and 0.2 d, over 2 tokens.
-    examples: ClassVar = (
-        {
-            "fields": {"coefficient": 0.1, "towards": "behavior"},
-            "inputs": {
-                "mask": [[1, 1, 0]],
-                "log_prob": [[-1.5, -0.5, -7.0]],
-                "behavior_log_prob": [[-1.0, -2.0, -1.0]],
-            },
-            "expected": {"penalty": [[0.025, 0.225, 0.0]], "grad_log_prob": [[-0.05, 0.15, 0.0]]},
-        },
-    )
-
     def estimate(self, d: Tensor) -> Tensor:
         return d.square()
 

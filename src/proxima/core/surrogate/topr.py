@@ -39,22 +39,6 @@ class Topr(Surrogate):
     zero_advantage_inert: ClassVar[bool] = True
     exempt_laws: ClassVar[frozenset[str]] = frozenset({"derivative"})  # the weight is detached
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"wide": {"upper": float("inf")}}
-    # Ratios of the sequences: 1/2 * 1/2 = 1/4 and 2; of these -A w is -1 * 1, 3 * 1/4 and 3 * min(2, 1), over 5 tokens.
-    examples: ClassVar = (
-        {
-            "inputs": {
-                "mask": [[1, 1], [1, 1], [1, 0]],
-                "proximal_log_prob": [[-1.0, -1.0], [-1.0, -1.0], [-2.0, 0.0]],
-                "log_prob": [[-0.5, -2.0], [-1.6931471806, -1.6931471806], [-1.3068528194, 0.0]],
-                "advantage": [[1.0, 1.0], [-3.0, -3.0], [-3.0, 0.0]],
-            },
-            "expected": {
-                "grad_log_prob": [[-0.2, -0.2], [0.15, 0.15], [0.6, 0.0]],
-                "keep": [[1, 1], [1, 1], [0, 0]],
-                "metrics.weight_mean": 0.7,
-            },
-        },
-    )
 
     def __post_init__(self) -> None:
         require(self.upper > 0, "upper", self.upper, "must be > 0")

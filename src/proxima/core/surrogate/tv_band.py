@@ -45,26 +45,6 @@ class TvBand(Surrogate):
     zero_advantage_inert: ClassVar[bool] = True
     unbounded: ClassVar[Mapping[str, Any]] = {"epsilon": float("inf")}
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"tight": {"epsilon": 0.05}}
-    # mu = .5 everywhere; pi = .9, .7, .1, .9: the first and the last two are out of .5 +- .3, the last one returns.
-    # r = 1.4 of the second: gradient -A r / 4 = -2 * 1.4 / 4.
-    examples: ClassVar = (
-        {
-            "inputs": {
-                "mask": [[1, 1, 1, 1]],
-                "log_prob": [[-0.1053605157, -0.3566749439, -2.302585093, -0.1053605157]],
-                "proximal_log_prob": [[-0.6931471806, -0.6931471806, -0.6931471806, -0.6931471806]],
-                "behavior_log_prob": [[-0.6931471806, -0.6931471806, -0.6931471806, -0.6931471806]],
-                "advantage": [[2.0, 2.0, -2.0, -2.0]],
-            },
-            "expected": {
-                "grad_log_prob": [[0.0, -0.7, 0.0, 0.0]],
-                "keep": [[0, 1, 0, 0]],
-                "metrics.band_above": 0.5,
-                "metrics.band_below": 0.25,
-                "metrics.band_returning": 0.25,
-            },
-        },
-    )
 
     def __post_init__(self) -> None:
         require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
