@@ -25,21 +25,18 @@ def two_tokens(**changes: torch.Tensor) -> PolicyBatch:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("log_prob", float("nan"), r"PolicyBatch\.log_prob: nan at token 1 \(sequence 1, position 0\), 1 such"),
-        (
-            "behavior_log_prob",
-            0.3,
-            r"behavior_log_prob: 0\.3.* at token 1 \(sequence 1, position 0\).*finite and at most 0",
-        ),
+        ("log_prob", float("nan"), r"PolicyBatch\.log_prob: nan at token 1 of sequence 1, 1 such"),
+        ("behavior_log_prob", 0.3, r"behavior_log_prob: 0\.3.* at token 1 of sequence 1.*finite and at most 0"),
         ("behavior_log_prob", -float("inf"), r"behavior_log_prob: -inf at token 1"),
         ("reference_log_prob", float("nan"), r"reference_log_prob: nan at token 1"),
         ("advantage", float("inf"), r"advantage: inf at token 1 .*mask the token out of the loss"),
     ],
 )
 def test_an_impossible_value_is_refused_with_its_position(field: str, value: float, message: str) -> None:
-    b = two_tokens(**{field: torch.tensor([-0.1, value])})
+    values = ([-0.1, -0.1], [-0.1, value])
+    pairs = [replace(two_tokens(**{field: torch.tensor(x)}), cu_seqlens=torch.tensor([0, 2])) for x in values]
     with pytest.raises(ValueError, match=message):
-        policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean())
+        policy_loss(PolicyBatch.cat(pairs), surrogate=PpoClip(), aggregate=TokenMean())
 
 
 def test_a_log_prob_a_rounding_error_above_zero_is_accepted() -> None:

@@ -272,7 +272,8 @@ def check_needs(spec: Spec, batch: PolicyBatch) -> None:
             raise NoFieldError(f"{type(spec).__name__} needs `{name}`, which the batch lacks: {source}.")
 
 
-CHECKED = ("log_prob", "behavior_log_prob", "proximal_log_prob", "reference_log_prob", "advantage")
+OF_SAMPLED = ("log_prob", "behavior_log_prob", "proximal_log_prob")
+CHECKED = (*OF_SAMPLED, "reference_log_prob", "advantage")
 LOG_PROB_SLACK = 1e-4  # a log-prob up to this far above 0 is rounding (logit âˆ’ logsumexp)
 
 
@@ -280,57 +281,42 @@ LOG_PROB_SLACK = 1e-4  # a log-prob up to this far above 0 is rounding (logit âˆ
 def check_values(b: PolicyBatch) -> None:
     """Raise ValueError for an impossible log-prob of a sampled token, or a loss token's advantage that isn't finite;
     NotFiniteError, a ValueError, if the policy's own log-prob is NaN."""
-    bad = _bad_values(b)
-    if len(b) == 0 or not bool(torch.stack([flags.any() for flags in bad.values()]).any()):
-        return
-    name, flags = next((name, flags) for name, flags in bad.items() if bool(flags.any()))
-    at = int(flags.nonzero()[0])
-    sequence = int(b.sequence_index[at])
-    wrong = float(getattr(b, name)[at])
-    where = f"token {at} (sequence {sequence}, position {at - int(b.cu_seqlens[sequence])})"
-    raise _invalid(name, wrong, where, int(flags.sum()))
-
-
-def _bad_values(b: PolicyBatch) -> dict[str, Tensor]:
-    """By field, [N] bool, True where its value is impossible."""
-    assert b.sampled is not None
-    bad: dict[str, Tensor] = {}
-    for name in CHECKED[:-1]:
-        value = getattr(b, name)
-        if value is not None:
-            checked = b.loss_mask if name == "reference_log_prob" else b.sampled
-            bad[name] = checked & ~((value <= LOG_PROB_SLACK) & (value > -torch.inf))
-    if b.advantage is not None:
-        bad["advantage"] = b.loss_mask & ~b.advantage.isfinite()
-    return bad
-
-
-def _invalid(name: str, wrong: float, where: str, count: int) -> ValueError:
-    remedy = "a log-prob is finite and at most 0; if no policy sampled the token, clear `sampled`"
-    if name == "advantage":
-        remedy = "mask the token out of the loss"
-    # The current policy's log-probs come from its weights; all others come from the caller.
-    kind = NotFiniteError if name == "log_prob" and wrong != wrong else ValueError
-    return kind(f"PolicyBatch.{name}: {wrong} at {where}, {count} such tokens in all: {remedy}")
+    codes = invalid_tokens(b)
+    if bool(codes.any()):
+        sequence = int(b.sequence_index[codes.nonzero()[0]])
+        start, end = b.cu_seqlens[sequence : sequence + 2].tolist()
+        of_sequence = codes[start:end].cpu().numpy()
+        require_valid(of_sequence, lambda name, at: float(getattr(b, name)[start + at]), f"sequence {sequence}")
 
 
 @torch.no_grad()
 def invalid_tokens(b: PolicyBatch) -> Tensor:
-    """[N] int8, on the device of the batch: 0, or 1 + the index in `CHECKED` of the field whose value is impossible
-    there."""
+    """[N] int8, on the device of the batch: 0, or 1 + the index in `CHECKED` of the first field whose value is
+    impossible there."""
+    assert b.sampled is not None
     codes = torch.zeros(len(b), dtype=torch.int8, device=b.log_prob.device)
-    for name, flags in reversed(_bad_values(b).items()):
-        codes.masked_fill_(flags, 1 + CHECKED.index(name))
+    for i, name in reversed(list(enumerate(CHECKED))):
+        if (value := getattr(b, name)) is not None:
+            checked = b.sampled if name in OF_SAMPLED else b.loss_mask
+            valid = value.isfinite() if name == "advantage" else (value <= LOG_PROB_SLACK) & (value > -torch.inf)
+            codes.masked_fill_(checked & ~valid, i + 1)
     return codes
 
 
 def require_valid(codes: Any, value_of: Callable[[str, int], float], label: str) -> None:
     """Raise as `check_values` does if one of the `codes` [T], numpy, from `invalid_tokens` is not 0; `value_of` gives
     the value of a field at a token, and `label` names the sequence."""
-    if codes.any():
-        at = int((codes != 0).argmax())
-        name = CHECKED[int(codes[at]) - 1]
-        raise _invalid(name, value_of(name, at), f"token {at} of {label}", int((codes == codes[at]).sum()))
+    if not codes.any():
+        return
+    at = int((codes != 0).argmax())
+    name = CHECKED[int(codes[at]) - 1]
+    wrong, count = value_of(name, at), int((codes == codes[at]).sum())
+    remedy = "a log-prob is finite and at most 0; if no policy sampled the token, clear `sampled`"
+    if name == "advantage":
+        remedy = "mask the token out of the loss"
+    # The current policy's log-probs come from its weights; all others come from the caller.
+    kind = NotFiniteError if name == "log_prob" and wrong != wrong else ValueError
+    raise kind(f"PolicyBatch.{name}: {wrong} at token {at} of {label}, {count} such tokens in it: {remedy}")
 
 
 @torch.no_grad()

@@ -21,7 +21,8 @@ class HealthVerdict:
 
 @dataclass(frozen=True)
 class HealthRule:
-    """`ok` is the last healthy value, `act` the last that needs no action; with `falling`, small values are bad."""
+    """`ok` is the last healthy value, `act` the last that needs no action; with `falling`, small values are bad; with
+    `centre`, both are distances from it."""
 
     metric: str
     ok: float
@@ -29,8 +30,10 @@ class HealthRule:
     meaning: str
     remedy: str
     falling: bool = False
+    centre: float | None = None
 
     def level(self, value: float) -> HealthLevel:
+        value = value if self.centre is None else abs(value - self.centre)
         bad = [value < bound if self.falling else value > bound for bound in (self.act, self.ok)]
         return "act" if bad[0] else "watch" if bad[1] else "ok"
 
@@ -65,6 +68,8 @@ FIXED_RULES = (
                "widen the bounds of the correction, or lower runtime.max_lag"),
     HealthRule("mismatch/rejected_seq_fraction", 0.05, 0.2,
                "{value:.1%} of the sequences were rejected by algorithm.mismatch.on_mismatch", SAME_WEIGHTS),
+    HealthRule("mismatch/rollout_is_mean", 0.1, 0.5, "the mean token weight is {value:.3f} where 1 is expected",
+               SAME_WEIGHTS, centre=1.0),
 )
 # fmt: on
 
@@ -82,7 +87,6 @@ def rules(guard: MismatchGuard) -> tuple[HealthRule, ...]:
     )
 
 
-MEAN = "mismatch/rollout_is_mean"
 # Rejections that `top_entropy` makes on purpose are no sign of a mismatch.
 ON_PURPOSE = {"correction/rejected_fraction": "correction/top_entropy_masked_fraction"}
 
@@ -96,8 +100,7 @@ def health(
         values: metric → value, as in metrics.jsonl; metrics that are absent are not judged.
         guard: the thresholds of `mismatch/k3_kl` and of catastrophic sequences.
         known_mismatch: the settings that make the engine differ on purpose.
-    Returns: one verdict for each rule that could be judged, in the order of `rules`, then the mean token weight, which
-        is healthy within 10 % of 1 and needs action beyond 50 %. docs/mismatch.md has the table.
+    Returns: one verdict for each rule that could be judged, in the order of `rules`. docs/mismatch.md has the table.
     """
     verdicts = []
     for rule in rules(guard or MismatchGuard()):
@@ -105,21 +108,12 @@ def health(
         if isinstance(value, int | float):
             intended = values.get(ON_PURPOSE.get(rule.metric, ""))
             value = max(0.0, value - intended) if isinstance(intended, int | float) else value
-            meaning = rule.meaning.format(value=value)
-            verdicts.append(
-                _verdict(rule.level(value), rule.metric, value, meaning, rule.remedy, values, known_mismatch)
-            )
-    mean = values.get(MEAN)
-    if isinstance(mean, int | float):
-        level = HealthRule(MEAN, 0.1, 0.5, "", "").level(abs(mean - 1))
-        meaning = f"the mean token weight is {mean:.3f} where 1 is expected"
-        verdicts.append(_verdict(level, MEAN, mean, meaning, SAME_WEIGHTS, values, known_mismatch))
+            verdicts.append(_verdict(rule, value, values, known_mismatch))
     return verdicts
 
 
-def _verdict(
-    level: HealthLevel, metric: str, value: float, meaning: str, remedy: str, values: Mapping[str, object], known: str
-) -> HealthVerdict:
+def _verdict(rule: HealthRule, value: float, values: Mapping[str, object], known: str) -> HealthVerdict:
+    level, metric, remedy, meaning = rule.level(value), rule.metric, rule.remedy, rule.meaning.format(value=value)
     age, corrected = values.get("age/max"), any(name.startswith("correction/") for name in values)
     if metric.startswith("mismatch/") and known:
         remedy = f"expected with {known}"

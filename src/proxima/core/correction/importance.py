@@ -83,7 +83,6 @@ class Importance(Correction):
     rejected: Rejected = "count"
     apply: bool = True
     towards: Towards = "proximal"
-    needs: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob", "proximal_log_prob"})
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "sequence": {"level": "sequence", "bound": "clip", "upper": 1.5, "veto": 0.3},
         "geometric": {"level": "geometric", "bound": "clamp", "upper": 1.2, "lower": 0.9, "normalise": True},

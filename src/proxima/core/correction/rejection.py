@@ -98,7 +98,6 @@ class Rejection(Correction):
     rejected: Rejected = "count"
     towards: Towards = "proximal"
     keep_returning: bool = False
-    needs: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob", "proximal_log_prob"})
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "sequence": {"level": "sequence", "statistic": "k3", "reduce": "max", "upper": 0.1, "rejected": "drop"},
         "k2": {"statistic": "k2", "upper": 0.05},
@@ -202,7 +201,6 @@ class SecondMoment(Correction):
 
     threshold: float = 0.04
     rejected: Rejected = "count"
-    needs: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob", "proximal_log_prob"})
     whole_batch: ClassVar[bool] = True
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"drop": {"threshold": 0.01, "rejected": "drop"}}
 

@@ -73,4 +73,4 @@ def by_hand(record: Record, import_code: bool = False) -> Iterator[Attempt]:
         raise UnsupportedRecord(f"nothing of ours computes {unknown[0]!r} here; {suggestion(unknown[0], numbers)}")
     computed = {leaf: numbers[leaf] for leaf in record.leaves if leaf in numbers}
     rtol, atol = TOLERANCE["rtol"], TOLERANCE["atol"]
-    yield None, [record.check(leaf, value, record.leaves[leaf], rtol, atol) for leaf, value in computed.items()]
+    yield None, [record.expect(leaf, value, rtol, atol) for leaf, value in computed.items()]

@@ -168,7 +168,7 @@ class Record:
         Shares of tokens or rows are float32 in all peers.
         """
         expected = {under + name: value for name, value in ours.items() if under + name in self.leaves}
-        return [self.check(leaf, value, self.leaves[leaf], rtol, atol, where=where) for leaf, value in expected.items()]
+        return [self.expect(leaf, value, rtol, atol, where=where) for leaf, value in expected.items()]
 
     def expect(
         self,
@@ -180,24 +180,11 @@ class Record:
         scale: float = 0.0,
         where: Tensor | None = None,
     ) -> Check:
-        """A check of a number that the record must contain."""
-        return self.check(name, ours, self.expected[name], rtol, atol, scale=scale, where=where)
-
-    def check(
-        self,
-        name: str,
-        ours: Any,
-        theirs: Any,
-        rtol: float = 1e-9,
-        atol: float = 1e-11,
-        *,
-        scale: float = 0.0,
-        where: Tensor | None = None,
-    ) -> Check:
-        """A check, with float32's tolerance if the whole record is float32; `scale` and `where` as in `Check`."""
+        """A check of a leaf that the record must contain, with float32's tolerance if the whole record is float32;
+        `scale` and `where` as in `Check`."""
         if self.single:
             rtol, atol = max(rtol, SINGLE[0]), max(atol, SINGLE[1])
-        return Check(name, ours, theirs, rtol, atol, scale, where)
+        return Check(name, ours, self.leaves[name], rtol, atol, scale, where)
 
     def loss_checks(
         self, value: Tensor, leaf: Tensor, gradient: str = "grad_logp", tolerance: Tolerance | None = None
