@@ -16,10 +16,9 @@ def two_tokens(**changes: torch.Tensor) -> PolicyBatch:
         "log_prob": torch.tensor([-0.5, -1.0]),
         "behavior_log_prob": torch.tensor([-0.5, -1.5]),
         "advantage": torch.tensor([1.0, -1.0]),
+        "cu_seqlens": torch.tensor([0, 1, 2]),
     }
-    return PolicyBatch(
-        loss_mask=torch.tensor([True, True]), cu_seqlens=torch.tensor([0, 1, 2]), **{**fields, **changes}
-    )
+    return PolicyBatch(loss_mask=torch.tensor([True, True]), **{**fields, **changes})
 
 
 @pytest.mark.parametrize(
@@ -33,10 +32,11 @@ def two_tokens(**changes: torch.Tensor) -> PolicyBatch:
     ],
 )
 def test_an_impossible_value_is_refused_with_its_position(field: str, value: float, message: str) -> None:
-    values = ([-0.1, -0.1], [-0.1, value])
-    pairs = [replace(two_tokens(**{field: torch.tensor(x)}), cu_seqlens=torch.tensor([0, 2])) for x in values]
+    sound, wrong = (
+        two_tokens(**{field: torch.tensor([-0.1, last])}, cu_seqlens=torch.tensor([0, 2])) for last in (-0.1, value)
+    )
     with pytest.raises(ValueError, match=message):
-        policy_loss(PolicyBatch.cat(pairs), surrogate=PpoClip(), aggregate=TokenMean())
+        policy_loss(PolicyBatch.cat([sound, wrong]), surrogate=PpoClip(), aggregate=TokenMean())
 
 
 def test_a_log_prob_a_rounding_error_above_zero_is_accepted() -> None:
