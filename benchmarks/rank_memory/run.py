@@ -89,6 +89,7 @@ def measured(words: list[str], ranks: int, node: int) -> dict[str, int]:
     settings = json.dumps({"recipe": str(RECIPE), "overrides": words})
     group = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(node), "MASTER_ADDR": "127.0.0.1"}
     group |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    group["CXX"] = "none"  # without kernels of a CPU, which keep other tensors than a GPU does
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.rank_memory.rank", settings],
