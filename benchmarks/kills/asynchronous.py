@@ -6,9 +6,11 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,12 @@ def engines_of(pid: int) -> list[int]:
     return engines
 
 
+def rows_of(journal: Path, query: str, *values: object) -> list[tuple]:
+    """Return the rows of a query to a journal."""
+    with closing(sqlite3.connect(journal)) as database:
+        return database.execute(query, values).fetchall()
+
+
 def consumed_lengths(folder: Path, *, in_order: bool) -> list[int]:
     """Return the token count of each completion that a step consumed.
 
@@ -169,7 +177,8 @@ def consumed_lengths(folder: Path, *, in_order: bool) -> list[int]:
             rows = read_rows(run.rollout_file(step), ["prompt_uid", "sample", "tokens", "used"])
             keys = Counter((row["prompt_uid"], row["sample"]) for row in rows)
             uids = {uid for uid, _ in keys}
-            if uids != {entry.uid for entry in journal.consumed(step)}:
+            consumed = "SELECT uid FROM prompts WHERE state = 'consumed' AND step = ?"
+            if uids != {uid for (uid,) in rows_of(run.journal, consumed, step)}:
                 raise ValueError(f"step {step}: journal and rollouts name other prompts")
             if keys != Counter((uid, sample) for uid in uids for sample in range(COMPLETIONS)):
                 raise ValueError(f"step {step}: a completion is missing or doubled: {sorted(keys)}")
