@@ -224,7 +224,12 @@ def layouts() -> Iterator[Case]:
     )
     yield Case(row=row, sizes=(2,), name="output layer of its own (Qwen2)", model="qwen2", sgd=True)
     yield Case(
-        row=row, sizes=(2,), name="gradient checkpointing", overrides=("model.gradient_checkpointing=true",), sgd=True
+        row=row,
+        sizes=(2,),
+        name="gradient checkpointing",
+        overrides=("model.gradient_checkpointing=true",),
+        sgd=True,
+        bound=2e-5,  # of the logged norm, a float32 sum: 4.8e-6 on one machine, 1.3e-5 on another
     )
     yield Case(row=row, sizes=(2,), name="no shared prompt", overrides=("model.share_prompt=false",), sgd=True)
     yield Case(row=row, sizes=(2,), name="bfloat16 products", bfloat16=True, bound=5e-2, replay=True)

@@ -13,6 +13,7 @@ LEFT_OUT = (
     "idle",
     "async",
 )  # first words of what is measured of the machine, not of the training
+FED = "tokens/trained"  # a prompt counts once in each micro-batch that has a completion of it: as the shares are packed
 DIFFERENCES = 1.0
 """The unit of figures that are differences of nearly equal numbers, or means of what cancels: the loss and advantages
 (of order 1 after normalising), KL, log-prob differences and chi-square (nats, of log-probs of order 5), covariances.
@@ -47,7 +48,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 def _of_the_machine(name: str) -> bool:
     first = name.partition("/")[0]
-    return first in LEFT_OUT or "per_second" in name or "seconds" in name or "overlap" in name
+    return first in LEFT_OUT or name == FED or "per_second" in name or "seconds" in name or "overlap" in name
 
 
 def metric_deviations(alone: Path, several: Path) -> dict[str, tuple[float, float]]:
