@@ -12,7 +12,7 @@ from pathlib import Path
 
 from proxima.config import resolve
 from proxima.environment.calculator import calculate
-from proxima.environment.hosts import HostLimits, Hosts
+from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools
 from proxima.rollout.episodes.played import with_instructions
@@ -24,7 +24,7 @@ def main(count: int, path: Path) -> None:
     """Write `count` chats, one per line and at most one per question: system message with the tool, question, call,
     result, answer."""
     config = resolve(find_recipe("cpu/tools")).config
-    with closing(Hosts(EnvironmentSpec(kind="calculator"), HostLimits(workers=1))) as hosts:
+    with closing(Hosts(EnvironmentSpec(kind="calculator"), workers=1)) as hosts:
         tools = describe_tools(hosts.interface.schemas, config.episode.tool_format)
     rows = config.task.rows(config.seed)
     path.parent.mkdir(parents=True, exist_ok=True)

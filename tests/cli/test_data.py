@@ -62,7 +62,7 @@ def test_aime_by_name_and_what_is_trained_on_is_compared_with_it(done, proxima, 
         "data", "prepare", "aime", "--from", "aime24=aime_2024.parquet", "--from", "aime25=b.jsonl"
     )
     assert (code, err) == (0, "") and sorted(os.listdir(here / "data")) == ["aime24", "aime25"]
-    assert "30 × 32" in out
+    assert " 930 repeats " in out
     rows = [("Find the answer 3?", "3"), ("Something else?", "4"), ("Something more?", "5")] * 100
     write_dapo(here / "dapo.parquet", rows)
     again = ("data", "prepare", "dapo-math", "--from", "dapo.parquet", "--held-out", "0")

@@ -220,11 +220,11 @@ def here(checkout, tmp_path, monkeypatch):
     monkeypatch.setattr(rehearsal, "ProcessPoolExecutor", WarmExecutor)
     monkeypatch.setattr(gemm_rate, "__defaults__", ("cpu", 64, 1e-4))  # of `explain` and `doctor`
     modules = set(sys.modules)
-    from proxima.laws import check_law, live_check, spec_check
+    from proxima.laws import check_law, law, spec_check
 
     full = check_law  # of each law the first cases: tests/laws has them all
     few = lambda law, spec: full(replace(law, cases=lambda: islice(law.cases(), 2)), spec)  # noqa: E731
-    for module in (spec_check, live_check):
+    for module in (spec_check, law):
         monkeypatch.setattr(module, "check_law", few)
     yield top
     for name in set(sys.modules) - modules:
