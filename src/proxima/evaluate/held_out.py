@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from proxima.data import Group, Prompt
+from proxima.data import Completion, Group, Prompt
 from proxima.data.errors import nearest, suggestion
 from proxima.engine.protocol import Engine
-from proxima.evaluate.headline import ACCURACY, CUT, REWARD, Headline
-from proxima.evaluate.intervals import Interval, bound_keys
+from proxima.evaluate.answer_means import mean_estimates
+from proxima.evaluate.headline import ACCURACY, Headline
+from proxima.evaluate.intervals import Interval, bound_keys, wilson_interval
 from proxima.rollout.generator import GroupGenerator, GroupScorer, GroupSpec, RolloutListener
 from proxima.task.prompts import EVAL_UID, PromptSource
 from proxima.task.protocol import Rows
@@ -118,21 +119,23 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     bootstrap over the questions for several. Several answers also give `mean@n`, and `pass@k` for powers of two. These
     and the means of `mean_estimates` have bootstrap intervals (`bound_keys`). Episodes also have `episode_metrics`.
     """
-    from proxima.evaluate.group_metrics import eval_metrics
-
-    samples = max((len(group.scores) for group in groups), default=1)
-    facts = eval_metrics(groups, samples=samples)
-    intervals = {name: Interval(**figures) for name, figures in facts["estimates"].items()}
-    if (mean := intervals.get(f"mean@{samples}")) is not None:
-        intervals = {ACCURACY: mean, **intervals}
+    pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
+    judged = [bool(score.correct) for _, score in pairs if score.valid and score.correct is not None]
+    shares = _shares(groups, judged) if judged else {}
+    first = next(iter(shares.values()), None)  # the accuracy itself, or mean@n, whose interval it takes
     return {
-        **dict.fromkeys((REWARD, "length/mean", CUT)),
-        **{key: value for name, interval in intervals.items() for key, value in interval.figures(name).items()},
-        ACCURACY: facts["correct"] / facts["known"] if facts["known"] else None,
-        "correct": facts["correct"] if facts["known"] else None,
-        **{name: facts[name] for name in ("questions", "answers", "invalid")},
-        "tokens/generated": facts["tokens"],
-        **facts.get("episodes", {}),
+        **_flat({} if first is None else {ACCURACY: first, **shares}),
+        ACCURACY: sum(judged) / len(judged) if judged else None,
+        "correct": sum(judged) if judged else None,
+        "questions": len(groups),
+        "answers": len(pairs),
+        "invalid": sum(not s.valid for _, s in pairs),
+        "reward/mean": None,
+        "length/mean": None,
+        "truncated_fraction": None,
+        **_flat(mean_estimates(groups)),
+        "tokens/generated": sum(c.generated for c, _ in pairs),
+        **_episodes([completion for completion, _ in pairs]),
     }
 
 
@@ -149,3 +152,28 @@ def named_metric(record: Mapping[str, Any], metric: str) -> tuple[str, str]:
     instead = nearest(metric, names) or ("reward" if "reward" in names else None)
     problem = f"eval.metric={metric}: the evaluation has no such metric; {suggestion(metric, names)}"
     return headline.key, problem if instead is None else f"{problem}. Continue with --resume eval.metric={instead}"
+
+
+def _shares(groups: Sequence[Group], judged: Sequence[bool]) -> dict[str, Interval]:
+    """Return the accuracy, or with several samples mean@n and pass@k."""
+    samples = max(len(group.scores) for group in groups)
+    if samples == 1:
+        return {ACCURACY: wilson_interval(sum(judged), len(judged))}
+    from proxima.evaluate.estimators import powers_of_two
+    from proxima.evaluate.group_metrics import estimates, question_scores
+
+    questions = [question_scores(group, None) for group in groups]
+    return estimates(questions, samples, powers_of_two(samples), vote=False)
+
+
+def _episodes(completions: Sequence[Completion]) -> dict[str, float]:
+    if all(completion.episode is None for completion in completions):
+        return {}
+    from proxima.rollout.episodes.figures import episode_metrics
+
+    return episode_metrics(completions)
+
+
+def _flat(intervals: Mapping[str, Interval]) -> dict[str, float]:
+    """Return each value together with the bounds of its interval."""
+    return {key: value for name, interval in intervals.items() for key, value in interval.figures(name).items()}

@@ -5,7 +5,9 @@ from the answers that its server would give. Text from a model or a data set is 
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 from proxima.evaluate.headline import Headline
 from proxima.experiments.run_reader import Run, flat, read_run
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
@@ -39,6 +42,7 @@ def write_report(path: Path | str) -> Path:
 
 def report_values(run: Run) -> dict[str, Any]:
     """Return everything that the page shows."""
+    counted = replace(run, train=(*run.train, *given_up(run))) if run.status == "failed" else run
     samples, unreadable = select_samples(run.files)
     return {
         "run": run,
@@ -54,10 +58,10 @@ def report_values(run: Run) -> dict[str, Any]:
         "sets": sets_table(run.evals),
         "training": training_figure(run.train),
         "not_evaluated": not_evaluated(run),
-        "tiles": tiles(run),
+        "tiles": tiles(counted),
         "has_records": bool(run.train or run.evals),
         "questions": held_out_questions(run.files),
-        "discarded": discarded(run),
+        "discarded": discarded(counted),
         "config": config_lines(run.files),
         "environment": [
             (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
@@ -67,6 +71,21 @@ def report_values(run: Run) -> dict[str, Any]:
         "samples": samples,
         "answers": viewer_answers(run),
     }
+
+
+def given_up(run: Run) -> tuple[Record, ...]:
+    """What the step that a failed run gave up before its update generated and discarded, under the names of
+    metrics.jsonl; empty without such a step."""
+    path = run.files.rollout_file(run.steps + 1)
+    try:
+        rows = read_rows(path, ["outcome", "tokens"]) if path.is_file() else []
+    except (OSError, ValueError):  # the report names damaged files elsewhere
+        return ()
+    reasons = Counter(row["outcome"].removeprefix("dropped_") for row in rows if row["outcome"] != "trained")
+    counts = {f"dropped/{reason}": number for reason, number in reasons.items() if reason != "invalid"}
+    tokens = sum(len(row["tokens"]) for row in rows)
+    totals = {"completions": len(rows), "tokens/generated": tokens, "reward/invalid": reasons["invalid"]}
+    return ({"step": run.steps + 1, **totals, **counts},) if rows else ()
 
 
 def viewer_answers(run: Run) -> dict[str, Any]:
