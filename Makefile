@@ -5,6 +5,7 @@
 # make check   format, lint, types, import layers, fast tests
 # make lint    check without its tests
 # make bench   every benchmark, side by side with its peer (alone on the machine, please)
+# make evidence-model    the models that the evidence pages start from, trained from nothing
 # make docs    pages and figures that are made from the code
 # make clean   what the others built; runs/ and models/ stay
 #
@@ -16,7 +17,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo classic test test-all campaigns check lint style types fast bench docs clean
+.PHONY: help demo classic test test-all campaigns check lint style types fast bench evidence-model docs clean
 
 PYTHON  ?= python3
 WORKERS ?= 2
@@ -82,6 +83,9 @@ fast: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks
+
+evidence-model: .venv/demo.stamp
+	@$(BIN)/python -m evidence.model
 
 docs: .venv/dev.stamp
 	$(BIN)/python scripts/make_docs.py

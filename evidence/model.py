@@ -1,0 +1,115 @@
+"""`make evidence-model`: the models that the evidence starts from, trained from nothing until a third of their answers
+are right.
+
+python -m evidence.model [--out models/evidence]
+
+Two supervised runs, on short and then on all solutions; for each length the checkpoint whose answers, sampled at
+temperature 1, are right closest to a third of the time. Finished stages are not repeated.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from evidence.start_model import make_start_model
+
+RECIPES = Path(__file__).parent / "recipes"
+PROXIMA = [sys.executable, "-m", "proxima.cli.main"]
+RIGHT = (0.25, 0.40)  # share of right answers that a model may start with
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A supervised run: its name, the stage that it continues, and its overrides."""
+
+    name: str
+    after: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A model to start from: its name, its stage, and what makes recipes/chain.yaml ask its questions."""
+
+    name: str
+    stage: str
+    words: tuple[str, ...]
+
+
+STAGES = (
+    Stage("short", "start", ("task.terms=[3, 8]", "train.steps=600", "checkpoint.every=20")),
+    Stage("long", "short", ("train.steps=420", "checkpoint.every=15")),
+)
+STARTS = tuple(
+    Start(
+        f"chain_{terms}",
+        "short" if terms < 8 else "long",
+        (f"eval.task.terms=[{terms}]", f"sampling.max_tokens={tokens}"),
+    )
+    for terms, tokens in ((3, 18), (15, 68), (49, 206), (99, 410))
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("models/evidence"), help="(default: %(default)s)")
+    out = parser.parse_args().out
+    if not (out / "start").exists():
+        make_start_model(out / "start")
+    for stage in STAGES:
+        train(stage, out)
+    table = [choose(start, out) for start in STARTS]
+    (out / "starts.json").write_text(json.dumps(table, indent=1) + "\n")
+
+
+def train(stage: Stage, out: Path) -> None:
+    """Train a stage, or resume it, and export its last weights."""
+    run = out / "runs" / stage.name
+    words = [f"model.path={out / stage.after}", *stage.words, f"folder={run}", "--resume"]
+    call("train", str(RECIPES / "sft.yaml"), *words)
+    if not (out / stage.name).exists():
+        call("export", str(run), str(out / stage.name))
+
+
+def choose(start: Start, out: Path) -> dict[str, object]:
+    """Export the checkpoint whose share of right answers is closest to a third; accuracy grows with the steps."""
+    run = out / "runs" / start.stage
+    steps = sorted(int(folder.name) for folder in (run / "checkpoints").iterdir() if folder.name.isdigit())
+    low, high, rows = 0, len(steps) - 1, {}
+    while low <= high:
+        middle = (low + high) // 2
+        rows[steps[middle]] = accuracy(start, run, steps[middle])
+        if rows[steps[middle]] < sum(RIGHT) / 2:
+            low = middle + 1
+        else:
+            high = middle - 1
+    step = min(rows, key=lambda each: abs(rows[each] - sum(RIGHT) / 2))
+    if not RIGHT[0] <= rows[step] <= RIGHT[1]:
+        sys.exit(f"error: no checkpoint of {run} has {RIGHT[0]} to {RIGHT[1]} right answers of {start.name}: {rows}")
+    if not (out / start.name).exists():
+        call("export", str(run), str(out / start.name), "--checkpoint", str(step))
+    print(f"{start.name}: step {step} of {start.stage}, {rows[step]:.3f} right")
+    return {"model": start.name, "stage": start.stage, "step": step, "right": rows[step]}
+
+
+def accuracy(start: Start, run: Path, step: int) -> float:
+    """The share of right answers of a checkpoint, sampled at temperature 1."""
+    out = run / "evals" / f"{start.name}_{step}"
+    if not (out / "result.json").exists():
+        options = ["--checkpoint", str(step), "--temperature", "1", "--samples", "1", "--out", str(out), "--overwrite"]
+        call("eval", str(run), str(RECIPES / "chain.yaml"), *start.words, *options)
+    (suite,) = json.loads((out / "result.json").read_text())["suites"].values()
+    return float(suite["estimates"]["accuracy"]["value"])
+
+
+def call(*words: str) -> None:
+    """Run a command of proxima; if it fails, exit with its code."""
+    if code := subprocess.run([*PROXIMA, *words]).returncode:
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
