@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -255,6 +256,33 @@ def test_of_two_that_make_a_folder_the_first_wins(tmp_path):
     with atomic_folder(tmp_path / "out", overwrite=True) as folder:
         (folder / "card.json").write_text("second")
     assert os.listdir(tmp_path / "out") == ["card.json"]
+
+
+def test_a_kill_between_the_renames_leaves_the_former_folder_whole(tmp_path, monkeypatch):
+    gsm8k_folder(tmp_path / "raw")
+    before = (make("gsm8k", tmp_path / "raw", tmp_path / "out").folder / "train.parquet").read_bytes()
+    rename = Path.rename
+
+    def killed(path, target):
+        if path.suffix == ".part":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make("gsm8k", tmp_path / "raw", tmp_path / "out", overwrite=True)
+    (former,) = tmp_path.glob(".out.*.old")
+    assert (former / "train.parquet").read_bytes() == before and verify_folder(former)["README.md"] == "same"
+
+
+def test_a_linked_folder_is_replaced_where_it_is(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "card.json").write_text("first")
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    with atomic_folder(tmp_path / "out", overwrite=True) as folder:
+        (folder / "card.json").write_text("second")
+    assert (tmp_path / "out").is_symlink() and (tmp_path / "disk" / "card.json").read_text() == "second"
+    assert sorted(os.listdir(tmp_path)) == ["disk", "out"]
 
 
 def test_check(tmp_path):

@@ -13,17 +13,20 @@ from proxima.system.atomic_files import flush_to_disk
 
 @contextmanager
 def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield a folder next to `target` to write into; it replaces `target` when the block ends without an error.
+    """Yield a folder next to `target` to write into; it replaces `target` when the block ends without an error. A link
+    stays: the folder that it leads to is replaced.
 
     Files are flushed to disk before the rename. An error removes the unfinished folder and leaves `target` unchanged. A
-    kill leaves it as `.NAME.….part`, and between the removal of a former `target` and the rename it leaves no `target`.
-    Of two processes that make the same folder, the second to finish is refused as if it had started later.
+    kill leaves it as `.NAME.….part`, and between two renames the former `target`, complete, as `.NAME.….old`. Of two
+    processes that make the same folder, the second to finish is refused as if it had started later.
 
     Raises:
         UserError: `target` exists and `overwrite` is not set, or `target` is not a prepared folder.
     """
     refuse_existing(target, overwrite=overwrite)
+    target = target.resolve()
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    former = part.with_suffix(".old")
     created = [parent for parent in target.parents if not parent.exists()]
     try:
         part.mkdir(parents=True)
@@ -31,9 +34,11 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         for path in (*part.iterdir(), part):
             flush_to_disk(path)
         refuse_existing(target, overwrite=overwrite)
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():
+            target.rename(former)
         part.rename(target)
         flush_to_disk(target.parent)
+        shutil.rmtree(former, ignore_errors=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
         with suppress(OSError):  # a parent that is not empty stays
