@@ -44,7 +44,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # by what one wants
     "share": {
         "export": ("proxima.cli.export", "export a run's weights as a Hugging Face folder"),
         "data": ("proxima.cli.data.data_command", "prepare and inspect data sets"),
-        "engine": ("proxima.cli.engine.engine_command", "install, start and check engines that are servers"),
+        "engine": ("proxima.cli.engine.engine_command", "install, start and probe engines that are servers"),
         "peers": (PEERS, "convert other frameworks' options, verify their numbers"),
     },
     "plan": {"plan": (PLAN, "forecast memory and time, here or on other devices")},
