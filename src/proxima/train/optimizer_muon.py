@@ -85,6 +85,8 @@ class MuonAndAdamW(WeightwiseOptimizer):
         if group["momentum"] is None:
             super().step_weight(parameter, group)
             return
+        from proxima.model.parallel.gather import whole_tensor  # torch's distributed tensors take a second
+
         weight, gradient, slots = own_slice(parameter), own_slice(parameter.grad), self.state[parameter]
         if not slots:
             slots["momentum_buffer"] = self.zeros("momentum_buffer", parameter, gradient.dtype)
@@ -92,14 +94,6 @@ class MuonAndAdamW(WeightwiseOptimizer):
         buffer.lerp_(gradient, 1 - group["momentum"])
         rounded = gradient.lerp(buffer, group["momentum"]).bfloat16()  # as Newton-Schulz begins
         update = sharded_as(parameter, rounded, parameter.shape)
-        fill_weight(update, _zeropower_via_newtonschulz(_whole(update), COEFFICIENTS, DEFAULT_NS_STEPS, EPS))
+        fill_weight(update, _zeropower_via_newtonschulz(whole_tensor(update), COEFFICIENTS, DEFAULT_NS_STEPS, EPS))
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.add_(own_slice(update), alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
-
-
-def _whole(update: Tensor) -> Tensor:
-    if not hasattr(update, "to_local"):
-        return update
-    from proxima.model.parallel.gather import whole_tensor
-
-    return whole_tensor(update)

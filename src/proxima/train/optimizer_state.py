@@ -27,7 +27,7 @@ def read_optimizer(place: Path, weights: Mapping[str, Tensor]) -> dict[str, Tens
     with safe_open(place.with_suffix(".safetensors"), framework="pt") as opened:
         for name in opened.keys():  # noqa: SIM118 (it is no mapping)
             whole = opened.get_tensor(name)
-            tensors[name] = _empty(whole.shape, whole.dtype, weights.get(_weight_of(name)))
+            tensors[name] = _empty(name, whole.shape, whole.dtype, weights)
             fill_weight(tensors[name], whole)
     return tensors
 
@@ -42,7 +42,7 @@ def read_slices(folder: Path, weights: Mapping[str, Tensor], names: Collection[s
     metadata = reader.read_metadata()
     stored: dict[str, Any] = metadata.state_dict_metadata
     tensors = {
-        name: _empty(stored[name].size, stored[name].properties.dtype, weights.get(_weight_of(name)))
+        name: _empty(name, stored[name].size, stored[name].properties.dtype, weights)
         for name in (stored if names is None else names)
     }
     planner.set_up_planner(tensors, metadata)
@@ -51,14 +51,11 @@ def read_slices(folder: Path, weights: Mapping[str, Tensor], names: Collection[s
     return tensors
 
 
-def _weight_of(name: str) -> str:
-    return name.partition("/")[2]
-
-
-def _empty(size: torch.Size, dtype: torch.dtype, weight: Any) -> Tensor:
-    """A tensor to be filled; sharded like `weight` if that is sharded and of the same shape except for the columns."""
-    alike = hasattr(weight, "to_local") and len(size) > 0 and weight.shape[:-1] == size[:-1]
-    if not alike:
+def _empty(name: str, size: torch.Size, dtype: torch.dtype, weights: Mapping[str, Any]) -> Tensor:
+    """A tensor `kind/weight` to be filled; sharded like the weight if that is sharded and of the same shape except for
+    the columns."""
+    weight: Any = weights.get(name.partition("/")[2])
+    if not (hasattr(weight, "to_local") and len(size) > 0 and weight.shape[:-1] == size[:-1]):
         return torch.empty(size, dtype=dtype)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

@@ -74,8 +74,7 @@ class Cppo(Surrogate):
         check_choices(self)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        weighted, spent, granted = self.prefixes(b)
-        allowed = self.allowed(spent, granted)
+        weighted, allowed = self.threshold(b)
         keep = b.loss_mask & (returns_to(b, self.centre) | (weighted <= allowed))
         metrics: Metrics = {"prefix_spend": SumCount.over(allowed < self.delta, b.loss_mask)}
         return TokenLoss(ratio_loss(b, keep, None), keep, metrics)
