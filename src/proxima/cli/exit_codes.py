@@ -88,10 +88,7 @@ def report_bug(error: BaseException) -> int:
     versions = f"proxima {__version__}, Python {sys.version.split()[0]}"
     written = _write(f"{versions}: {' '.join(sys.argv)}\n{trace}", getattr(error, "run_folder", None))
     remedy = f"report it with the traceback in {written}" if written else "PROXIMA_DEBUG=1 prints the traceback"
-    print(
-        f"internal error: {_rank_name()}{what[:300]}; this is a bug in proxima or in a spec of yours: {remedy}",
-        file=sys.stderr,
-    )
+    print(f"internal error: {what[:300]}; this is a bug in proxima or in a spec of yours: {remedy}", file=sys.stderr)
     return os.EX_SOFTWARE
 
 

@@ -56,25 +56,26 @@ def check_run_files(folder: RunFolder) -> list[Finding]:
         except (UserError, sqlite3.DatabaseError) as error:  # no journal can be read
             wrong = [error.reason if isinstance(error, UserError) else str(error)]
         with Journal(":memory:") as empty:
-            return [Finding.of("run.sqlite", wrong, MOVE_AWAY, ""), *list(_findings(folder, empty))[1:]]
+            return list(_findings(folder, empty, wrong))
     finally:
         folder.release()
 
 
-def _findings(folder: RunFolder, journal: Journal) -> Iterator[Finding]:
+def _findings(folder: RunFolder, journal: Journal, wrong: Sequence[str] = ()) -> Iterator[Finding]:
+    """`wrong`: why the journal can't be read; then `journal` is an empty one."""
     recorded = journal.checksums.read()
-    yield (of_journal := _journal(folder, journal))
+    yield (of_journal := _journal(folder, journal, wrong))
     yield _metrics(folder, journal if of_journal.status == "ok" else None)
     for place in (folder.rollouts, folder.evals):
         yield _several(place, recorded)
     yield _checkpoints(folder.checkpoints)
 
 
-def _journal(folder: RunFolder, journal: Journal) -> Finding:
+def _journal(folder: RunFolder, journal: Journal, wrong: Sequence[str]) -> Finding:
     if not folder.journal.is_file():
         return Finding.of(folder.journal.name, ["is missing"], RESTORED, "")
     whole = f"{journal.step} steps, {sum(journal.counts().values())} prompts"
-    return Finding.of(folder.journal.name, journal.checksums.damage(), MOVE_AWAY, whole)
+    return Finding.of(folder.journal.name, wrong or journal.checksums.damage(), MOVE_AWAY, whole)
 
 
 def _metrics(folder: RunFolder, journal: Journal | None) -> Finding:
