@@ -1,6 +1,5 @@
 """A replay trains on the stored rollouts of another run: the same run again to the bit, or another loss on them."""
 
-import json
 import shutil
 
 import pytest
