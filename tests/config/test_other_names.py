@@ -48,3 +48,10 @@ def test_a_mistyped_loss_is_called_a_loss():
     recipe = {"model": {"path": "m"}, "task": {"kind": "arithmetic"}, "preference": {"loss": ["sigmod"]}}
     with pytest.raises(ConfigError, match="no loss 'sigmod'; did you mean 'sigmoid'"):
         resolve(recipe, root=PreferenceConfig)
+
+
+def test_a_field_that_is_gone_says_how_a_run_of_another_version_continues(tmp_path):
+    (tmp_path / "config.yaml").write_text("runtime: {rollout_retries: 2}\n")
+    remedy = "has no field 'rollout_retries'; .*; if another version began this run, delete the line and resume with"
+    with pytest.raises(ConfigError, match=rf"config.yaml:1\): 'runtime' {remedy} --accept-changes"):
+        resolve(tmp_path)

@@ -142,7 +142,7 @@ def test_killed_again_and_again(seed, tiny_model, tmp_path, warm_processes):
     kill_after(draw.uniform(0.0, 0.6), tmp_path / "run", config)  # forty steps take longer
     last = draw.randrange(6, 10)
     with suppress(Died):
-        observer = die_at(("step", lambda record, sample: record["step"] >= last, 0))
+        observer = die_at(("step", lambda record: record["step"] >= last, 0))
         go(tmp_path / "run", config, resume=True, observer=observer)
     killed: list[int] = []
     go(tmp_path / "run", config, resume=True, observer=Watcher(engine_killer(warm_processes, killed)))

@@ -84,6 +84,8 @@ def misnamed_field(path: str, label: str, node: Node, cls: type, slot: Slot | No
         remedy = f"did you mean {whole}?"
     elif ours := our_name(section, last, paths):
         remedy = f"proxima calls it {ours}"
+    if node.source.text.partition(":")[0].endswith("/config.yaml"):
+        remedy += "; if another version began this run, delete the line and resume with --accept-changes"
     return Problem(path, f"{label!r} has no field {name!r}; {remedy}", node.shown(), node.source.text)
 
 
