@@ -53,7 +53,7 @@ def during(stage, after=0, enough=lambda done, total: True):
 
 
 def of_step(step):
-    return lambda record, *sample: record["step"] == step
+    return lambda record: record["step"] == step
 
 
 MOMENTS = {  # event, which of them, steps before
