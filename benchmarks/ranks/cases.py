@@ -260,12 +260,6 @@ def odd() -> Iterator[Case]:
     yield Case(
         row=row,
         sizes=(2,),
-        name="no trained token: every group dropped",
-        overrides=(CONSTANT, "algorithm.selection=[{kind: drop_uniform_groups}]"),
-    )
-    yield Case(
-        row=row,
-        sizes=(2,),
         name="groups over the micro-batch budget",
         overrides=("train.tokens_per_micro_batch=16",),
         sgd=True,
