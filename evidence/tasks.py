@@ -65,6 +65,13 @@ class _Generated(PlayedTask):
                 yield made
 
 
+def _labelled(field: str, numbers: tuple[int, ...], *, least: int) -> tuple[int, ...]:
+    """Numbers of lines or terms, of which each has a letter."""
+    fits = bool(numbers) and all(least <= n <= len(LABELS) for n in numbers)
+    require(fits, field, list(numbers), f"must be numbers in {least} … {len(LABELS)}")
+    return tuple(numbers)
+
+
 def _draw(seed: int, number: int, index: int, limit: int) -> int:
     return mix(seed, number, index) % limit
 
@@ -89,9 +96,7 @@ class ChainSums(_Generated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "terms", tuple(self.terms))
-        fits = bool(self.terms) and all(1 <= n <= len(LABELS) for n in self.terms)
-        require(fits, "terms", list(self.terms), f"must be numbers in 1 … {len(LABELS)}")
+        object.__setattr__(self, "terms", _labelled("terms", self.terms, least=1))
 
     def question(self, number: int, draw: Draw) -> tuple[str, str, Any]:
         terms = self.terms[number % len(self.terms)]
@@ -161,9 +166,7 @@ class Programs(_Generated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "lines", tuple(self.lines))
-        fits = bool(self.lines) and all(3 <= n <= len(LABELS) for n in self.lines)
-        require(fits, "lines", list(self.lines), f"must be numbers in 3 … {len(LABELS)}")
+        object.__setattr__(self, "lines", _labelled("lines", self.lines, least=3))
 
     def question(self, number: int, draw: Draw) -> tuple[str, str, Any]:
         values: list[int] = []
