@@ -5,7 +5,7 @@
 # make check   format, lint, types, import layers, fast tests
 # make lint    check without its tests
 # make bench   every benchmark, side by side with its peer (alone on the machine, please)
-# make evidence-model    the models that the evidence pages start from, trained from nothing
+# make evidence-model    small models for experiments on long answers, trained from nothing
 # make docs    pages and figures that are made from the code
 # make clean   what the others built; runs/ and models/ stay
 #

@@ -79,25 +79,25 @@ def choose(start: Start, out: Path) -> dict[str, object]:
     neighbours, because accuracy grows with the steps, but not from each to the next."""
     run = out / "runs" / start.stage
     steps = sorted(int(folder.name) for folder in (run / "checkpoints").iterdir() if folder.name.isdigit())
-    low, high, shares = 0, len(steps), dict[int, float]()
+    low, high = 0, len(steps)
     while low < high:
         middle = (low + high) // 2
-        shares[middle] = accuracy(start, run, steps[middle])
-        low, high = (middle + 1, high) if shares[middle] < sum(RIGHT) / 2 else (low, middle)
-    for index in sorted(range(len(steps)), key=lambda index: abs(index - low)):
-        share = shares.get(index) or accuracy(start, run, steps[index])
+        too_few = accuracy(start, run, steps[middle]) < sum(RIGHT) / 2
+        low, high = (middle + 1, high) if too_few else (low, middle)
+    for step in sorted(steps, key=lambda step: abs(steps.index(step) - low)):
+        share = accuracy(start, run, step)
         if RIGHT[0] <= share <= RIGHT[1]:
             break
     else:
         sys.exit(f"error: no checkpoint of {run} has {RIGHT[0]} to {RIGHT[1]} right answers of {start.name}")
     if not (out / start.name).exists():
-        call("export", str(run), str(out / start.name), "--checkpoint", str(steps[index]))
-    print(f"{start.name}: step {steps[index]} of {start.stage}, {share:.3f} right")
-    return {"model": start.name, "stage": start.stage, "step": steps[index], "right": share}
+        call("export", str(run), str(out / start.name), "--checkpoint", str(step))
+    print(f"{start.name}: step {step} of {start.stage}, {share:.3f} right")
+    return {"model": start.name, "stage": start.stage, "step": step, "right": share}
 
 
 def accuracy(start: Start, run: Path, step: int) -> float:
-    """The share of right answers of a checkpoint, sampled at temperature 1."""
+    """The share of right answers of a checkpoint, sampled at temperature 1; an evaluation that exists is read."""
     out = run / "evals" / f"{start.name}_{step}"
     if not (out / "result.json").exists():
         options = ["--checkpoint", str(step), "--temperature", "1", "--samples", "1", "--out", str(out), "--overwrite"]

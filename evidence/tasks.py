@@ -1,8 +1,8 @@
 """Generated tasks whose solutions are written out step by step, so that their length is chosen and errors compound.
 
-    chain sums    a3b5c9    a303b508c917=17    the running total after each term, mod 100
-    countdown     3,7,2>20  3+7=10;10*2=20     two operations that use each number once and make the target
-    programs      a=3b=7c=a+b                  the value of each line, mod 10; the last one is the answer
+    chain sums    a3b5c9           a303b508c917=17    the running total after each term, mod 100
+    countdown     3,7,2>20         3+7=10;10*2=20     two operations that use each number once and make the target
+    programs      a=3;b=7;c=a+b    a3b7c0=0           the value of each line, mod 10; the last one is the answer
 
 A recipe names them as `evidence.tasks:ChainSums`; the metadata of a row has its `solution`, the answer is what a reward
 compares. A hash of the question decides its split, whatever seed and size.
@@ -65,8 +65,8 @@ class _Generated(PlayedTask):
                 yield made
 
 
-def _labelled(field: str, numbers: tuple[int, ...], *, least: int) -> tuple[int, ...]:
-    """Numbers of lines or terms, of which each has a letter."""
+def _counts(field: str, numbers: tuple[int, ...], *, least: int) -> tuple[int, ...]:
+    """The checked numbers of lines or terms, each of which has a letter."""
     fits = bool(numbers) and all(least <= n <= len(LABELS) for n in numbers)
     require(fits, field, list(numbers), f"must be numbers in {least} … {len(LABELS)}")
     return tuple(numbers)
@@ -96,7 +96,7 @@ class ChainSums(_Generated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "terms", _labelled("terms", self.terms, least=1))
+        object.__setattr__(self, "terms", _counts("terms", self.terms, least=1))
 
     def question(self, number: int, draw: Draw) -> tuple[str, str, Any]:
         terms = self.terms[number % len(self.terms)]
@@ -134,9 +134,9 @@ def countdown_solutions(numbers: tuple[int, ...]) -> dict[int, list[str]]:
         for second in range(3):
             if first == second:
                 continue
-            (left,) = set(range(3)) - {first, second}
+            (third,) = set(range(3)) - {first, second}
             for step, value in _operations(numbers[first], numbers[second]):
-                for pair in ((value, numbers[left]), (numbers[left], value)):
+                for pair in ((value, numbers[third]), (numbers[third], value)):
                     for last, target in _operations(*pair):
                         found.setdefault(target, []).append(f"{step};{last}")
     return {target: sorted(set(texts)) for target, texts in found.items()}
@@ -166,7 +166,7 @@ class Programs(_Generated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "lines", _labelled("lines", self.lines, least=3))
+        object.__setattr__(self, "lines", _counts("lines", self.lines, least=3))
 
     def question(self, number: int, draw: Draw) -> tuple[str, str, Any]:
         values: list[int] = []
