@@ -6,11 +6,9 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import sys
 import time
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -152,12 +150,6 @@ def engines_of(pid: int) -> list[int]:
     return engines
 
 
-def rows_of(journal: Path, query: str, *values: object) -> list[tuple]:
-    """Return the rows of a query to a journal."""
-    with closing(sqlite3.connect(journal)) as database:
-        return database.execute(query, values).fetchall()
-
-
 def consumed_lengths(folder: Path, *, in_order: bool) -> list[int]:
     """Return the token count of each completion that a step consumed.
 
@@ -168,6 +160,7 @@ def consumed_lengths(folder: Path, *, in_order: bool) -> list[int]:
     from proxima.runtime.state.folder import RunFolder
     from proxima.runtime.state.journal import Journal
     from proxima.runtime.state.rollouts import read_rows
+    from tests.runtime.prompt_rows import consumed_prompts
 
     run, lengths, seen = RunFolder(folder), list[int](), Counter[int]()
     with Journal(run.journal) as journal:
@@ -177,8 +170,7 @@ def consumed_lengths(folder: Path, *, in_order: bool) -> list[int]:
             rows = read_rows(run.rollout_file(step), ["prompt_uid", "sample", "tokens", "used"])
             keys = Counter((row["prompt_uid"], row["sample"]) for row in rows)
             uids = {uid for uid, _ in keys}
-            consumed = "SELECT uid FROM prompts WHERE state = 'consumed' AND step = ?"
-            if uids != {uid for (uid,) in rows_of(run.journal, consumed, step)}:
+            if uids != {prompt.uid for prompt in consumed_prompts(journal, step)}:
                 raise ValueError(f"step {step}: journal and rollouts name other prompts")
             if keys != Counter((uid, sample) for uid in uids for sample in range(COMPLETIONS)):
                 raise ValueError(f"step {step}: a completion is missing or doubled: {sorted(keys)}")
