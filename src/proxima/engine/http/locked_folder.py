@@ -1,6 +1,7 @@
 """A temporary folder that does not outlive its process for long: the next process removes what a killed one has
 left."""
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -8,11 +9,6 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
-
-try:
-    import fcntl
-except ImportError:  # Windows: the owner of a folder is unknown, so leftovers stay
-    fcntl = None  # type: ignore[assignment]
 
 PREFIX = "proxima-weights-"
 LOCK_FILE = ".held"  # a file kept locked by the process that created the folder
@@ -62,15 +58,14 @@ def _lock(path: Path, *, may_fail: bool) -> IO[bytes] | None:
         may_fail: a file system without locks is not an error: there no process can mistake it for a leftover.
     """
     file = path.open("xb")
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            if not may_fail:
-                raise
-        if not os.fstat(file.fileno()).st_nlink:
-            file.close()
-            return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:
+        if not may_fail:
+            raise
+    if not os.fstat(file.fileno()).st_nlink:
+        file.close()
+        return None
     return file
 
 
@@ -84,7 +79,7 @@ def remove_leftovers(parent: Path, *, shared: bool = False) -> list[Path]:
     Returns: those that were removed.
     """
     removed = []
-    for file in parent.glob(f"{PREFIX}*/{LOCK_FILE}") if fcntl is not None else ():
+    for file in parent.glob(f"{PREFIX}*/{LOCK_FILE}"):
         try:
             with file.open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
