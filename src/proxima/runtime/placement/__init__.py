@@ -18,6 +18,6 @@ On a Ray cluster, the launcher is ours. What runs below it is what torchrun woul
 
 Ray only places and watches processes: no tensor goes through it, and a rank finds the others by torch.distributed. An
 actor does not compute, so it can see how the process that it started ended.
-Imports: `config`, `data`, `engine`, `model`, `train`; torch.distributed and ray only inside functions. Imported by
-`launch`, and `api`.
+Imports: `config`, `data`, `engine`, `model`, `train`; `meeting`, and with it torch.distributed, only where there are
+several ranks, and ray only inside functions. Imported by `launch`, and `api`.
 """

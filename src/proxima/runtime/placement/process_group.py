@@ -1,7 +1,8 @@
 """Lets the processes of a run that torchrun, srun or Ray has started find one another."""
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,25 @@ START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=
 def adopt_launcher() -> None:
     """Set the variables of torchrun in a task of `srun`. Called when a command line starts, and when a run starts
     without one."""
-    if "SLURM_PROCID" in os.environ:
-        from proxima.runtime.placement.meeting import slurm_variables
+    os.environ.update(slurm_variables(os.environ))
 
-        os.environ.update(slurm_variables(os.environ))
+
+def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that torchrun would set, for a task of an `srun` whose script has exported MASTER_ADDR."""
+    if "RANK" in environment or "MASTER_ADDR" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
+        return {}
+    node = int(environment["SLURM_NODEID"])
+    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # as "2(x3),1"
+    tasks = [number for number, times in counts for _ in range(int(times or 1))]  # of each node
+    port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": tasks[node],
+        "GROUP_RANK": str(node),
+        "MASTER_PORT": environment.get("MASTER_PORT", str(port)),
+    }
 
 
 def is_rank() -> bool:
@@ -89,10 +105,7 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
     if not is_rank():
         yield ALONE
         return
-    from proxima.runtime.placement.agreement import rank_facts
-    from proxima.runtime.placement.meeting import first_rank, other_rank
+    from proxima.runtime.placement.meeting import met_ranks
 
-    placement, facts = config.placement, rank_facts(config)
-    members = first_rank(placement, facts) if os.environ["RANK"] == "0" else other_rank(placement, facts)
-    with members as ranks:
+    with met_ranks(config) as ranks:
         yield ranks
