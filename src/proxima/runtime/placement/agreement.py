@@ -61,7 +61,8 @@ def compare_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         UserError: names the first rank that differs or lacks something, both values and the remedy.
     """
-    require_same({name: node["same"] for name, node in facts.items()}, REMEDIES, ONE_RECIPE)
+    if (problem := difference({name: node["same"] for name, node in facts.items()}, REMEDIES, ONE_RECIPE)) is not None:
+        raise problem
     for name, node in facts.items():
         if node["lack"]:
             raise UserError(f"{name}: {node['lack']}")
@@ -78,20 +79,13 @@ def agree_on_files(hashes: Callable[[], Mapping[str, str]], ranks: Ranks) -> Non
     """
     reads = os.environ.get("LOCAL_RANK", "0") == "0"
     gathered = ranks.gather({file: whole[:12] for file, whole in hashes().items()} if reads else None)
-    problem = None
-    try:
-        require_same({ranks.name(rank): short for rank, short in enumerate(gathered) if short is not None}, {}, COPY)
-    except UserError as error:
-        problem = error
-    ranks.agree(problem)
+    hashed = {ranks.name(rank): files for rank, files in enumerate(gathered) if files is not None}
+    ranks.agree(difference(hashed, {}, COPY))
 
 
-def require_same(values: Mapping[str, Mapping[str, Any]], remedies: Mapping[str, str], remedy: str) -> None:
-    """Compare values by field, those of each rank with those of the first.
-
-    Raises:
-        UserError: names the first rank that differs, the field, both values and the field's remedy, or `remedy`.
-    """
+def difference(values: Mapping[str, Mapping[str, Any]], remedies: Mapping[str, str], remedy: str) -> UserError | None:
+    """The error about the first rank whose values differ from those of the first one: the field, both values, and the
+    field's remedy, or `remedy`; None if all are the same."""
     first = next(iter(values), "")
     for name, theirs in values.items():
         for field in dict.fromkeys([*values[first], *theirs]):
@@ -99,4 +93,5 @@ def require_same(values: Mapping[str, Mapping[str, Any]], remedies: Mapping[str,
             if there != here:
                 shown = f"{in_one_line(there)} there, {in_one_line(here)} here"
                 what = f"{name} differs from {first} in {field}: {shown}"
-                raise UserError(what, remedy=remedies.get(field, remedy))
+                return UserError(what, remedy=remedies.get(field, remedy))
+    return None
