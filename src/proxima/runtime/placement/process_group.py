@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +54,6 @@ def is_first() -> bool:
     return not is_rank() or os.environ.get("RANK", "0") == "0"
 
 
-def is_launched() -> bool:
-    """True if torchrun or srun has started this process and others, so that a resume needs the same launcher."""
-    return is_rank() and not is_supervised()
-
-
 def places_ranks(config: Any) -> bool:
     """True if this process starts the ranks of the run and is not one of them."""
     return PLACEMENTS.holds(config.placement, "ray") and "RANK" not in os.environ
@@ -92,9 +87,8 @@ def check_before_imports(resolved: "Resolved[Any]", *, resume: bool, overwrite: 
         RunFolder(Path(folder).expanduser()).check(resume=resume, overwrite=overwrite)
 
 
-@contextmanager
-def ranks_of(config: Any) -> Iterator[Ranks]:
-    """Yield the ranks of the run, of which this process is one; they form a process group within the block.
+def ranks_of(config: Any) -> AbstractContextManager[Ranks]:
+    """The ranks of the run, of which this process is one; they form a process group within the block.
 
     Raises:
         FieldError: as `check_launch`.
@@ -103,9 +97,7 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
     """
     check_launch(config.placement)
     if not is_rank():
-        yield ALONE
-        return
+        return nullcontext(ALONE)
     from proxima.runtime.placement.meeting import met_ranks
 
-    with met_ranks(config) as ranks:
-        yield ranks
+    return met_ranks(config)
