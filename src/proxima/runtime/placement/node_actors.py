@@ -14,6 +14,7 @@ from typing import Any
 from proxima.process.start import start_module
 
 CHUNK = 1 << 16
+OUTPUT = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:replace"}  # variables: a line arrives, whatever is in it
 QUIET_SECONDS = 0.5  # after which a dead process has nothing left to read; a child of it may hold its pipes open
 
 
@@ -69,7 +70,7 @@ class RankHost:
             "proxima.runtime.placement.rank_process",
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=os.environ | dict(environment),
+            env=os.environ | OUTPUT | dict(environment),
             cwd=folder if os.path.isdir(folder) else None,
         )
         channel.sendall(json.dumps({"function": function, "arguments": dict(arguments)}).encode() + b"\n")
@@ -97,22 +98,17 @@ class RankHost:
 
 
 class EngineHost:
-    """The actor of a server. Its calls run in threads; the server stops with it (`process.guardian`)."""
+    """The actor of a server, which stops with it (`process.guardian`)."""
 
-    servers: Any = None
-
-    def start(self, start: Callable[[], Any]) -> ActorPlace:
-        """Start the server; returns when it answers.
+    def run(self, start: Callable[[], Any]) -> Iterator[ActorPlace]:
+        """Start the server, yield its place when it answers, and wait until it is given up.
 
         Args:
             start: `start_servers` with its arguments.
 
         Raises:
-            UserError: the server did not start.
+            UserError: the server did not start, or is given up.
         """
-        self.servers = start()
-        return place_here(int(self.servers.urls[0].rpartition(":")[2]))
-
-    def watch(self) -> None:
-        """Wait until the server is given up, and raise the reason."""
-        raise self.servers.wait()
+        servers = start()
+        yield place_here(int(servers.urls[0].rpartition(":")[2]))
+        raise servers.wait()

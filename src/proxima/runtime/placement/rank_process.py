@@ -14,8 +14,6 @@ import sys
 if __name__ == "__main__":
     # the raylet blocks SIGINT for all its descendants
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="replace")  # type: ignore[union-attr]
     channel = socket.socket(fileno=int(sys.argv[1]))  # kept open: its end is this process's
     call = json.loads(channel.makefile("rb").readline())
     module, _, name = call["function"].partition(":")

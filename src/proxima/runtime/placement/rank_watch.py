@@ -28,7 +28,7 @@ from proxima.runtime.placement.rank_messages import (
     silent_seconds,
     span_of,
 )
-from proxima.runtime.watch.interrupt import signals_restored
+from proxima.runtime.watch.interrupt import signals_handled
 from proxima.train.process_ranks import ProcessRanks
 from proxima.train.rank_status import place_of
 
@@ -114,10 +114,8 @@ class RankWatch:
         try:
             yield
         finally:
-            self._cancel, self._closing = (
-                lambda: None,
-                2 * SETTLE,
-            )  # the run has ended in order: the process soon does too
+            self._cancel = lambda: None
+            self._closing = 2 * SETTLE  # the run has ended in order: the process soon does too
 
     @property
     def losing(self) -> bool:
@@ -147,7 +145,7 @@ class RankWatch:
         self.lines.flush(at_once=True)
 
     def close(self) -> None:
-        self.lines.flush(at_once=True)
+        """End the watch; what it has heard is written by `await_farewells`."""
         self._closed = True
 
     # ---- the watching thread -----------------------------------------------------------------------------------------
@@ -306,7 +304,5 @@ def terminated_by_launcher(watch: RankWatch) -> Iterator[None]:
         if not watch.losing:
             raise KeyboardInterrupt
 
-    with signals_restored():
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handle)
+    with signals_handled(handle, [signal.SIGTERM]):
         yield
