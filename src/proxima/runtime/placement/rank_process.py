@@ -5,8 +5,8 @@ Its channel carries one line of JSON: `{"function": "module:name", "arguments": 
 code.
 """
 
-import importlib
 import json
+import pkgutil
 import signal
 import socket
 import sys
@@ -16,5 +16,4 @@ if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     channel = socket.socket(fileno=int(sys.argv[1]))  # kept open: its end is this process's
     call = json.loads(channel.makefile("rb").readline())
-    module, _, name = call["function"].partition(":")
-    sys.exit(getattr(importlib.import_module(module), name)(**call["arguments"]))
+    sys.exit(pkgutil.resolve_name(call["function"])(**call["arguments"]))

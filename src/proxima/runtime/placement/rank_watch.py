@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class RankWatch:
         self.token, self.lines = secrets.token_hex(16), FoldedLines()
         self.peers: dict[int, HeardRank] = {}
         self.failure: RankFailure | None = None
-        self._held: list[int] = []
+        self._opened = ExitStack()  # the connections
         self._causes: list[RankFailure] = []
         self._failed_at, self._closing = 0.0, CLOSING  # when the first cause was heard of, and the time to end after it
         self._changed = threading.Condition()
@@ -151,24 +151,22 @@ class RankWatch:
     # ---- the watching thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._closed:
-            for key, _ in self._selector.select(TICK):
-                if key.fileobj is self._listener:
-                    self._accept()
-                else:
-                    self._read(key.data)
-            self.lines.flush()
-            self._judge(time.monotonic())
-        for key in list(self._selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-        self._selector.close()
-        for descriptor in self._held:
-            os.close(descriptor)
+        with self._listener, self._selector, self._opened:
+            while not self._closed:
+                for key, _ in self._selector.select(TICK):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    else:
+                        self._read(key.data)
+                self.lines.flush()
+                self._judge(time.monotonic())
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         self._selector.register(connection, selectors.EVENT_READ, Channel(connection))
-        self._held.append(os.dup(connection.fileno()))  # Python closes sockets long before the process is gone
+        self._opened.enter_context(connection)
+        # a second descriptor: Python closes sockets long before the process is gone
+        self._opened.callback(os.close, os.dup(connection.fileno()))
 
     def _read(self, channel: Channel) -> None:
         messages = channel.receive()
@@ -244,17 +242,15 @@ class RankWatch:
 
     def _look(self, now: float) -> None:
         """Warn when the run stalls, and end it after `timeout`."""
-        late = self.late(now)
-        if late is None:
-            self._warn_after = self.silent
-            return
-        seconds, what = late
+        seconds, what = self.late(now) or (0.0, "")
         if seconds >= self.timeout:
             remedy = "if it is only slow, raise placement.timeout"
             self._add(RankFailure(text=f"{what}, longer than placement.timeout={self.timeout:g}; {remedy}"))
         elif seconds >= self._warn_after:
             self._warn_after = 2 * seconds
             self._warn(what)
+        elif not what:
+            self._warn_after = self.silent
 
     def late(self, now: float) -> tuple[float, str] | None:
         """Seconds and a sentence about the rank that the others wait for; None if all progress, or all do the same."""
