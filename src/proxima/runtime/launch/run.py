@@ -291,12 +291,12 @@ def _restore(checkpoint: Checkpoint, stack: "TrainStack", others: "Mapping[str, 
 
 def _start_rank(make_work: "Callable[[], Workload]", ranks: Ranks, message: "Start") -> "RankModels":
     """What `_run` does on rank 0, on the others: data, files, weights, and the state of a checkpoint."""
-    from proxima.runtime.placement.follower import visible
+    from proxima.runtime.placement.follower import seen_here
 
-    visible("run folder", message.folder, Path.is_dir)
+    seen_here("run folder", message.folder, Path.is_dir)
     work = make_work()
     _compare_files(work.hashes, ranks)
-    checkpoint = None if message.checkpoint is None else visible("checkpoint", message.checkpoint, read_checkpoint)
+    checkpoint = None if message.checkpoint is None else seen_here("checkpoint", message.checkpoint, read_checkpoint)
     loaded = _load_weights(work, checkpoint)
     models = work.rank_models(loaded, ComputeThread(), ranks, message.checkpoint)
     if checkpoint is not None:

@@ -61,7 +61,7 @@ def compare_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         UserError: names the first rank that differs or lacks something, both values and the remedy.
     """
-    if (problem := difference({name: node["same"] for name, node in facts.items()}, REMEDIES, ONE_RECIPE)) is not None:
+    if (problem := conflict({name: node["same"] for name, node in facts.items()}, REMEDIES, ONE_RECIPE)) is not None:
         raise problem
     for name, node in facts.items():
         if node["lack"]:
@@ -80,10 +80,10 @@ def agree_on_files(hashes: Callable[[], Mapping[str, str]], ranks: Ranks) -> Non
     reads = os.environ.get("LOCAL_RANK", "0") == "0"
     gathered = ranks.gather({file: whole[:12] for file, whole in hashes().items()} if reads else None)
     hashed = {ranks.name(rank): files for rank, files in enumerate(gathered) if files is not None}
-    ranks.agree(difference(hashed, {}, COPY))
+    ranks.agree(conflict(hashed, {}, COPY))
 
 
-def difference(values: Mapping[str, Mapping[str, Any]], remedies: Mapping[str, str], remedy: str) -> UserError | None:
+def conflict(values: Mapping[str, Mapping[str, Any]], remedies: Mapping[str, str], remedy: str) -> UserError | None:
     """The error about the first rank whose values differ from those of the first one: the field, both values, and the
     field's remedy, or `remedy`; None if all are the same."""
     first = next(iter(values), "")

@@ -93,7 +93,7 @@ def follow(start: Callable[[Start], RankModels], ranks: Ranks) -> "Summary":
     return summary
 
 
-def visible(what: str, path: Path, read: Callable[[Path], T | None]) -> T:
+def seen_here(what: str, path: Path, read: Callable[[Path], T | None]) -> T:
     """What this node reads at a path that rank 0 has written: all ranks write checkpoints there, and none may load
     other weights.
 
