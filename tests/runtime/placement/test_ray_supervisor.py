@@ -213,7 +213,8 @@ def test_an_actor_that_is_killed_and_then_ctrl_c(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address())
     monkeypatch.setattr(ray_supervisor, "GRACE_SECONDS", 0.2)
     folder, acts = tmp_path / "run", [{"1": "actor"}, {"0": "interrupt"}]
-    code = supervised(folder, acts, restarts=1, env={"EXTRA": "yes"})
+    most = {"cpus_per_rank": 3.0}  # the second start needs what the first has given back
+    code = supervised(folder, acts, restarts=1, env={"EXTRA": "yes"}, **most)
     out, err = capsys.readouterr()
     host = os.uname().nodename
     printed = [line for line in out.splitlines() if "(raylet)" not in line]
