@@ -29,8 +29,6 @@ DIFFERENCES = [
         f"{DIFFERS} torch: 2.12.0 there, 2.13.0 here; install the same version on all nodes",
     ),
     ({"same": {"seed": 2}}, f"{DIFFERS} seed: 2 there, 1 here; start every rank with one command line, and one recipe"),
-    ({"same": {"WORLD_SIZE": 3}}, f"{DIFFERS} WORLD_SIZE: 3 there, 4 here; start all ranks with one"),
-    ({"same": {"device": "cpu"}}, f"{DIFFERS} device: cpu there, cuda here; give every rank a"),
     ({"lack": "/dev/shm has 1.0 MiB free"}, "rank 3 on b: /dev/shm has 1.0 MiB free"),
 ]
 

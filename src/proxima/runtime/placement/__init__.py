@@ -9,7 +9,8 @@ itself is `launch`.
 On a Ray cluster, the launcher is ours. What runs below it is what torchrun would run:
 
     ray_supervisor      starts the ranks of a command, prints their output, and restarts them
-    ray_cluster         the cluster: connects to it, checks and reserves its devices; reports its errors in one line
+    ray_cluster         the cluster: connects to it, checks and reserves its devices, starts actors on them; reports its
+                        errors in one line
     rank_group          the ranks of one start, with the variables that torchrun would set
     node_actors         the actors on the nodes: one starts the process of a rank (`rank_process`), one a server
     engine_group        the servers of `placement.engines`, restarted while the run continues
