@@ -6,18 +6,18 @@ sends an invalid reply, the episode whose call it ran fails; its other episodes 
 """
 
 import asyncio
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from proxima.data import Message, ToolCall
 from proxima.environment.interface import HOST_PROCESS, EnvironmentSpec
-from proxima.process.keeper import KeptWorker, WorkerSource, prepared
+from proxima.process.keeper import KeptWorker, WorkerQueue, WorkerSource
 from proxima.process.worker import START_SECONDS, Worker
 
 
@@ -76,8 +76,6 @@ class Hosts:
     ) -> None:
         self.spec, self.call_seconds, self.start_seconds = spec, call_seconds, start_seconds
         self._numbers = count()
-        self.started = 0  # workers started so far
-        self._lock = threading.Lock()
         self._log: Path | None = None
         options = {"warm_ups": [EnvironmentSpec.__module__], "restricted": False, "memory_mb": memory_mb}
         self._source = WorkerSource(HOST_PROCESS, "environment", options)
@@ -102,11 +100,8 @@ class Hosts:
         Raises: EnvironmentFailure.
         """
         try:
-            worker = self._source.fork()
-            with self._lock:
-                self.started += 1
             load = ("load_environment", self.logged(self.spec.to_json()))
-            return prepared(worker, load, seconds=self.start_seconds)
+            return self._source.fork(load, seconds=self.start_seconds)
         except RuntimeError as error:
             raise EnvironmentFailure(f"it can't be loaded: {error}") from error
 
@@ -133,7 +128,7 @@ class Hosts:
         """Kill the workers, whatever they are doing. May be called twice."""
         self._source.close()
         for host in self._hosts:
-            host.close()
+            host.queue.close()
         with suppress(OSError):  # a worker creates it before it has anything to write
             if self._log is not None and not self._log.stat().st_size:
                 self._log.unlink()
@@ -223,14 +218,14 @@ class _Host:
 
     def __init__(self, hosts: Hosts) -> None:
         self.alive: set[int] = set()
-        self._hosts, self._kept = hosts, KeptWorker(hosts.start_worker)
-        self._queue = ThreadPoolExecutor(1, thread_name_prefix="environment")
+        self.queue = WorkerQueue(hosts.start_worker)
+        self._hosts, self._kept = hosts, self.queue.kept[0]
 
     def submit(self, job: str, arguments: Mapping[str, Any], epoch: int | None = None) -> Future[dict[str, Any]]:
         """Queue a job; its future raises EnvironmentFailure. `epoch`: its environment's; None: the job opens it."""
         try:
-            return self._queue.submit(self._run, job, arguments, epoch)
-        except RuntimeError as error:  # shut down
+            return self.queue.submit(partial(self._run, job, arguments, epoch))
+        except RuntimeError as error:
             raise EnvironmentFailure("the workers of the environments are closed") from error
 
     def drop(self, number: int, epoch: int | None = None) -> None:
@@ -239,11 +234,8 @@ class _Host:
             with suppress(EnvironmentFailure):
                 self.submit("drop", {"number": number}, self._kept.deaths if epoch is None else epoch)
 
-    def close(self) -> None:
-        self._queue.shutdown(wait=False, cancel_futures=True)
-
-    def _run(self, job: str, arguments: Mapping[str, Any], epoch: int | None) -> dict[str, Any]:
-        hosts, kept = self._hosts, self._kept
+    def _run(self, job: str, arguments: Mapping[str, Any], epoch: int | None, kept: KeptWorker) -> dict[str, Any]:
+        hosts = self._hosts
         if epoch not in (None, kept.deaths):
             raise EnvironmentFailure(f"another episode ended its worker: {kept.why}", collateral=True)
         result = None

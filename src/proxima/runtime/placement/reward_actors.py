@@ -3,6 +3,7 @@ on rank 0's node: whatever a completion does there affects neither the actor nor
 the worker. An actor that dies costs one job; the next job gets a new actor."""
 
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,14 +35,13 @@ class ActorPool(WorkerPool):
 
     def __init__(self, workers: int, **options: Any) -> None:
         super().__init__(workers, **options)
-        self._whole = options
+        self._whole, self._connecting = options, threading.Lock()
 
     def _start_worker(self) -> Any:
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the pool is closed")
+        if self._source.closed:
+            raise RuntimeError("the pool is closed")
+        with self._connecting:
             _connect()
-            self.started += 1
         return _ActorWorker(self._whole)
 
 
