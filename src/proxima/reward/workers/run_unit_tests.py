@@ -18,9 +18,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, BinaryIO
 
-from proxima.process.code_process import decode, encode
 from proxima.process.code_runner import run_program, running_code
 from proxima.process.entry import prctl
+from proxima.process.values import decode, encode
 
 LINE_BYTES = 16 << 20  # of a reply
 PR_SET_DUMPABLE = 4  # controls whether other processes may read this one's memory
