@@ -24,6 +24,7 @@ from proxima.data import UserError
 from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.run_reader import read_summary
 from proxima.experiments.sweep_plan import PlannedRun, Sweep
+from proxima.process.kill import describe_exit, kill_group
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import FolderLock, is_locked
 from proxima.runtime.watch.observer import Record
@@ -231,7 +232,7 @@ class _SweepLoop:
         for process in self.processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            _signal_group(process, signal.SIGKILL)
+            kill_group(process.pid)
 
     def changed(self, progress: RunProgress, records: Sequence[Record] = ()) -> None:
         self.notify(lambda observer: observer.changed(progress, records))
@@ -255,7 +256,7 @@ class _SweepLoop:
             waiting.clear()
             if self.forwarded > 1:
                 for process in self.processes:
-                    _signal_group(process, signal.SIGKILL)
+                    kill_group(process.pid)
                 continue
             if n := len(self.processes):
                 self.warn(f"stopping {n} run{'s' * (n > 1)} after a checkpoint each; press Ctrl-C again to kill them")
@@ -284,12 +285,6 @@ class _SweepLoop:
                 signal.signal(number, handler)
 
 
-def _signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
-    """Signal the process and its children (reward workers)."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
-
-
 def _reason(run: PlannedRun, code: int, offset: int) -> str:
     """Return the exit code, and the last line that the process printed."""
     path = run.folder / OUTPUT
@@ -298,8 +293,7 @@ def _reason(run: PlannedRun, code: int, offset: int) -> str:
     except OSError:
         output = ""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"{ended}: {lines[-1].removeprefix('error: ') if lines else 'no output'}; see {path}"
+    return f"{describe_exit(code)}: {lines[-1].removeprefix('error: ') if lines else 'no output'}; see {path}"
 
 
 def _facts(sweep: Sweep) -> dict[str, Any]:

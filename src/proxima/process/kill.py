@@ -30,10 +30,8 @@ def kill_children(besides: Set[int] = frozenset()) -> None:
         for pid in orphans:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in orphans:
-            with suppress(OSError):
-                while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline:
-                    time.sleep(0.001)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.001)
 
 
 def _children() -> set[int]:
