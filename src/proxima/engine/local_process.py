@@ -1,7 +1,6 @@
 """The local engine in a separate process, concurrently with the trainer."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
@@ -78,7 +77,7 @@ class ProcessEngine:
         seed: of `spec.noise`.
 
     Raises:
-        UserError: the decoder can't run this model, or the system can't pass file descriptors to another process.
+        UserError: the decoder can't run this model.
     """
 
     def __init__(
@@ -94,8 +93,6 @@ class ProcessEngine:
         self.spec = spec = spec or LocalProcess()
         self.compute = compute or ComputeThread()
         check_decoder(loaded.model, spec.decoder, spec.routed_experts)
-        if os.name != "posix":
-            raise UserError("engine.kind='local_process' needs Linux or macOS", remedy="use local")
         self._device = loaded.model.device
         self._version = 0
         self._weights, setup = self.compute.call(_share, loaded, spec, max_length, seed)

@@ -72,13 +72,11 @@ class Log(io.RawIOBase):
                 os.close(file)
         return len(data)
 
-    def begin(self, label: str) -> None:
-        """Begin the output of a call, even if an earlier call has replaced or closed the streams."""
+    def begin(self, path: str | None, label: str) -> None:
+        """Begin the output of a call, even if an earlier call has replaced or closed the streams. It goes to this file,
+        and so does the traceback if a signal ends the worker; None: it is discarded."""
         self.label, self.left, self.inside = f"[{os.getpid()} {label}] ".encode(errors="replace"), CALL_BYTES, False
         sys.stdout = sys.stderr = io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True)
-
-    def to(self, path: str | None) -> None:
-        """Write to this file from now on, including the traceback if a signal ends the worker; None: discard output."""
         if path == self.path:
             return
         faulthandler.disable()
@@ -106,14 +104,8 @@ def inspect_environment(**spec: Any) -> dict[str, Any]:
     try:
         return read_interface(**spec)
     except FieldError as error:
-        return {"problem": [error.field, _shown(error.value), error.bound, error.remedy]}
-
-
-def _shown(value: Any) -> Any:
-    try:
-        return json.loads(json.dumps(value))
-    except (RecursionError, TypeError, ValueError):
-        return repr(value)
+        value = json.loads(json.dumps(error.value, default=repr))
+        return {"problem": [error.field, value, error.bound, error.remedy]}
 
 
 def load_environment(
@@ -336,8 +328,7 @@ def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
     exception was raised."""
 
     def run(log: str | None = None, label: str = "", **arguments: Any) -> Any:
-        _log.to(log)
-        _log.begin(label)
+        _log.begin(log, label)
         number = arguments.get("number", -1)
         try:
             _swap_generators(number)
