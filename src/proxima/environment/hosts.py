@@ -6,6 +6,7 @@ sends an invalid reply, the episode whose call it ran fails; its other episodes 
 """
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -76,7 +77,7 @@ class Hosts:
     ) -> None:
         self.spec, self.call_seconds, self.start_seconds = spec, call_seconds, start_seconds
         self._numbers = count()
-        self._log: Path | None = None
+        self.log: str | None = None
         options = {"warm_ups": [EnvironmentSpec.__module__], "restricted": False, "memory_mb": memory_mb}
         self._source = WorkerSource(HOST_PROCESS, "environment", options)
         try:
@@ -88,11 +89,7 @@ class Hosts:
 
     def log_to(self, file: Path | None) -> None:
         """Append the output of environments to a file from now on; None: discard it, the default."""
-        self._log = None if file is None else file.absolute()
-
-    def logged(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the log file to the arguments of a job."""
-        return {**arguments, "log": self._log and str(self._log)}
+        self.log = None if file is None else str(file.absolute())
 
     def start_worker(self) -> Worker:
         """Start a worker that has loaded the environment.
@@ -100,8 +97,8 @@ class Hosts:
         Raises: EnvironmentFailure.
         """
         try:
-            load = ("load_environment", self.logged(self.spec.to_json()))
-            return self._source.fork(load, seconds=self.start_seconds)
+            load = {**self.spec.to_json(), "log": self.log}
+            return self._source.fork(("load_environment", load), seconds=self.start_seconds)
         except RuntimeError as error:
             raise EnvironmentFailure(f"it can't be loaded: {error}") from error
 
@@ -130,8 +127,8 @@ class Hosts:
         for host in self._hosts:
             host.queue.close()
         with suppress(OSError):  # a worker creates it before it has anything to write
-            if self._log is not None and not self._log.stat().st_size:
-                self._log.unlink()
+            if self.log is not None and not os.stat(self.log).st_size:
+                os.unlink(self.log)
 
 
 class Instance:
@@ -242,12 +239,11 @@ class _Host:
         for _ in range(2 if epoch is None else 1):  # a worker that died while it was idle is replaced
             first = epoch is None and (kept.worker is None or kept.worker.jobs_done <= 1)  # it has only loaded
             seconds = hosts.start_seconds if first else hosts.call_seconds
-            result = result or kept.run(job, hosts.logged(arguments), seconds)
+            result = result or kept.run(job, {**arguments, "log": hosts.log}, seconds)
         if result is None:
             raise EnvironmentFailure("its worker died between two calls")
         value = result.value or {}
         failure = result.error or value.get("failure")
         if failure is not None:
-            log = hosts.logged({})["log"]
-            raise EnvironmentFailure(failure if log is None else f"{failure}; see {Path(log).name}")
+            raise EnvironmentFailure(f"{failure}; see {os.path.basename(hosts.log)}" if hosts.log else failure)
         return {**value, "seconds": kept.seconds} | ({"epoch": kept.deaths} if epoch is None else {})
