@@ -23,7 +23,7 @@ from proxima.engine.channel import MOST, ProcessSetup, receive, send
 from proxima.engine.event_loop_thread import CLOSED, Arrivals, EventLoopThread
 from proxima.engine.protocol import Request
 from proxima.engine.shared_weights import SharedWeights
-from proxima.process.kill import describe_exit
+from proxima.process.kill import describe_exit, wait_or_kill
 from proxima.process.start import start_module
 
 BEATS = 4  # health checks per timeout of an answer
@@ -249,8 +249,7 @@ class Supervisor:
             self._writer = None
             if watching is not None:
                 watching.cancel()
-            process.kill()
-            process.wait()
+            wait_or_kill(process)
             if writer is not None:  # else the garbage collector would close the next process's descriptor
                 writer.transport.abort()
             ours.close()

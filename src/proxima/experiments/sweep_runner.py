@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -24,7 +24,7 @@ from proxima.data import UserError
 from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.run_reader import read_summary
 from proxima.experiments.sweep_plan import PlannedRun, Sweep
-from proxima.process.kill import describe_exit, kill_group
+from proxima.process.kill import describe_exit, kill_group, wait_or_kill
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import FolderLock, is_locked
 from proxima.runtime.watch.observer import Record
@@ -230,9 +230,7 @@ class _SweepLoop:
             process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + SHUTDOWN_TIMEOUT
         for process in self.processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-            kill_group(process.pid)
+            wait_or_kill(process, max(0.0, deadline - time.monotonic()))
 
     def changed(self, progress: RunProgress, records: Sequence[Record] = ()) -> None:
         self.notify(lambda observer: observer.changed(progress, records))

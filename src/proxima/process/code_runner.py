@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from proxima.process.kill import kill_group
+from proxima.process.kill import wait_or_kill
 from proxima.process.start import start_module
 
 VARIABLES = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -38,8 +38,7 @@ def running_code(
             with channel:
                 yield process, channel
         finally:
-            kill_group(process.pid)
-            process.wait()
+            wait_or_kill(process)
 
 
 def run_program(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Set
 from contextlib import suppress
@@ -16,6 +17,15 @@ def kill_group(pid: int) -> None:
     """Kill the process group that `pid` leads: the process and all that it started, but for those that left."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def wait_or_kill(process: "subprocess.Popen[bytes]", seconds: float = 0.0) -> int:
+    """Wait `seconds` for a process to end by itself, then kill it and its group. Returns its exit code."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    kill_group(process.pid)
+    process.kill()
+    return process.wait()
 
 
 def adopt_orphans() -> None:

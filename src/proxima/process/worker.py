@@ -11,7 +11,6 @@ import secrets
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from proxima.process.kill import wait_or_kill
 from proxima.process.start import start_module
 
 START_SECONDS = 120.0  # to load math-verify, reasoning_gym or torch on a busy machine
@@ -88,11 +88,7 @@ class ForkServer:
     def close(self) -> None:
         self._replies.close()
         self._control.close()  # the fork server kills its workers, then exits
-        try:
-            self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        wait_or_kill(self._process, 5.0)
 
     def _call(self, request: Mapping[str, Any], fd: int | None = None) -> dict[str, Any]:
         """Send a request, and `fd` if given, and return the reply; RuntimeError if the server is gone."""
