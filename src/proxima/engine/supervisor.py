@@ -37,25 +37,21 @@ class EngineCall:
     Args:
         method, arguments: of `ServedEngine.answer`.
         replies: those that the caller has not taken yet, `item` or `done`, or an exception to raise.
+        outstanding: the requests whose completions have not arrived, by key.
     """
 
     method: str
     arguments: tuple[Any, ...]
     replies: Arrivals[tuple[str, Any]] = field(default_factory=Arrivals)
-    outstanding: dict[tuple[int, int, int], list[Request]] = field(default_factory=dict)
+    outstanding: dict[tuple[int, int, int], Request] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.method == "generate":
-            for request in self.arguments[0]:
-                self.outstanding.setdefault(request.key, []).append(request)
+            self.outstanding = {request.key: request for request in self.arguments[0]}
 
     def unanswered(self) -> tuple[Any, ...]:
         """The arguments for a new process, without requests already answered."""
-        return (
-            ([request for same in self.outstanding.values() for request in same],)
-            if self.outstanding
-            else self.arguments
-        )
+        return (list(self.outstanding.values()),) if self.method == "generate" else self.arguments
 
 
 class Supervisor:
@@ -103,7 +99,7 @@ class Supervisor:
     @property
     def outstanding(self) -> int:
         """The number of completions that have not arrived."""
-        return sum(len(same) for call in list(self._calls.values()) for same in list(call.outstanding.values()))
+        return sum(len(call.outstanding) for call in list(self._calls.values()))
 
     def not_taken(self) -> list[tuple[Completion, Request]]:
         """Completions that have arrived but that their callers have not taken, each with its request."""
@@ -184,7 +180,7 @@ class Supervisor:
         if kind == "item" or call.method == "score":
             self._fruitless = 0
         if kind == "item":
-            call.outstanding[value.key].pop()
+            call.outstanding.pop(value.key, None)
         else:
             del self._calls[number]
             self._paused |= call.method == "pause" and kind == "done"
