@@ -169,7 +169,7 @@ def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str,
             raise
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         text = f"error: {kind}{error}"[:1000].encode(errors="replace").decode()
-        return _answer(environment, text, tool) | {"error": True}
+        return _answer(environment, text, tool, role="tool", name=tool) | {"error": True}
     if isinstance(result, list | tuple | dict):
         try:
             result = json.dumps(result, ensure_ascii=False)
@@ -177,13 +177,13 @@ def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str,
             raise BadAnswer(f"{tool} returned a {type(result).__name__} that is not JSON: {error}") from error
     elif result is None or isinstance(result, bool | int | float):
         result = str(result)
-    return _answer(environment, result, tool)
+    return _answer(environment, result, tool, role="tool", name=tool)
 
 
 def respond(*, number: int, text: str) -> dict[str, Any]:
     """Return the environment's answer to a message that calls no tool."""
     environment = _environments[number]
-    return _answer(environment, _called(environment, environment.respond, text), "respond")
+    return _answer(environment, _called(environment, environment.respond, text), "respond", role="user")
 
 
 def end(*, number: int) -> dict[str, Any]:
@@ -242,15 +242,19 @@ def _reply(result: Any, who: str, default: str | None = None) -> Any:
     return Reply(content=result)
 
 
-def _answer(environment: Any, result: Any, who: str) -> dict[str, Any]:
+def _answer(environment: Any, result: Any, who: str, **message: str) -> dict[str, Any]:
+    """The answer to a turn: a text is the content of `message`, and an empty one of a user is no message."""
     reply = _reply(result, who)
     content = reply.content
-    content = (
-        _text(content, f"{who} returned") if isinstance(content, str) else _messages(content, who, OBSERVATION_ROLES)
-    )
+    if not isinstance(content, str):
+        messages = _messages(content, who, OBSERVATION_ROLES)
+    elif _text(content, f"{who} returned") or message["role"] == "tool":
+        messages = [{**message, "content": content}]
+    else:
+        messages = []
     done = getattr(environment, "done", None)
     return {
-        "content": content,
+        "messages": messages,
         "reward": _number(reply.reward, f"Reply.reward of {who}"),
         "done": _flag(reply.done, f"Reply.done of {who}") or (not callable(done) and _flag(done, "done")),
         "state": _state(reply.state, who),
