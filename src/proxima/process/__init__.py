@@ -9,6 +9,7 @@
     code_runner    runs a program that a model wrote, in `code_process`
     program        a program that exchanges lines of JSON with us
     guardian       runs a command, such as a server, and leaves nothing of it behind
+    lines          lines of JSON over a socket, each read until a deadline
     values         values as JSON that restores their types
     user_code      imports what a recipe names
 

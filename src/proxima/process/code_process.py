@@ -7,7 +7,6 @@ the tests, their asserts and their builtins are in another process.
 """
 
 import builtins
-import json
 import operator
 import os
 import signal
@@ -15,10 +14,12 @@ import socket
 import sys
 import types
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 from proxima.process.limits import confine, limit
+from proxima.process.lines import LineChannel
 from proxima.process.values import decode, encode
 
 LONGEST = 1_000_000  # items of an iterator
@@ -69,7 +70,7 @@ def show_error(kind: type[BaseException], error: BaseException, frames: types.Tr
     sys.__excepthook__(kind, error.with_traceback(frames), frames)
 
 
-def serve_objects(channel: socket.socket) -> None:
+def serve_objects(channel: LineChannel) -> None:
     """Load the code, then apply operations to its objects until the socket closes."""
     kept: dict[int, Any] = {}
 
@@ -93,10 +94,11 @@ def serve_objects(channel: socket.socket) -> None:
 
     names = run_files("solution")
     defined = sorted(name for name, value in names.items() if value is not getattr(builtins, name, names))
-    channel.sendall(json.dumps(defined).encode() + b"\n")
-    for line in channel.makefile("rb"):
-        request = json.loads(line)
-        channel.sendall(json.dumps({"id": request["id"], **reply(request)}).encode() + b"\n")
+    channel.send(defined)
+    with suppress(EOFError):
+        while True:
+            request = channel.receive()
+            channel.send({"id": request["id"], **reply(request)})
 
 
 if __name__ == "__main__":
@@ -108,4 +110,4 @@ if __name__ == "__main__":
         channel.close()
         run_files("__main__")
     else:
-        serve_objects(channel)
+        serve_objects(LineChannel(channel))
