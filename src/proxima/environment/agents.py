@@ -133,10 +133,10 @@ class CommandAgents:
                 self._running.discard(process)
                 await process.wait()
         if process.returncode:
-            last = errors.decode(errors="replace").strip().splitlines()[-1:]
-            said = f": {last[0][:200]}" if last else ""
-            said += f" ({cut + cut_errors:,} bytes of its output are cut)" if cut or cut_errors else ""
-            raise EnvironmentFailure(f"the agent ended with {describe_exit(process.returncode)}{said}")
+            last, *_ = errors.decode(errors="replace").strip().splitlines()[-1:] or [""]
+            how = describe_exit(process.returncode, last[:200])
+            how += f" ({cut + cut_errors:,} bytes of its output are cut)" if cut or cut_errors else ""
+            raise EnvironmentFailure(f"the agent ended with {how}")
         lines = out.decode(errors="replace").strip().splitlines()
         if cut and len(lines) < 2:  # what is left of a number may be another one
             raise EnvironmentFailure(f"the last line of the agent's output has more than {KEPT_BYTES:,} bytes")

@@ -290,8 +290,8 @@ def _reason(run: PlannedRun, code: int, offset: int) -> str:
         output = path.read_bytes()[offset:].decode("utf-8", "replace")
     except OSError:
         output = ""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return f"{describe_exit(code)}: {lines[-1].removeprefix('error: ') if lines else 'no output'}; see {path}"
+    last, *_ = output.strip().splitlines()[-1:] or ["no output"]
+    return f"{describe_exit(code, last.strip().removeprefix('error: '))}; see {path}"
 
 
 def _facts(sweep: Sweep) -> dict[str, Any]:

@@ -76,8 +76,8 @@ class KeptWorker:
     def ready(self) -> Worker:
         """Return the worker, which is started if there is none; raises what `start` raises."""
         if self.worker is None:
-            self.started += 1
             self.worker = self._start()
+            self.started += 1
         return self.worker
 
     def run(

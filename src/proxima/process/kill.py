@@ -51,9 +51,9 @@ def _children() -> set[int]:
     return set()
 
 
-def describe_exit(code: int | None) -> str:
-    """Describe how a process ended, given its exit code; -N is signal N."""
-    if code is None or code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    return f"{name}, which the kernel sends when memory runs out" if -code == signal.SIGKILL else name
+def describe_exit(code: int, said: str = "") -> str:
+    """Describe how a process ended, given its exit code, where -N is signal N, and what it said last."""
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    if code == -signal.SIGKILL:
+        how += ", which the kernel sends when memory runs out"
+    return f"{how}: {said}" if said else how

@@ -83,9 +83,8 @@ class ServerProcess:
     def describe_exit(self) -> str:
         """Describe how it ended, with the line of its log that explains why."""
         code = self.code or 0
-        how = describe_exit(128 - code if code - 128 in list(signal.Signals) else code)
-        reason = last_error(self.output())
-        return f"{how}: {reason}" if reason else how
+        code = 128 - code if code - 128 in list(signal.Signals) else code
+        return describe_exit(code, last_error(self.output()))
 
     def ask_to_stop(self) -> None:
         """Start stopping all its processes; `stop` waits until they have ended."""
