@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 LONGEST = 1 << 20  # characters of a message
@@ -328,15 +329,16 @@ def _swap_generators(number: int) -> None:
 
 
 def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a job so that its output goes to the log and its failures are described: a bad answer, or the place where an
-    exception was raised."""
+    """Wrap a job so that its output goes to the log, the seconds that it takes are measured, and its failures are
+    described: a bad answer, or the place where an exception was raised."""
 
     def run(log: str | None = None, label: str = "", **arguments: Any) -> Any:
         _log.begin(log, label)
         number = arguments.get("number", -1)
         try:
             _swap_generators(number)
-            return job(**arguments)
+            began = monotonic()
+            return {**job(**arguments), "seconds": monotonic() - began}
         except BadAnswer as error:
             return {"failure": str(error).encode(errors="backslashreplace").decode()}
         except BaseException as error:

@@ -242,4 +242,4 @@ class _Host:
         failure = result.error or value.get("failure")
         if failure is not None:
             raise EnvironmentFailure(f"{failure}; see {os.path.basename(hosts.log)}" if hosts.log else failure)
-        return {**value, "seconds": kept.seconds, "epoch": kept.deaths}
+        return {**value, "epoch": kept.deaths}

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from queue import SimpleQueue
-from time import monotonic
 from typing import Any, TypeVar
 
 from proxima.process import worker
@@ -71,7 +70,6 @@ class KeptWorker:
         self.worker: Worker | None = None
         self.started = 0  # number of workers so far
         self.deaths, self.why = 0, ""  # number of workers that have died, and the reason of the last
-        self.seconds = 0.0  # of the last job
 
     def ready(self) -> Worker:
         """Return the worker, which is started if there is none; raises what `start` raises."""
@@ -85,9 +83,7 @@ class KeptWorker:
     ) -> JobResult | None:
         """Run a job; see `Worker.run`. Raises what `start` raises."""
         kept = self.ready()
-        began = monotonic()
         result = kept.run(job, arguments, seconds, cpu_seconds)
-        self.seconds = monotonic() - began
         if not kept.alive:
             self.worker, self.deaths = None, self.deaths + 1
             self.why = (result and result.error) or "it died between two calls"
