@@ -1,7 +1,6 @@
 """The actors of a run on a Ray cluster: one starts the process of a rank on its node, one a server. What an actor has
 started ends with it, however it ends."""
 
-import json
 import os
 import selectors
 import signal
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from proxima.process.lines import LineChannel
 from proxima.process.start import start_module
 
 CHUNK = 1 << 16
@@ -73,7 +73,7 @@ class RankHost:
             env=os.environ | OUTPUT | dict(environment),
             cwd=folder if os.path.isdir(folder) else None,
         )
-        channel.sendall(json.dumps({"function": function, "arguments": dict(arguments)}).encode() + b"\n")
+        LineChannel(channel).send({"function": function, "arguments": dict(arguments)})
         rest, raylet = {1: b"", 2: b""}, os.getppid()
         with selectors.DefaultSelector() as selector:
             for stream, pipe in ((1, process.stdout), (2, process.stderr)):

@@ -5,15 +5,16 @@ Its channel carries one line of JSON: `{"function": "module:name", "arguments": 
 code.
 """
 
-import json
 import pkgutil
 import signal
 import socket
 import sys
 
+from proxima.process.lines import LineChannel
+
 if __name__ == "__main__":
     # the raylet blocks SIGINT for all its descendants
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    channel = socket.socket(fileno=int(sys.argv[1]))  # kept open: its end is this process's
-    call = json.loads(channel.makefile("rb").readline())
+    channel = LineChannel(socket.socket(fileno=int(sys.argv[1])))  # kept open: its end is this process's
+    call = channel.receive()
     sys.exit(pkgutil.resolve_name(call["function"])(**call["arguments"]))
