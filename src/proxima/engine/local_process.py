@@ -123,8 +123,7 @@ class ProcessEngine:
         """See `Engine`. The process sends a finished completion before it answers without it, so anything missing from
         its answer has already arrived here."""
         running: list[InFlight] = await self._supervisor.ask("in_flight")
-        here = [InFlight.of(completion, request.prompt.tokens) for completion, request in self._supervisor.not_taken()]
-        return list({part.key: part for part in [*running, *here]}.values())
+        return list({part.key: part for part in [*running, *self._supervisor.not_taken()]}.values())
 
     async def publish(self, update: WeightUpdate) -> None:
         """Copy the weights of a module of the same architecture to the shared memory, and make the process load them;

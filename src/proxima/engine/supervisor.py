@@ -18,10 +18,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from proxima.data import Completion, UserError
+from proxima.data import UserError
 from proxima.engine.channel import MOST, ProcessSetup, receive, send
 from proxima.engine.event_loop_thread import CLOSED, Arrivals, EventLoopThread
-from proxima.engine.protocol import Request
+from proxima.engine.protocol import InFlight, Request
 from proxima.engine.shared_weights import SharedWeights
 from proxima.process.kill import describe_exit, wait_or_kill
 from proxima.process.start import start_module
@@ -101,14 +101,12 @@ class Supervisor:
         """The number of completions that have not arrived."""
         return sum(len(call.outstanding) for call in list(self._calls.values()))
 
-    def not_taken(self) -> list[tuple[Completion, Request]]:
-        """Completions that have arrived but that their callers have not taken, each with its request."""
+    def not_taken(self) -> list[InFlight]:
+        """Completions that have arrived but that their callers have not taken."""
         completions = []
-        for call in list(self._callers.values()):
-            asked = {request.key: request for request in call.arguments[0]} if call.method == "generate" else {}
-            for reply in tuple(call.replies.items):
-                if not isinstance(reply, BaseException) and reply[0] == "item":
-                    completions.append((reply[1], asked[reply[1].key]))
+        for call in [call for call in list(self._callers.values()) if call.method == "generate"]:
+            values = [reply[1] for reply in tuple(call.replies.items) if isinstance(reply, tuple)]
+            completions += InFlight.not_taken(call.arguments[0], values)
         return completions
 
     async def replies(self, method: str, *arguments: Any) -> AsyncIterator[tuple[str, Any]]:
