@@ -47,7 +47,7 @@ import gc
 from proxima.cli import main
 from proxima.runtime.launch import run
 
-load = run._load_weights
+load = run.load_models
 
 def load_weights(*arguments):
     print(gc.isenabled())
@@ -55,7 +55,7 @@ def load_weights(*arguments):
     print(gc.isenabled(), gc.get_freeze_count() > 100_000)
     return loaded
 
-run._load_weights = load_weights
+run.load_models = load_weights
 main.main()
 """
 

@@ -13,7 +13,7 @@ from proxima.config import resolve
 from proxima.data import UserError
 from proxima.model import load
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.launch.learning import make_stages
+from proxima.runtime.launch.forward_passes import make_stages
 from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
 from proxima.train import LogProbStage

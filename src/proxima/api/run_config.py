@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import Resolved
-from proxima.config.resolution import Recipe
-from proxima.config.validate import check_with_model, checked_recipe
+from proxima.config.resolution import Recipe, resolve
+from proxima.config.validate import check_with_model, require_sound
 from proxima.data import UserError
 
 
@@ -33,7 +33,8 @@ def resolve_run(
         run = place.parent if place.name == "config.yaml" else place
         if place.is_dir() or any((run / name).is_file() for name in ("run.sqlite", "metrics.jsonl")):
             overrides = [*overrides, f"folder={json.dumps(str(run))}"]
-    resolved: Resolved[Any] = checked_recipe(recipe, overrides, root=None)
+    resolved: Resolved[Any] = resolve(recipe, overrides, root=None)
+    require_sound(resolved)
     if resume and not resolved.config.folder:
         how = "proxima train runs/NAME --resume"
         raise UserError(f"--resume: which run? Its folder was printed when it started: {how}")

@@ -120,7 +120,7 @@ def _wrapped(line: str, width: int, indent: str = INDENT) -> str:
 
 def values_table(entries: "Sequence[ResolvedValue]", width: int | None = None) -> str:
     """Four columns: path, value, source, meaning. Lines are cut at `width`; None leaves them whole."""
-    from proxima.config.describe import first_sentence
+    from proxima.config.field_help import first_sentence
     from proxima.config.scalars import in_one_line
 
     rows = [(e.path, truncated(in_one_line(e.value), VALUE_WIDTH), e.source, first_sentence(e.help)) for e in entries]

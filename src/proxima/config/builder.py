@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from proxima.config.coerce import NONE, Mismatch, coerce
-from proxima.config.describe import FieldInfo, canonical_kind, fields_of, lookup, options_of, summary_of, table_of
+from proxima.config.describe import FieldInfo, canonical_kind, fields_of, lookup, options_of, table_of
 from proxima.config.problems import ConfigError, Problem, suggestion
 from proxima.config.resolved import ResolvedValue
 from proxima.config.scalars import in_one_line, to_json
@@ -46,11 +46,11 @@ class Builder:
         self.problems.append(Problem(path, message, *shown))
         return FAILED
 
-    def leaf(self, path: str, value: Any, node: Node, help: str, default: Any = MISSING) -> Any:
+    def leaf(self, path: str, value: Any, node: Node, of: FieldInfo | type, default: Any = MISSING) -> Any:
         """Enter the value as a line of `explain`, and return it."""
         source, shown = node.source, to_json(value)
         usual = source.origin == "default" or (default is not MISSING and shown == to_json(default))
-        entry = ResolvedValue(path, shown, node.provenance(), help, source.origin, source.text, usual)
+        entry = ResolvedValue(path, shown, node.provenance(), of, source.origin, source.text, usual)
         self.entries.append(entry)
         return value
 
@@ -109,20 +109,20 @@ class Builder:
             if node.value is None and info.default is not MISSING:
                 message += f"; leave it out for {in_one_line(to_json(info.default))}"
             return self.fail(path + mismatch.where, message, mismatch.node or node)
-        return self.leaf(path, _expand_user(value) if info.name in PLACES else value, node, info.help, info.default)
+        return self.leaf(path, _expand_user(value) if info.name in PLACES else value, node, info, info.default)
 
     def default(self, info: FieldInfo, path: str) -> Any:
         if info.default is MISSING:
             meaning = f": {info.help.removesuffix('.')}" if info.help else ""
             return self.fail(path, f"is missing{meaning}; set it in the recipe, or {path}=… on the command line")
-        return self.leaf(path, info.default, Node(None, DEFAULT), info.help)
+        return self.leaf(path, info.default, Node(None, DEFAULT), info)
 
     def section(self, info: FieldInfo, inner: type, node: Node | None, path: str) -> Any:
         optional = NONE in options_of(info.hint)
         if node is None and (optional or info.default is MISSING):
             return self.default(info, path)
         if optional and node is not None and node.value is None:
-            return self.leaf(path, None, node, info.help, info.default)
+            return self.leaf(path, None, node, info, info.default)
         if node is None or node.value is None:
             node = Node({}, DEFAULT if node is None else node.source)
         if info.presets is not None and (chosen := (node.mapping or {}).get("preset")) is not None:
@@ -149,14 +149,14 @@ class Builder:
         if not node.items and info.default is MISSING:
             return self.fail(path, f"must name at least one; see `proxima list {info.name}`", node)
         if not node.items:
-            return self.leaf(path, (), node, info.help, info.default)
+            return self.leaf(path, (), node, info, info.default)
         specs = tuple(self.spec(info, slot, child, f"{path}.{index}") for index, child in enumerate(node.items))
         return FAILED if any(spec is FAILED for spec in specs) else specs
 
     def spec(self, info: FieldInfo, slot: Slot, node: Node, path: str) -> Any:
         if node.value is None:
             if info.default is None:
-                return self.leaf(path, None, node, info.help, None)
+                return self.leaf(path, None, node, info, None)
             return self.fail(path, f"can't be null; name a kind: {', '.join(sorted(table_of(slot.table)))}", node)
         if isinstance(node.value, str):
             node = Node({"kind": node}, node.source)
@@ -176,7 +176,7 @@ class Builder:
             self.problems.extend(error.problems)
             return FAILED
         usual = slot.default if slot.default and not slot.many else MISSING
-        self.leaf(f"{path}.kind", canonical_kind(kind.value, slot), kind, summary_of(cls), usual)
+        self.leaf(f"{path}.kind", canonical_kind(kind.value, slot), kind, cls, usual)
         rest = {key: child for key, child in node.mapping.items() if key != "kind"}
         return self.dataclass(cls, replace(node, value=rest), path, kind.value, slot)
 

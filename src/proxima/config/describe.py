@@ -1,13 +1,7 @@
-"""Describe config dataclasses: fields with type, default and meaning, for `explain`, `list`, JSON schema and errors.
-
-The meaning of a field is the text in its `Annotated[...]`, else its entry under `Args:` in the class docstring.
-"""
+"""Describe config dataclasses: fields with type, default and meaning."""
 
 import dataclasses
 import importlib
-import inspect
-import re
-import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
@@ -28,18 +22,27 @@ class FieldInfo:
     Args:
         name: as in a recipe.
         hint: its type, without `Annotated`.
-        help: meaning and unit in one line, may be empty.
+        note: the text in its `Annotated[...]`; empty without one.
         default: the value if a recipe does not set the field; `MISSING` for a required field.
         slot: set if the field holds specs of a table.
         presets: set if a preset's name is allowed.
+        owner: the dataclass.
     """
 
     name: str
     hint: Any
-    help: str
+    note: str
     default: Any
     slot: Slot | None
     presets: Presets | None
+    owner: type
+
+    @property
+    def help(self) -> str:
+        """Meaning and unit in one line, may be empty: the note, else its entry under `Args:` in the docstring."""
+        from proxima.config.field_help import documented  # a recipe without mistakes is built without it
+
+        return self.note or documented(self.owner).get(self.name, "")
 
     @property
     def section(self) -> type | None:
@@ -54,17 +57,16 @@ def fields_of(cls: type) -> tuple[FieldInfo, ...]:
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass; a spec is one, and its fields are its config")
     hints = get_type_hints(cls, include_extras=True)
-    documented = _documented(cls)
     infos = []
     for field in dataclasses.fields(cls):
         if field.init:
             full = hints[field.name]
             hint, *notes = get_args(full) if get_origin(full) is Annotated else [full]
-            text = next((note for note in notes if isinstance(note, str)), documented.get(field.name, ""))
+            text = next((note for note in notes if isinstance(note, str)), "")
             slot = next((note for note in notes if isinstance(note, Slot)), None)
             presets = next((note for note in notes if isinstance(note, Presets)), None)
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            infos.append(FieldInfo(field.name, hint, text, default, slot, presets))
+            infos.append(FieldInfo(field.name, hint, text, default, slot, presets, cls))
     return tuple(infos)
 
 
@@ -74,67 +76,6 @@ def all_fields(cls: type, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
         yield f"{path}{info.name}", info
         if info.section is not None:
             yield from all_fields(info.section, f"{path}{info.name}.")
-
-
-def summary_of(cls: type) -> str:
-    """The first sentence of the docstring; empty for a dataclass without one."""
-    text = cls.__doc__ or ""
-    paragraph = " ".join(inspect.cleandoc(text).split("\n\n", 1)[0].split())
-    return "" if text.startswith(f"{cls.__name__}(") else first_sentence(paragraph)
-
-
-def first_sentence(text: str) -> str:
-    """The text up to its first full stop that is not in brackets."""
-    parts = text.split(". ")
-    for count in range(1, len(parts) + 1):
-        sentence = ". ".join(parts[:count])
-        if sentence.count("(") == sentence.count(")"):
-            return sentence.removesuffix(".")
-    return text
-
-
-@cache
-def _documented(cls: type) -> Mapping[str, str]:
-    """The entries under `Args:` of the class and its bases, each as one line; `Args: as `K1`` includes those of K1."""
-    meanings: dict[str, str] = {}
-    for base in cls.__mro__:
-        for names, text in args_section(base.__doc__ or ""):
-            for name in names:
-                meanings.setdefault(name, text)
-        other = re.search(r"Args[^:.]*: as `(\w+)`", base.__doc__ or "")
-        named = getattr(sys.modules[base.__module__], other[1], None) if other else None
-        if isinstance(named, type) and named is not base:
-            meanings = {**_documented(named), **meanings}
-    return meanings
-
-
-def args_section(docstring: str) -> list[tuple[tuple[str, ...], str]]:
-    """The entries under `Args:` of a docstring: pairs of the names before the colon and the text after it."""
-    lines = inspect.cleandoc(docstring).splitlines()
-    start = next((i for i, line in enumerate(lines) if line.strip().startswith("Args:")), None)
-    if start is None:
-        return []
-    margin = _indent(lines[start])
-    entries: list[tuple[tuple[str, ...], str]] = []
-    depth = None
-    for line in lines[start + 1 :]:
-        if not line.strip():
-            continue
-        if _indent(line) <= margin:
-            break
-        depth = _indent(line) if depth is None else depth
-        match = re.match(r"\s*`?(\w+(?:`?, `?\w+)*)`?:\s*(.*)", line)
-        if _indent(line) == depth and match:
-            names = tuple(re.findall(r"\w+", match[1]))
-            entries.append((names, match[2].strip()))
-        elif entries:
-            names, text = entries[-1]
-            entries[-1] = (names, f"{text} {line.strip()}".strip())
-    return entries
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
 
 
 @cache

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.scalars import in_one_line, to_json
 from proxima.data.errors import FieldError, FieldErrors
 from proxima.system.secret_values import HIDDEN
+
+if TYPE_CHECKING:
+    from proxima.config.describe import FieldInfo
 
 Root = TypeVar("Root", covariant=True)
 Findings = Iterator[tuple[str, str] | Problem]  # of a check: the path of a field, and what is wrong with its value
@@ -22,7 +25,7 @@ class ResolvedValue:
         path: dotted path of a leaf, `algorithm.surrogate.delta`, or of a slot's `kind`.
         value: a scalar, list or dict, as in JSON.
         source: where it was written, `command line, over 0.15 of the preset`; `where` is the part before `, over`.
-        help: meaning and unit.
+        of: the field, or the class of a slot's `kind`.
         origin: `file`, `command line`, `preset` or `default`.
         is_default: it is the value of a recipe that does not set the field.
     """
@@ -30,10 +33,17 @@ class ResolvedValue:
     path: str
     value: Any
     source: str
-    help: str
+    of: "FieldInfo | type"
     origin: str
     where: str
     is_default: bool = False
+
+    @property
+    def help(self) -> str:
+        """Meaning and unit of the field, or the first sentence about the class."""
+        from proxima.config.field_help import summary_of  # `explain` alone shows it
+
+        return summary_of(self.of) if isinstance(self.of, type) else self.of.help
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from proxima.config.sections.algorithm_section import AlgorithmConfig
+from proxima.config.sections.algorithm_section import RECOMPUTED, AlgorithmConfig
 from proxima.config.sections.data_section import DataConfig
 from proxima.config.sections.eval_section import CheckpointConfig, EvalConfig
 from proxima.config.sections.model_section import ModelConfig
@@ -64,6 +64,13 @@ class RunConfig:
     def value_warmup(self) -> int:
         """The number of initial steps in which only the critic is trained."""
         return getattr(self.critic, "value_warmup_steps", 0)
+
+    @property
+    def recomputes_proximal(self) -> bool:
+        """True if the proximal log-probs need a separate forward pass. With one update per step and no KL penalty in
+        the reward that reads them earlier, the first forward pass of the update supplies them."""
+        several = self.train.updates_per_step * self.train.epochs_per_step > 1
+        return self.algorithm.proximal in RECOMPUTED and (several or self.algorithm.reward_kl is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,9 @@
 """The size of a step: the sequences that it generates, and the tokens and micro-batches that it forwards."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from proxima.core import SELECTIONS
-from proxima.core.selection import prompts_factor
-from proxima.rollout.dynamic_sampling import DynamicSampling
+from proxima.config.step_groups import group_arithmetic
 
 
 @dataclass(frozen=True)
@@ -80,27 +76,3 @@ class ExampleStep:
     def __str__(self) -> str:
         micro = f"{self.micro_batches:,} micro-batch{'es' * (self.micro_batches > 1)}"
         return f"{self.examples:,} examples → about {micro} of ≤ {self.budget:,} tokens → 1 update"
-
-
-def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, int | None]:
-    """The prompts per step, including those that `allocate` adds, and the completions of each that are trained on;
-    None: all. From `train.prompts_per_step`, `train.completions_per_prompt` and the specs that prune."""
-    specs: list[Any] = [spec for spec in selection if SELECTIONS.holds(spec, "prune")]
-    prompts *= prompts_factor(specs, size)
-    kept = size
-    for spec in specs:
-        kept = spec.kept(kept) if spec.scope == "group" else math.ceil(spec.kept(prompts * kept) / prompts)
-    return prompts, kept if specs else None
-
-
-def at_once(prompts: int, refill: DynamicSampling | None) -> int | None:
-    """Prompts of a generation batch: 0 if the running acceptance decides, None without dynamic sampling."""
-    return None if refill is None else refill.generation_batch(prompts) or 0
-
-
-def group_arithmetic(completions: int, kept: int | None, together: int | None) -> str:
-    """Describe pruning and dynamic sampling in a step: `, 4 of 16 kept, 96 prompts at a time until it is full`."""
-    left = "" if kept is None else f", {kept} of {completions} kept"
-    if together is None:
-        return left
-    return f"{left}, {f'{together:,} prompts at a time' if together else 'generated'} until it is full"

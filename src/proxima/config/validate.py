@@ -12,7 +12,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from proxima.config.describe import kind_of
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolution import Recipe, Root, resolve
 from proxima.config.resolved import Findings, Resolved
@@ -23,10 +22,7 @@ from proxima.config.sections import (
     episode_section,
     eval_section,
     model_section,
-    placement_section,
     reward_section,
-    runtime_section,
-    sampling_section,
     train_section,
 )
 from proxima.config.tree import FILL_IN
@@ -39,28 +35,35 @@ PACKAGES = {  # a path → the kind that needs a package, or any; the package an
     "train.optimizer.kind": ("adamw_8bit", "torchao", "low-bit"),
     "critic.optimizer.kind": ("adamw_8bit", "torchao", "low-bit"),
 }
+ROUTED = "algorithm.routing_replay algorithm.router_balance engine.routed_experts"
+NEXT_POLICY = "algorithm.proximal algorithm.next_from algorithm.next_missing"
 
 
 @dataclass(frozen=True)
 class IfSet:
-    """A check of a part that most recipes leave out: its module is imported only if a recipe has the part.
+    """A check of parts that most recipes leave out: its module is imported only if a recipe has one of them.
 
     Args:
-        part: the path of the section or field in a config.
+        part: the path of the section, field or property in a config; several are separated by blanks.
         name: name of the function.
-        module: in `sections`; empty: `<part>_section`.
+        module: in `sections`.
     """
 
     part: str
     name: str
-    module: str = ""
+    module: str = "optional_parts"
 
     def is_set(self, config: Any) -> bool:
-        """Return True if the config has the part, and it is neither empty nor 0."""
-        return bool(reduce(lambda holder, name: getattr(holder, name, None), self.part.split("."), config))
+        """Return True if a part differs from its default, or is a property that is true."""
+        return any(self._differs(config, *path.rpartition(".")[::2]) for path in self.part.split())
+
+    def _differs(self, config: Any, above: str, name: str) -> bool:
+        holder = reduce(lambda holder, name: getattr(holder, name, None), filter(None, above.split(".")), config)
+        value, default = getattr(holder, name, None), getattr(type(holder), name, None)
+        return bool(value) if isinstance(default, property) else value != default
 
     def check(self) -> Check:
-        module = importlib.import_module(f"proxima.config.sections.{self.module or f'{self.part}_section'}")
+        module = importlib.import_module(f"proxima.config.sections.{self.module}")
         check: Check = getattr(module, self.name)
         return check
 
@@ -82,52 +85,44 @@ def packages_are_installed(r: Resolved[Any]) -> Findings:
                 yield entry.path, f"needs the package {package}: pip install 'proxima-rl[{extra}]'"
 
 
-def trackers_are_ready(monitor: Sequence[Any]) -> Findings:
-    """The trackers' packages must be installed, and no kind may be named twice."""
-    kinds = [kind_of(tracker) for tracker in monitor]
-    for index, tracker in enumerate(monitor):
-        if remedy := tracker.problem():
-            yield f"monitor.{index}.kind", remedy
-        elif kinds[index] in kinds[:index]:
-            yield f"monitor.{index}.kind", "is named twice; keep one"
-
-
 CHECKS: Sequence[Check | IfSet] = (
-    sampling_section.training_samples_at_random,
-    sampling_section.behavior_matches_sampling,
-    sampling_section.sampling_masks_are_replayed,
+    train_section.training_samples_at_random,
+    IfSet("sampling.truncates", "behavior_matches_sampling"),
+    IfSet("sampling.truncates", "sampling_masks_are_replayed"),
     algorithm_section.groups_have_several_completions,
     algorithm_section.needed_tensors_are_supplied,
-    algorithm_section.routes_are_supplied,
+    IfSet(ROUTED, "routes_are_supplied"),
     algorithm_section.advantage_is_supported,
-    algorithm_section.corrections_can_be_combined,
-    IfSet("algorithm.distillation", "teacher_is_usable", "algorithm_parts"),
-    IfSet("algorithm.preference", "preference_is_the_whole_loss", "algorithm_parts"),
-    IfSet("algorithm.preference", "epochs_measure_the_kl", "algorithm_parts"),
-    IfSet("algorithm.penalties", "penalties_have_their_policy", "algorithm_parts"),
-    IfSet("engine.top_k_log_probs", "top_k_is_usable", "top_k_log_probs_section"),
-    algorithm_section.reference_engine_is_asked,
+    IfSet("algorithm.correction", "corrections_can_be_combined"),
+    IfSet("algorithm.distillation", "teacher_is_usable"),
+    IfSet("algorithm.preference", "preference_is_the_whole_loss"),
+    IfSet("algorithm.preference", "epochs_measure_the_kl"),
+    IfSet("algorithm.penalties", "penalties_have_their_policy"),
+    IfSet("engine.top_k_log_probs", "top_k_is_usable"),
+    IfSet("algorithm.reference_engine", "reference_engine_is_asked"),
     algorithm_section.gdpo_has_the_weights,
     algorithm_section.advantage_reads_the_kl,
-    algorithm_section.allocation_keeps_batch_size,
-    algorithm_section.dynamic_sampling_has_a_selection,
+    IfSet("algorithm.selection", "allocation_keeps_batch_size"),
+    IfSet("algorithm.dynamic_sampling", "dynamic_sampling_has_a_selection"),
     algorithm_section.baseline_rewards_are_per_completion,
-    algorithm_section.selection_metrics_exist,
-    algorithm_section.correction_has_an_effect,
-    runtime_section.overlap_is_possible,
-    runtime_section.overlap_settings_have_an_effect,
-    algorithm_section.next_policy_is_read,
-    algorithm_section.next_policy_is_computed,
+    IfSet("algorithm.selection", "selection_metrics_exist"),
+    IfSet("algorithm.correction", "correction_has_an_effect"),
+    IfSet("runtime.max_concurrent_rollouts", "overlap_is_possible"),
+    IfSet("runtime.over_age", "overlap_settings_have_an_effect"),
+    IfSet(NEXT_POLICY, "next_policy_is_read"),
+    IfSet("algorithm.proximal", "next_policy_is_computed"),
     packages_are_installed,
-    placement_section.engines_can_rest,
-    placement_section.gathered_weights_are_precise,
-    placement_section.split_tokens_are_packed,
+    IfSet("placement.sharding", "engines_can_rest", "ranks_section"),
+    IfSet("placement.sharding", "gathered_weights_are_precise", "ranks_section"),
+    IfSet("placement.sharding", "split_tokens_are_packed", "ranks_section"),
     train_section.muon_has_whole_matrices,
     model_section.model_exists,
-    model_section.adapters_are_ready,
-    placement_section.models_can_be_split,
-    model_section.reward_head_is_new,
-    *(IfSet("critic", name) for name in ("critic_model_exists", "critic_is_read", "critic_fits_the_step")),
+    IfSet("model.lora", "adapters_are_ready"),
+    IfSet("placement.sharding", "models_can_be_split", "ranks_section"),
+    IfSet("reward_model", "reward_head_is_new", "reward_model_section"),
+    IfSet("critic", "critic_model_exists", "critic_section"),
+    IfSet("critic", "critic_is_read", "critic_section"),
+    IfSet("critic", "critic_fits_the_step", "critic_section"),
     model_section.completions_fit_context,
     reward_section.reward_models_are_ready,
     data_section.data_files_exist,
@@ -138,23 +133,24 @@ CHECKS: Sequence[Check | IfSet] = (
     model_section.dtypes_are_consistent,
     model_section.device_exists,
     train_section.warmup_is_given_once,
-    *(IfSet("rollouts", name) for name in ("replay_is_of_another_run", "stored_groups_are_as_configured")),
-    trackers_are_ready,
+    IfSet("rollouts", "replay_is_of_another_run", "rollouts_section"),
+    IfSet("rollouts", "stored_groups_are_as_configured", "rollouts_section"),
+    IfSet("monitor", "trackers_are_ready"),
     eval_section.evaluations_are_configured,
-    eval_section.evaluation_metric_exists,
-    eval_section.best_metric_has_a_direction,
+    IfSet("eval.metric", "evaluation_metric_exists"),
+    IfSet("eval.metric", "best_metric_has_a_direction"),
 )
 TO_DO = (data_section.data_files_exist, packages_are_installed, values_are_filled_in)
-WARNINGS: Sequence[Check] = (
+WARNINGS: Sequence[Check | IfSet] = (
     eval_section.evaluation_is_held_out,
     train_section.warmup_ends,
     train_section.completions_fit_micro_batch,
     reward_section.overlong_penalty_is_reachable,
-    algorithm_section.prune_rate_is_exact,
-    sampling_section.sampling_masks_are_small,
-    runtime_section.some_tokens_are_older,
-    model_section.weights_resolve_an_update,
-    runtime_section.overlap_is_of_use,
+    IfSet("algorithm.selection", "prune_rate_is_exact"),
+    IfSet("sampling.truncates", "sampling_masks_are_small"),
+    IfSet("algorithm.proximal", "some_tokens_are_older"),
+    IfSet("model.dtype", "weights_resolve_an_update"),
+    IfSet("runtime.max_concurrent_rollouts", "overlap_is_of_use"),
 )
 
 
@@ -164,29 +160,24 @@ def load_recipe(
     *,
     root: type[Root] | None = RunConfig,  # type: ignore[assignment]  # the default of Root
 ) -> Resolved[Root]:
-    """`checked_recipe`, after which the demo's model is downloaded if the recipe names it and it is missing."""
-    resolved = checked_recipe(recipe, overrides, root=root)
+    """Resolve and check a recipe, and download the demo's model if the recipe names it and it is missing; ConfigError
+    has one line for each problem."""
+    resolved = resolve(recipe, overrides, root=root)
+    require_sound(resolved)
     check_with_model(resolved)
     return resolved
 
 
-def checked_recipe(
-    recipe: Recipe,
-    overrides: Sequence[str] = (),
-    *,
-    root: type[Root] | None = RunConfig,  # type: ignore[assignment]  # the default of Root
-) -> Resolved[Root]:
-    """Resolve and check a recipe without a download; ConfigError has one line for each problem."""
-    resolved = resolve(recipe, overrides, root=root)
+def require_sound(resolved: Resolved[Any]) -> None:
+    """Raise ConfigError, with one line for each problem, if a check finds any."""
     if problems := check(resolved):
         raise ConfigError(problems)
-    return resolved
 
 
 def check_with_model(resolved: Resolved[Any]) -> None:
     """Download the demo's model if the recipe names it and it is missing, and check the recipe with it."""
-    if fetch_demo_model(resolved) and (problems := check(resolved)):
-        raise ConfigError(problems)
+    if fetch_demo_model(resolved):
+        require_sound(resolved)
 
 
 def fetch_demo_model(resolved: Resolved[Any]) -> bool:

@@ -10,6 +10,8 @@ from proxima.core import PENALTIES
 from proxima.core.segment import segment_count, segment_mean, segment_sum
 from proxima.data import check_choices, require
 
+KL = "reward_kl/mean"  # the metric: nats per token, the mean over completions of the mean over their loss tokens
+
 
 @dataclass(frozen=True)
 class ShapedReward:

@@ -9,7 +9,8 @@ tokenizer files
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from proxima.data import FieldError
-from proxima.model.adapter_folder import BASE, BaseModel, base_of, is_adapter, read_json
+from proxima.model.adapter_folder import BASE, BaseModel, base_in_memory, base_of, is_adapter, read_json
 from proxima.model.files import ADAPTER_CONFIG as CONFIG
 from proxima.model.files import weight_files
 from proxima.model.lora import NAME, SCALAR_HEAD, Lora, trained_names
-from proxima.model.lora_layers import attach
+from proxima.model.lora_layers import attach, merge_adapter
 from proxima.model.parallel.sharded import plain_type
+from proxima.model.pretrained import LoadedModel, check_path, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -217,3 +219,39 @@ def _file_name(name: str) -> str:
 
 def _write(file: Path, values: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def load_merged(path: str, load_base: Callable[[str, str | None], LoadedModel], *, scalar: bool = False) -> LoadedModel:
+    """Load an adapter's base and merge the adapter into its weights.
+
+    Args:
+        path: the adapter's folder.
+        load_base: loads the base from its path and revision.
+        scalar: the base becomes a scalar model, with the adapter's head.
+
+    Raises:
+        FieldError: as `load`.
+    """
+    check_path(path)
+    settings, wanted = read_settings(path, field_name="model.path", scalar=scalar), base_of(path)
+    here = replace(wanted, files=weight_files(wanted.path, wanted.revision))
+    check_base(path, here, field_name="model.path")
+    loaded = load_base(wanted.path, wanted.revision)
+    attach(loaded.model, settings, 0)
+    read_matrices(loaded.model, path, field_name="model.path")
+    merge_adapter(loaded.model)
+    return replace(loaded, path=path, tokenizer=load_tokenizer(path))
+
+
+def with_adapter(
+    loaded: LoadedModel, lora: Lora, *, revision: str | None, dtype: torch.dtype, seed: int
+) -> LoadedModel:
+    """Put adapters on a model that was just loaded with these arguments; one that was read by slices has them.
+
+    Raises:
+        FieldError: as `start_adapter`.
+    """
+    base = base_in_memory(loaded.path, revision, dtype)
+    if loaded.sharding is None:
+        start_adapter(loaded.model, lora, base, seed)
+    return replace(loaded, base=base)

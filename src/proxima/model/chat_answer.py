@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from proxima.data import Message, UserError
+from proxima.data import FieldError, Message, UserError
 from proxima.data.columns import Ints
 from proxima.model.chat import Tokenizer, chat_tokens
 
@@ -57,3 +57,21 @@ def _with_answer(
         what = "no end-of-turn token follows the answer, so that a model trained on it would not stop"
         raise UserError(what, remedy="repair the chat template, or give the tokenizer an eos_token")
     return before, tokens[: end + 1], common
+
+
+def row_excerpt(value: Any) -> str:
+    """Return a value of a row, or its beginning, for an error message."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def answer_tokens(
+    chat: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any], field: str
+) -> Ints:
+    """Return `completion_tokens` of a row; FieldError, with the text's `field`, if the text can't be used."""
+    try:
+        return completion_tokens(chat, text, tokenizer, arguments)
+    except FieldError:
+        raise
+    except UserError as error:
+        raise FieldError(field, row_excerpt(text), f"can't be used: {error.reason}", remedy=error.remedy) from None

@@ -1,5 +1,6 @@
 """Names of the Hugging Face hub: which paths may be one, and hints and errors where the hub can't be reached."""
 
+import os
 import socket
 from pathlib import Path
 from urllib.parse import urlparse
@@ -33,6 +34,17 @@ def looks_like_hub_name(path: str) -> bool:
     return not Path(owner).exists() or _is_cached(path, None)
 
 
+def require_hub_name(path: str) -> None:
+    """Raise `FieldError` for a path that does not exist and can't be a name on the hub."""
+    if looks_like_hub_name(path):
+        return
+    place = Path(path).expanduser()
+    where = "" if place.is_absolute() else ": a path is relative to the current folder"
+    near, there = did_you_mean(place) or near_folder(path), two_readings(path)
+    remedy = f"{near}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B{there}"
+    raise FieldError("model.path", path, f"does not exist{where}", remedy=remedy)
+
+
 def two_readings(path: str) -> str:
     """A hint for a path whose first part is a local folder: how to use the model of that name on the hub instead."""
     owner, _, name = path.partition("/")
@@ -64,6 +76,16 @@ def near_folder(path: str) -> str:
     owner, _, name = path.partition("/")
     near = nearest(owner, (child.name for child in Path().glob("*") if name and (child / name).exists()))
     return f"did you mean {near}/{name}? Else " if near else ""
+
+
+def did_you_mean(place: Path) -> str:
+    """The hint `did you mean models/m? Else ` for a path that does not exist; empty if its folder has nothing
+    similar."""
+    if (near := nearest(place.name, (child.name for child in place.parent.glob("*")))) is None:
+        return ""
+    shown = os.path.relpath(place.parent / near)
+    elsewhere = shown.startswith("..") and place.is_absolute()
+    return f"did you mean {os.path.normpath(place.parent / near) if elsewhere else shown}? Else "
 
 
 def unreachable() -> str | None:

@@ -10,11 +10,9 @@ import torch
 
 from proxima.data import FieldError
 from proxima.model.adapter_folder import base_in_memory, base_of, is_adapter
-from proxima.model.files import weight_files
 from proxima.model.lora import Lora
 from proxima.model.pretrained import (
     LoadedModel,
-    check_path,
     load_config,
     load_tokenizer,
     model_place,
@@ -62,6 +60,8 @@ def load(
 
         require_splittable(path, revision, sharding, adapters=lora is not None)
     if is_adapter(path):
+        from proxima.model.adapter_files import load_merged
+
         if lora is not None:
             remedy = f"set model.path={base_of(path).path} and model.lora.path={path}, or export the adapter merged"
             raise FieldError(
@@ -73,11 +73,11 @@ def load(
     place: dict[str, Any] = {"revision": revision, "dtype": dtype}
     if lora is None:
         return on_ranks(_load_plain(path, device=device, sharding=sharding, **place), sharding, device)
+    from proxima.model.adapter_files import start_adapter, with_adapter
+
     if sharding is None or lora.dora:  # whose norms are of the whole weights
         loaded = _load_plain(path, device=device if sharding is None else "cpu", **place)
     else:
-        from proxima.model.adapter_files import start_adapter
-
         prepare = partial(start_adapter, lora=lora, base=base_in_memory(path, revision, dtype), seed=seed)
         loaded = _load_plain(path, device=device, sharding=sharding, prepare=prepare, **place)
     return on_ranks(with_adapter(loaded, lora, seed=seed, **place), sharding, device)
@@ -93,47 +93,6 @@ def on_ranks(loaded: LoadedModel, sharding: "Sharding | None", device: str) -> L
     place = rank_device(device)
     shard_whole(loaded.model, sharding, place)
     return replace(loaded, sharding=sharding, device=place)
-
-
-def with_adapter(
-    loaded: LoadedModel, lora: Lora, *, revision: str | None, dtype: torch.dtype, seed: int
-) -> LoadedModel:
-    """Put adapters on a model that was just loaded with these arguments; one that was read by slices has them.
-
-    Raises:
-        FieldError: as `start_adapter`.
-    """
-    from proxima.model.adapter_files import start_adapter
-
-    base = base_in_memory(loaded.path, revision, dtype)
-    if loaded.sharding is None:
-        start_adapter(loaded.model, lora, base, seed)
-    return replace(loaded, base=base)
-
-
-def load_merged(path: str, load_base: Callable[[str, str | None], LoadedModel], *, scalar: bool = False) -> LoadedModel:
-    """Load an adapter's base and merge the adapter into its weights.
-
-    Args:
-        path: the adapter's folder.
-        load_base: loads the base from its path and revision.
-        scalar: the base becomes a scalar model, with the adapter's head.
-
-    Raises:
-        FieldError: as `load`.
-    """
-    from proxima.model.adapter_files import check_base, read_matrices, read_settings
-    from proxima.model.lora_layers import attach, merge_adapter
-
-    check_path(path)
-    settings, wanted = read_settings(path, field_name="model.path", scalar=scalar), base_of(path)
-    here = replace(wanted, files=weight_files(wanted.path, wanted.revision))
-    check_base(path, here, field_name="model.path")
-    loaded = load_base(wanted.path, wanted.revision)
-    attach(loaded.model, settings, 0)
-    read_matrices(loaded.model, path, field_name="model.path")
-    merge_adapter(loaded.model)
-    return replace(loaded, path=path, tokenizer=load_tokenizer(path))
 
 
 def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: str, **ranks: Any) -> LoadedModel:

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxima.data import PackedBatch
-from proxima.model.kept_tokens import KeptTokens
 from proxima.model.logit_rows import LOGIT_DTYPE, row_blocks
 
-if TYPE_CHECKING:  # needs torch.distributed
+if TYPE_CHECKING:
+    from proxima.model.kept_tokens import KeptTokens
     from proxima.model.parallel.vocabulary import VocabularyPart
 
 
@@ -48,7 +48,7 @@ def token_log_prob(
     entropy_gradient: bool = False,
     others: Tensor | None = None,
     others_gradient: bool = False,
-    kept: KeptTokens | None = None,
+    kept: "KeptTokens | None" = None,
     part: "VocabularyPart | None" = None,
     chunk: int = 512,
 ) -> TokenLogProbs:
@@ -119,7 +119,7 @@ class _TokenLogProb(torch.autograd.Function):
         target: Tensor,
         temperature: Tensor,
         others: Tensor | None,
-        kept: KeptTokens | None,
+        kept: "KeptTokens | None",
         part: "VocabularyPart | None",
         want_entropy: bool,
         entropy_gradient: bool,

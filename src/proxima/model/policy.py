@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data import PackedBatch, UserError
-from proxima.model.kept_tokens import KeptTokens
 from proxima.model.log_prob import TokenLogProbs, sampled_log_prob, token_log_prob
 from proxima.model.lora import base_layer, weight_of
 from proxima.model.packed_model import PackedModel, TokenOutputs
@@ -20,6 +19,7 @@ from proxima.model.scalar_head import scalar_head
 
 if TYPE_CHECKING:
     from proxima.model.distribution_figures import TopTokens
+    from proxima.model.kept_tokens import KeptTokens
 
 
 def parts(model: nn.Module) -> tuple[Any, Any]:
@@ -182,9 +182,11 @@ class Policy(PackedModel):
         return {"weight": weight.to_local(), "bias": None if bias is None else bias.to_local(), "part": part}
 
 
-def _kept(batch: PackedBatch) -> KeptTokens | None:
+def _kept(batch: PackedBatch) -> "KeptTokens | None":
     if batch.sampling_mask is None or batch.sampling_mask_cu is None:
         return None
+    from proxima.model.kept_tokens import KeptTokens  # most runs sample from the whole vocabulary
+
     return KeptTokens(batch.sampling_mask, batch.sampling_mask_cu, batch.sampling_mask_edges)
 
 

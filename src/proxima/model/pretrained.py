@@ -9,7 +9,6 @@ import torch
 
 from proxima.data import FieldError, UserError, renamed, require
 from proxima.model.adapter_folder import BaseModel, base_of, is_adapter
-from proxima.model.hub_names import looks_like_hub_name, require_found, two_readings
 from proxima.model.lora import adapter_names
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
@@ -142,8 +141,7 @@ def check_path(path: str) -> None:
     """Validate a model path before anything is loaded.
 
     Raises:
-        FieldError: a local path that does not exist, a folder without config.json, a file that is not GGUF, an adapter
-            whose base is missing.
+        FieldError: a local path that does not exist or is no model, or an adapter whose base is missing.
     """
     place = Path(path).expanduser()
     if is_adapter(path):
@@ -155,19 +153,21 @@ def check_path(path: str) -> None:
             raise FieldError(
                 "model.path", path, f"is an adapter of {base}, which {error.bound}", remedy=remedy
             ) from None
+    elif is_run(place):
+        raise FieldError("model.path", path, "is a run, not its model", remedy=export_remedy(path))
     elif place.is_dir():
-        if is_run(place):
-            raise FieldError("model.path", path, "is a run, not its model", remedy=export_remedy(path))
-        if not (place / "config.json").is_file():
-            remedy = "give a Hugging Face model folder"
-            raise FieldError("model.path", path, "is a folder without config.json", remedy=remedy)
+        remedy, complete = "give a Hugging Face model folder or a .gguf file", (place / "config.json").is_file()
+        require(complete, "model.path", path, "is a folder without config.json", remedy=remedy)
     elif place.is_file():
-        if place.suffix != ".gguf":
-            remedy = "give the folder that holds config.json, or a .gguf file"
-            raise FieldError("model.path", path, "is a file but not .gguf", remedy=remedy)
-    elif not looks_like_hub_name(path):
-        remedy = "give an existing folder, a .gguf file, or a hub name like 'Qwen/Qwen3-0.6B'"
-        raise FieldError("model.path", path, "does not exist", remedy=remedy + two_readings(path))
+        remedy = "give the folder that holds config.json, or a .gguf file"
+        require(place.suffix == ".gguf", "model.path", path, "is a file but not .gguf", remedy=remedy)
+    elif place.exists():
+        reason = "is neither a file nor a folder but a device, a pipe or a socket"
+        raise FieldError("model.path", path, reason, remedy="give a folder or a .gguf file")
+    else:
+        from proxima.model.hub_names import require_hub_name  # most models are folders here
+
+        require_hub_name(path)
 
 
 def context_limit(config: Any) -> int:
@@ -178,7 +178,10 @@ def context_limit(config: Any) -> int:
 def _place_of(file: str, path: str, revision: str | None) -> tuple[str, str | None]:
     """Path and revision of the model whose folder has a file: for an adapter without it, its base's."""
     check_path(path)
-    require_found(path, revision)
+    if not Path(path).expanduser().exists():
+        from proxima.model.hub_names import require_found  # as above
+
+        require_found(path, revision)
     if not is_adapter(path) or (Path(path).expanduser() / file).is_file():
         return path, revision
     base = base_of(path)

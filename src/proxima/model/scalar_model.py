@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from proxima.data import FieldError, PackedBatch, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.random import VALUE_HEAD, mix, normals
+from proxima.model.adapter_files import load_merged, with_adapter
 from proxima.model.adapter_folder import is_adapter
-from proxima.model.load import load_merged, load_weights, on_ranks, with_adapter
+from proxima.model.load import load_weights, on_ranks
 from proxima.model.lora import SCALAR_HEAD as HEAD
 from proxima.model.lora import Lora
 from proxima.model.micro_batch import micro_batches

@@ -12,7 +12,8 @@ import numpy as np
 
 from proxima.data import FieldError, Message, OverLengthError, Trajectory, require
 from proxima.model.chat import Tokenizer, prompt_tokens
-from proxima.task.prompts import answer_tokens, row_excerpt, with_system
+from proxima.model.chat_answer import answer_tokens, row_excerpt
+from proxima.task.prompts import with_system
 from proxima.task.protocol import Row
 from proxima.task.template import fill, look_up, template_fields
 

@@ -23,8 +23,9 @@ from proxima.data import (
 )
 from proxima.data.columns import LARGEST
 from proxima.model.chat import Tokenizer, prompt_tokens
+from proxima.model.chat_answer import answer_tokens, row_excerpt
 from proxima.task.column_mapping import as_messages
-from proxima.task.prompts import answer_tokens, row_excerpt, with_system
+from proxima.task.prompts import with_system
 from proxima.task.protocol import Row
 from proxima.task.template import look_up
 

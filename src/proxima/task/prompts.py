@@ -35,26 +35,6 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
     return ({"role": "system", "content": system}, *messages)
 
 
-def row_excerpt(value: Any) -> str:
-    """Return a value of a row, or its beginning, for an error message."""
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def answer_tokens(
-    chat: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any], field: str
-) -> Ints:
-    """Return `completion_tokens` of a row; FieldError, with the text's `field`, if the text can't be used."""
-    from proxima.model.chat_answer import completion_tokens
-
-    try:
-        return completion_tokens(chat, text, tokenizer, arguments)
-    except FieldError:
-        raise
-    except UserError as error:
-        raise FieldError(field, row_excerpt(text), f"can't be used: {error.reason}", remedy=error.remedy) from None
-
-
 def to_prompt(
     row: Row,
     uid: int,

@@ -5,25 +5,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from proxima.core.reward_kl import RewardKl
+from proxima.core.reward_kl import KL, RewardKl
 from proxima.core.selection import select
-from proxima.data import Completion, Group, NotFiniteError, Outcomes, Trajectory, UserError, pack
+from proxima.data import Completion, Group, NotFiniteError, Outcomes, Trajectory, UserError
 from proxima.data.columns import Bools, Floats
 from proxima.data.flow import REPAIR, Key
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.train.completion_record import CompletionRecord
 from proxima.train.objectives import TokenStatistics
-
-if TYPE_CHECKING:
-    from proxima.train.episode_tokens import EpisodeTokens
-
-KL = "reward_kl/mean"  # the metric: nats per token, the mean over completions of the mean over their loss tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,25 +223,16 @@ class BatchBuilder:
         scored = [c for c, valid in zip(_completions(groups), outcomes.valid.tolist(), strict=True) if valid]
         if not scored or not (self.advantage.per_token or self.reward_kl is not None):
             return outcomes, items, {}
-        from proxima.train.episode_tokens import EpisodeTokens
+        from proxima.train.episode_tokens import TokenCredit  # an advantage of whole completions needs none of it
 
-        needs = {*(self.advantage.needs if self.advantage.per_token else ())}
-        if self.reward_kl is not None:
-            needs |= {"proximal_log_prob", "reference_log_prob"}
-        keys = {path.key for completion in scored for path in completion.paths}
-        filled = self.fill([item for item in items if item.key in keys], needs)
-        tokens = EpisodeTokens(pack(filled), scored, self.turn_weight)
-        reward, total, metrics = self._shaped(outcomes.reward[outcomes.valid], tokens)
-        columns: dict[str, Tensor] = {}
-        if self.reward_kl is not None:
-            outcomes = replace(outcomes, reward=outcomes.reward.masked_scatter(outcomes.valid, total))
-        if self.reward_kl is not None or tokens.paid_by_turn is not None:
-            columns["reward"] = reward
-        if self.advantage.per_token:
-            of_tokens, of_values = self._token_advantage(reward, filled, tokens)
-            columns, metrics = columns | of_tokens, metrics | of_values
-        by_key = {item.key: item for item in _with_columns(filled, columns, tokens)}
-        return outcomes, [by_key.get(item.key, item) for item in items], metrics
+        credit = TokenCredit(
+            advantage=self.advantage,
+            reward_kl=self.reward_kl,
+            beta=self.beta,
+            turn_weight=self.turn_weight,
+            fill=self.fill,
+        )
+        return credit.pay(scored, outcomes, items)
 
     def _with_advantages(
         self, groups: Sequence[Group], outcomes: Outcomes, items: list[Trajectory]
@@ -290,40 +276,6 @@ class BatchBuilder:
                     reason = f"{column} of token {absent.argmax()} is absent (NaN), and the loss reads it"
                     raise UserError(f"{where}: {reason} (algorithm.behavior={self.behavior})", remedy=REPAIR)
         return items if complete else [replace(item, behavior_log_prob=None) for item in items]
-
-    def _shaped(self, score: Tensor, tokens: "EpisodeTokens") -> tuple[Tensor, Tensor, dict[str, float]]:
-        """The rewards of tokens [N], in time, and of completions [S], and metrics: the score is paid at the last loss
-        token, except for the rewards of turns."""
-        batch, mask, edges = tokens.batch, tokens.loss_mask, tokens.cu_seqlens
-        if self.reward_kl is None:
-            from proxima.core.advantage.token import place_scores
-
-            reward, total, metrics = place_scores(score, mask, edges), score, dict[str, float]()
-        else:
-            policy = batch.behavior_log_prob if batch.proximal_log_prob is None else batch.proximal_log_prob
-            assert policy is not None and batch.reference_log_prob is not None
-            log_probs = tokens.in_time(policy), tokens.in_time(batch.reference_log_prob)
-            shaped = self.reward_kl(score, *log_probs, mask, edges, self.beta)
-            reward, total = shaped.reward, shaped.total
-            metrics = {KL: shaped.mean_kl, "reward_kl/coefficient": self.beta}
-            metrics["reward_kl/paid"] = float(shaped.paid.mean())
-        by_turn = tokens.paid_by_turn
-        return reward if by_turn is None else reward + by_turn, total, metrics
-
-    def _token_advantage(
-        self, reward: Tensor, filled: Sequence[Trajectory], tokens: "EpisodeTokens"
-    ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Columns [N] in time: `advantage` and, where it reads values, `returns`; and metrics of the values. A
-        completion without a `bootstrap` from a stage ends in a terminal state."""
-        needs = self.advantage.needs
-        if "value" not in needs:
-            return {"advantage": self.advantage(tokens.rewards(reward, needs))}, {}
-        from proxima.core.value import value_metrics
-
-        rewards = tokens.rewards(reward, needs, [item.bootstrap for item in filled])
-        returns = self.advantage.returns(rewards)
-        metrics = value_metrics(rewards, returns, getattr(self.advantage, "gamma", 1.0))
-        return {"advantage": self.advantage(rewards), "returns": returns}, metrics
 
 
 def split_into_updates(
@@ -376,17 +328,6 @@ def _absent(item: Trajectory, column: Floats) -> Bools:
     """[T] bool, True where a token that the policy sampled has no value in `column`."""
     absent: Bools = np.isnan(column)
     return absent if item.sampled is None else absent & item.sampled
-
-
-def _with_columns(
-    items: Sequence[Trajectory], columns: Mapping[str, Tensor], tokens: "EpisodeTokens"
-) -> list[Trajectory]:
-    """The trajectories with columns of values [N], which are in time."""
-    edges = tokens.batch.cu_seqlens[1:-1].tolist()
-    of_paths: dict[str, Any] = {
-        name: np.split(tokens.in_paths(values).numpy(), edges) for name, values in columns.items()
-    }
-    return [replace(item, **{name: of_paths[name][i] for name in columns}) for i, item in enumerate(items)]
 
 
 def _by_group(groups: Sequence[Group], reasons: Mapping[Key, str], kept: Set[int]) -> dict[int, str]:

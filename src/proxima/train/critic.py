@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from proxima.data import NotFiniteError
+from proxima.model import PackedModel
 from proxima.model.compute_thread import Progress
 from proxima.train.batch_builder import TrainingBatch, split_into_updates
+from proxima.train.forward_stage import ValueStage
 
-if TYPE_CHECKING:  # a run without a critic needs neither
-    from proxima.train import TrainStack, ValueObjective, ValueStage
+if TYPE_CHECKING:
+    from proxima.train import TrainStack, ValueObjective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,10 @@ class ValueHead:
     objective: "ValueObjective"
     bootstrap: bool = True
 
+    def stage(self, policy: PackedModel) -> ValueStage:
+        """The forward pass that fills the values, by the policy that it shares."""
+        return ValueStage(policy, self.bootstrap)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Critic:
@@ -30,7 +36,7 @@ class Critic:
 
     stack: "TrainStack"
     objective: "ValueObjective"
-    stage: "ValueStage"
+    stage: ValueStage
     updates: int = 1
     epochs: int = 1
     seed: int = 0

@@ -1,7 +1,8 @@
-"""The tokens of episodes as a token advantage reads them: a sequence per episode, its turns, and their rewards."""
+"""The tokens of episodes as a token advantage reads them, a sequence per episode, with its turns and their rewards; and
+what each token earns."""
 
-from collections.abc import Hashable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -12,8 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from proxima.core.advantage import TokenRewards
+from proxima.core.advantage.token import place_scores
+from proxima.core.reward_kl import KL, RewardKl
 from proxima.core.segment import segment_index
-from proxima.data import Completion, PackedBatch
+from proxima.core.value import value_metrics
+from proxima.data import Completion, Outcomes, PackedBatch, Trajectory, pack
 
 
 class TrainedTurn(NamedTuple):
@@ -182,3 +186,83 @@ class EpisodeTokens:
             columns["turn"][turn.places] = turn.number
             columns["state"][turn.places] = numbers.setdefault((group[i], turn.state), len(numbers))
         return columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenCredit:
+    """Pays the scores of completions to their tokens; `beta` is the coefficient of the KL, the rest as in
+    `BatchBuilder`."""
+
+    advantage: Any
+    reward_kl: RewardKl | None
+    beta: float
+    turn_weight: float
+    fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]]
+
+    def pay(
+        self, scored: Sequence[Completion], outcomes: Outcomes, items: Sequence[Trajectory]
+    ) -> tuple[Outcomes, list[Trajectory], dict[str, float]]:
+        """The outcomes with the KL in their rewards, the trajectories with the columns of tokens, and metrics.
+
+        Args:
+            scored: the completions with a valid score, at least one.
+            outcomes, items: of all completions, and the trajectory of each path.
+        """
+        needs = {*(self.advantage.needs if self.advantage.per_token else ())}
+        if self.reward_kl is not None:
+            needs |= {"proximal_log_prob", "reference_log_prob"}
+        keys = {path.key for completion in scored for path in completion.paths}
+        filled = self.fill([item for item in items if item.key in keys], needs)
+        tokens = EpisodeTokens(pack(filled), scored, self.turn_weight)
+        reward, total, metrics = self._shaped(outcomes.reward[outcomes.valid], tokens)
+        columns: dict[str, Tensor] = {}
+        if self.reward_kl is not None:
+            outcomes = replace(outcomes, reward=outcomes.reward.masked_scatter(outcomes.valid, total))
+        if self.reward_kl is not None or tokens.paid_by_turn is not None:
+            columns["reward"] = reward
+        if self.advantage.per_token:
+            of_tokens, of_values = self._token_advantage(reward, filled, tokens)
+            columns, metrics = columns | of_tokens, metrics | of_values
+        by_key = {item.key: item for item in _with_columns(filled, columns, tokens)}
+        return outcomes, [by_key.get(item.key, item) for item in items], metrics
+
+    def _shaped(self, score: Tensor, tokens: EpisodeTokens) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """The rewards of tokens [N], in time, and of completions [S], and metrics: the score is paid at the last loss
+        token, except for the rewards of turns."""
+        batch, mask, edges = tokens.batch, tokens.loss_mask, tokens.cu_seqlens
+        if self.reward_kl is None:
+            reward, total, metrics = place_scores(score, mask, edges), score, dict[str, float]()
+        else:
+            policy = batch.behavior_log_prob if batch.proximal_log_prob is None else batch.proximal_log_prob
+            assert policy is not None and batch.reference_log_prob is not None
+            log_probs = tokens.in_time(policy), tokens.in_time(batch.reference_log_prob)
+            shaped = self.reward_kl(score, *log_probs, mask, edges, self.beta)
+            reward, total = shaped.reward, shaped.total
+            metrics = {KL: shaped.mean_kl, "reward_kl/coefficient": self.beta}
+            metrics["reward_kl/paid"] = float(shaped.paid.mean())
+        by_turn = tokens.paid_by_turn
+        return reward if by_turn is None else reward + by_turn, total, metrics
+
+    def _token_advantage(
+        self, reward: Tensor, filled: Sequence[Trajectory], tokens: EpisodeTokens
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Columns [N] in time: `advantage` and, where it reads values, `returns`; and metrics of the values. A
+        completion without a `bootstrap` from a stage ends in a terminal state."""
+        needs = self.advantage.needs
+        if "value" not in needs:
+            return {"advantage": self.advantage(tokens.rewards(reward, needs))}, {}
+        rewards = tokens.rewards(reward, needs, [item.bootstrap for item in filled])
+        returns = self.advantage.returns(rewards)
+        metrics = value_metrics(rewards, returns, getattr(self.advantage, "gamma", 1.0))
+        return {"advantage": self.advantage(rewards), "returns": returns}, metrics
+
+
+def _with_columns(
+    items: Sequence[Trajectory], columns: Mapping[str, Tensor], tokens: EpisodeTokens
+) -> list[Trajectory]:
+    """The trajectories with columns of values [N], which are in time."""
+    edges = tokens.batch.cu_seqlens[1:-1].tolist()
+    of_paths: dict[str, Any] = {
+        name: np.split(tokens.in_paths(values).numpy(), edges) for name, values in columns.items()
+    }
+    return [replace(item, **{name: of_paths[name][i] for name in columns}) for i, item in enumerate(items)]

@@ -16,7 +16,7 @@ from proxima.data.transfer import HostCopies
 from proxima.model import PackedModel
 from proxima.model.lora import adapter_off
 from proxima.model.micro_batch import micro_batches
-from proxima.train.ranks import ALONE, Ranks, split
+from proxima.train.ranks import ALONE, Ranks
 
 
 class ForwardStage(Protocol):
@@ -59,7 +59,7 @@ def stage_columns(
     their own, and empty ones for the rest."""
     order = packing_order([(trajectory,) for trajectory in trajectories])
     packed = [trajectories[i] for i in order]
-    own = split([(item,) for item in packed], ranks.shares, share_prompt=share_prompt)[ranks.share]
+    own = ranks.own([(item,) for item in packed], share_prompt=share_prompt)
     filler = min(packed, key=len, default=None)
     values = _run(stage, [packed[i] for i in own], budget, share_prompt=share_prompt, ranks=ranks, filler=filler)
     everywhere = ranks.gather_shares(([order[i] for i in own], values))

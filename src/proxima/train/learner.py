@@ -20,13 +20,14 @@ from proxima.model import Policy
 from proxima.model.compute_thread import Compute, ComputeThread, Progress
 from proxima.model.micro_batch import micro_batches
 from proxima.rollout.collector import Pending
-from proxima.train import ForwardStage, Objective, TokenStatistics, TrainStack, UpdateResult
+from proxima.train import Objective, TokenStatistics, TrainStack, UpdateResult
 from proxima.train.batch_builder import TrainingBatch
 from proxima.train.objectives.policy_objective import first_forward
 from proxima.train.objectives.protocol import FirstForward
 
-if TYPE_CHECKING:  # most runs have neither
+if TYPE_CHECKING:  # most runs have none of them
     from proxima.train.critic import Critic
+    from proxima.train.forward_stage import ForwardStage
     from proxima.train.next_policy import NextPolicy
 
 
@@ -37,7 +38,7 @@ class Learner:
     policy: Policy
     stack: TrainStack
     objective: Objective[Any]
-    stages: Sequence[ForwardStage] = ()  # the forward passes before the update, in order
+    stages: "Sequence[ForwardStage]" = ()  # the forward passes before the update, in order
     critic: "Critic | None" = None  # a separate model that estimates values; None: no critic, or a head
     updates: int = 1  # optimizer steps of a full batch; the learning rate schedule counts these
     epochs: int = 1  # passes over a batch, unless one ends with an approximate KL above `max_epoch_kl`

@@ -1,7 +1,8 @@
 """The ranks of a run on several processes, over torch.distributed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -9,11 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from proxima.core.metrics import Metrics, merge_metrics
-from proxima.data import NotFiniteError
+from proxima.data import NotFiniteError, Trajectory
+from proxima.model.micro_batch import tokens_fed
 from proxima.model.parallel.norm import clip_gradients, total_norm
 from proxima.train.messages import End
 from proxima.train.rank_status import RankStatus
-from proxima.train.ranks import Message, RankError, Ranks, Refused, SharedProblem, moved
+from proxima.train.ranks import Message, RankError, Ranks, Refused, SharedProblem
 
 T = TypeVar("T")
 
@@ -26,6 +28,9 @@ class ProcessRanks(Ranks):
     def __init__(self, rank: int, size: int, objects: Any = None, together: int = 1) -> None:
         self.rank, self.size, self.objects, self.together = rank, size, objects, together
         self.status = RankStatus(_collectives)
+
+    def own(self, items: Sequence[Sequence[Trajectory]], *, share_prompt: bool) -> list[int]:
+        return split(items, self.shares, share_prompt=share_prompt)[self.share]
 
     @contextmanager
     def call(self, message: Message) -> Iterator[None]:
@@ -90,9 +95,9 @@ class ProcessRanks(Ranks):
             dist.gather_object(moved(value, "cpu"), values, dst=0, group=self.objects)
         return [value] if values is None else values
 
-    def gather_shares(self, value: T, *, everywhere: bool = False) -> list[T]:
+    def gather_shares(self, value: T, *, everywhere: bool = False, device: torch.device | str = "cpu") -> list[T]:
         values = self.gather_everywhere(value) if everywhere else self.gather(value)
-        return values[:: self.together]
+        return [moved(each, device) for each in values[:: self.together]]
 
     def gather_everywhere(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
@@ -130,3 +135,45 @@ def _collectives() -> int:
     """Count the collectives that this process has begun, over all groups."""
     groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
     return sum(group._get_sequence_number_for_group() for group in groups)
+
+
+def moved(value: T, device: torch.device | str) -> T:
+    """A copy of a value with its tensors, detached, on a device; recursive through dataclasses, lists, tuples and
+    mappings."""
+    copy: Any = value
+    if isinstance(value, Tensor):
+        copy = value.detach().to(device)
+    elif is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value) if field.init]
+        copy = replace(value, **{name: moved(getattr(value, name), device) for name in names})
+    elif isinstance(value, dict):
+        copy = {key: moved(part, device) for key, part in value.items()}
+    elif isinstance(value, list | tuple):
+        copy = type(value)(moved(part, device) for part in value)
+    return copy  # type: ignore[no-any-return]
+
+
+def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: bool) -> list[list[int]]:
+    """The indices of the items of each share, in order.
+
+    The cost of an item is the number of tokens that it feeds to the model. Neighbours of one group, whose prompt is run
+    once, stay together as a run; the most expensive run is assigned first, each to the share with the lowest cost so
+    far. A share may be empty.
+
+    Args:
+        items: the sequences of each.
+    """
+    runs: list[list[int]] = []
+    for i, sequences in enumerate(items):
+        joins = share_prompt and i > 0 and items[i - 1][-1].group == sequences[0].group
+        if joins:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    costs = [tokens_fed([items[i] for i in run], share_prompt=share_prompt) for run in runs]
+    load, parts = [0] * shares, [list[int]() for _ in range(shares)]
+    for number in sorted(range(len(runs)), key=lambda number: -costs[number]):
+        share = load.index(min(load))
+        load[share] += costs[number]
+        parts[share] += runs[number]
+    return [sorted(part) for part in parts]

@@ -7,7 +7,6 @@ objective, surrogate or advantage knows about ranks. `Ranks` itself is a single 
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from proxima.core.metrics import Metrics
 from proxima.data import NotFiniteError, Trajectory
-from proxima.model.micro_batch import tokens_fed
 
 T = TypeVar("T")
 
@@ -66,6 +64,10 @@ class Ranks:
         """True if a checkpoint is not complete yet."""
         return self.writer is not None and self.writer.unfinished
 
+    def own(self, items: Sequence[Sequence[Trajectory]], *, share_prompt: bool) -> list[int]:
+        """The indices of this rank's share of items, of which these are the sequences."""
+        return list(range(len(items)))
+
     def call(self, message: Message) -> AbstractContextManager[None]:
         """On rank 0: send a message to every rank, which does what rank 0 does in the block. Elsewhere, no effect."""
         return nullcontext()
@@ -103,9 +105,9 @@ class Ranks:
         """The values of all ranks, on rank 0; elsewhere only this rank's. Collective; tensors arrive on the CPU."""
         return [value]
 
-    def gather_shares(self, value: T, *, everywhere: bool = False) -> list[T]:
+    def gather_shares(self, value: T, *, everywhere: bool = False, device: torch.device | str = "cpu") -> list[T]:
         """The values of all shares, each from the first rank that has it, on rank 0; elsewhere only this rank's, unless
-        `everywhere`. Collective; tensors arrive on the CPU."""
+        `everywhere`. Collective; the tensors of several ranks arrive on `device`."""
         return [value]
 
     def gather_metrics(self, metrics: list[Metrics]) -> list[Metrics]:
@@ -130,47 +132,3 @@ class Ranks:
 
 
 ALONE = Ranks()
-
-
-def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: bool) -> list[list[int]]:
-    """The indices of the items of each share, in order.
-
-    The cost of an item is the number of tokens that it feeds to the model. Neighbours of one group, whose prompt is run
-    once, stay together as a run; the most expensive run is assigned first, each to the share with the lowest cost so
-    far. A share may be empty.
-
-    Args:
-        items: the sequences of each.
-    """
-    if shares == 1:
-        return [list(range(len(items)))]
-    runs: list[list[int]] = []
-    for i, sequences in enumerate(items):
-        joins = share_prompt and i > 0 and items[i - 1][-1].group == sequences[0].group
-        if joins:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    costs = [tokens_fed([items[i] for i in run], share_prompt=share_prompt) for run in runs]
-    load, parts = [0] * shares, [list[int]() for _ in range(shares)]
-    for number in sorted(range(len(runs)), key=lambda number: -costs[number]):
-        share = load.index(min(load))
-        load[share] += costs[number]
-        parts[share] += runs[number]
-    return [sorted(part) for part in parts]
-
-
-def moved(value: T, device: torch.device | str) -> T:
-    """A copy of a value with its tensors, detached, on a device; recursive through dataclasses, lists, tuples and
-    mappings."""
-    copy: Any = value
-    if isinstance(value, Tensor):
-        copy = value.detach().to(device)
-    elif is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in fields(value) if field.init]
-        copy = replace(value, **{name: moved(getattr(value, name), device) for name in names})
-    elif isinstance(value, dict):
-        copy = {key: moved(part, device) for key, part in value.items()}
-    elif isinstance(value, list | tuple):
-        copy = type(value)(moved(part, device) for part in value)
-    return copy  # type: ignore[no-any-return]

@@ -20,7 +20,7 @@ from proxima.data.shared_paths import packing_order
 from proxima.model import PackedModel
 from proxima.model.micro_batch import micro_batches, tokens_fed
 from proxima.train.objectives.protocol import BatchStatistics, FirstForward, Measured, Objective, TokenStatistics
-from proxima.train.ranks import Ranks, moved, split
+from proxima.train.ranks import Ranks
 
 
 class SharedUpdate:
@@ -47,7 +47,7 @@ class SharedUpdate:
         run = [run[i] for i in packing_order([sequences for _, sequences in run])]
         self.run, self.sequences = [item for item, _ in run], [sequences for _, sequences in run]
         self.skipped, shared = len(active) - len(run), model.share_prompt
-        self.own = split(self.sequences, ranks.shares, share_prompt=shared)[ranks.share]
+        self.own = ranks.own(self.sequences, share_prompt=shared)
         self.cuts = self._cuts(self.sequences)
         self.tokens = sum(tokens_fed([self.sequences[i] for i in cut], share_prompt=shared) for cut in self.cuts)
 
@@ -141,9 +141,8 @@ class SharedUpdate:
             parts.append((batch, self.model(batch, objective.statistics_outputs)))
         for _ in range(idle):
             self.model.idle_pass(objective.statistics_outputs, backward=False)
-        everywhere = self.ranks.gather_shares((len(self.own), parts), everywhere=True)
-        if self.ranks.size > 1:
-            parts = [moved(pair, self.model.device) for _, packs in everywhere for pair in packs]
+        everywhere = self.ranks.gather_shares((len(self.own), parts), everywhere=True, device=self.model.device)
+        parts = [pair for _, packs in everywhere for pair in packs]
         start = sum(count for count, _ in everywhere[: self.ranks.share])
         rows = {i: row for row, i in enumerate(chain.from_iterable(cuts), start)}
         return objective.batch_statistics(parts), rows

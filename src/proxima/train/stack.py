@@ -13,7 +13,6 @@ from proxima.data import NotFiniteError, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.model import LoadedModel, PackedModel
-from proxima.train.forward_stage import ForwardStage, LogProbStage, stage_columns
 from proxima.train.messages import Fill, Gather, Release, Stages, Update
 from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
@@ -21,6 +20,7 @@ from proxima.train.ranks import ALONE, Ranks, SharedProblem
 from proxima.train.shared_update import SharedUpdate
 
 if TYPE_CHECKING:
+    from proxima.train.forward_stage import ForwardStage
     from proxima.train.one_pass_adamw import OnePassAdamW
 
 POLICY = "policy"  # the name of a run's first stack
@@ -97,9 +97,11 @@ class TrainStack:
 
     def log_prob(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
         """[T] log-probs of each response, nats, at the trajectory's temperature, under a policy's current weights."""
+        from proxima.train.forward_stage import LogProbStage  # most updates have no pass before them
+
         return self.columns(LogProbStage("proximal_log_prob", self.model), trajectories)["proximal_log_prob"]
 
-    def fill(self, stages: Iterable[ForwardStage], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    def fill(self, stages: "Iterable[ForwardStage]", trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories with the columns of the stages, in order; a column that all of them have is kept."""
         out = list(trajectories)
         for stage in stages:
@@ -108,14 +110,16 @@ class TrainStack:
                 out = [_with_columns(item, {name: filled[name][i] for name in filled}) for i, item in enumerate(out)]
         return out
 
-    def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
+    def columns(self, stage: "ForwardStage", trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
         """The columns that a stage fills, [T, …] of each trajectory. Collective: each rank fills those of its share;
         the other ranks return only these, and empty ones for the rest."""
+        from proxima.train.forward_stage import stage_columns  # as above
+
         ranks, shared = ALONE if getattr(stage, "on_rank_zero", False) else self.ranks, self.model.share_prompt
         with ranks.call(Fill(self.name, stage.column, trajectories)):
             return stage_columns(stage, trajectories, self.tokens_per_micro_batch, share_prompt=shared, ranks=ranks)
 
-    def late_stages(self, make: Callable[[], Sequence[ForwardStage]]) -> Sequence[ForwardStage]:
+    def late_stages(self, make: "Callable[[], Sequence[ForwardStage]]") -> "Sequence[ForwardStage]":
         """Stages that are created in the middle of a run, by every rank at once: loading their models is collective."""
         with self.ranks.call(Stages(self.name)):
             return make()

@@ -2,8 +2,9 @@
 sections and this machine.
 
     model_section      data_section       train_section      eval_section (also `checkpoint`)    runtime_section
-    algorithm_section  sampling_section   critic_section     reward_section    rollouts_section  episode_section
+    algorithm_section  critic_section     reward_section     rollouts_section  episode_section
     placement_section  ranks_section: its kinds with several processes
+    optional_parts     checks of parts that most recipes leave out
     offline_section    what every run on a fixed data set has; its methods: sft_section, reward_model_section,
     preference_section
 
@@ -12,9 +13,9 @@ A check is a function whose parameters are the sections that it reads, by their 
 the config of the command has all of these sections.
 
 Imported by `schema`, `families` and `validate`. To add a field: a line in its dataclass with a meaning in `Annotated`
-and a bound in `__post_init__`. To add a check: the function in its section's module, a line in `validate.CHECKS` or
-`validate.WARNINGS` (an `IfSet` if most recipes leave the section out), and the case as a user types it in
-`tests/config/test_validate.py`.
+and a bound in `__post_init__`. To add a check: the function in its section's module, or in `optional_parts` if most
+recipes leave its part out; a line in `validate.CHECKS` or `validate.WARNINGS`, then as an `IfSet`; and the case as a
+user types it in `tests/config/test_validate.py`.
 """
 
 from proxima.data.kinds import Kinds

@@ -1,26 +1,25 @@
 """The `algorithm` section: advantage, loss, trust region, corrections, reference and teacher; and the checks of these
 parts against each other, and against what the engine and the loop supply."""
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.train_section import TrainConfig
 from proxima.config.slots import Slot
-from proxima.core import SELECTIONS
 from proxima.core.advantage import ADVANTAGES, needs_baseline
 from proxima.core.advantage.protocol import Advantage
 from proxima.core.correction import MismatchGuard
 from proxima.core.loss import SUPPLIED_BY, NextMissing
 from proxima.core.reward_kl import RewardKl
-from proxima.data import require, within
-from proxima.data.outcomes import METRIC_ALIASES, METRICS
+from proxima.data import require
+from proxima.engine.protocol import Sampling
 from proxima.reward.base import as_reward
 from proxima.rollout.dynamic_sampling import DynamicSampling
 
 if TYPE_CHECKING:
-    from proxima.model.pretrained import UnloadedModel
+    pass
 
 AGGREGATE = Slot("proxima.core:AGGREGATES", default="token_mean", aliases="proxima.core:AGGREGATE_ALIASES")
 _DIVERGENCE = Slot("proxima.core:DISTILLATIONS", default="reverse_kl")
@@ -34,6 +33,7 @@ LOADED_BY = {
     "reference_log_prob": "set algorithm.reference_kl, which loads the reference model",
     "next_log_prob": "set algorithm.proximal=next, in asynchronous training, or towards=proximal",
 }
+RECOMPUTED = ("recompute", "next")  # the trust region's centre is the policy that the update starts from
 FROM_TOP_K = frozenset({"top_k", "behavior_top_k_log_prob", "top_k_log_prob"})
 
 
@@ -53,26 +53,6 @@ class DistillationConfig:
         valid = 0 < self.coefficient < float("inf")
         remedy = "algorithm.distillation=null turns it off"
         require(valid, "coefficient", self.coefficient, "must be > 0 and finite", remedy=remedy)
-
-    def teacher(self, student: "UnloadedModel") -> "UnloadedModel":
-        """The teacher before its weights are loaded; its context is that of the student.
-
-        Raises:
-            FieldError: its tokens differ from the student's, or it reads fewer tokens than prompt and completion may
-                have together.
-        """
-        path, remedy = self.path, "use a teacher of the student's family: they are compared token by token"
-        with within("algorithm.distillation"):
-            teacher = student.beside(path, None, "path", remedy)
-            for name in ("bos_token_id", "eos_token_id"):
-                ours, theirs = getattr(student.tokenizer, name, None), getattr(teacher.tokenizer, name, None)
-                require(ours == theirs, "path", path, f"has {name}={theirs}, and model.path has {ours}", remedy=remedy)
-            bound = f"reads at most {teacher.context} tokens, and prompt and completion may have {student.context}"
-            remedy = f"set model.max_length={teacher.context}"
-            require(teacher.context >= student.context, "path", path, bound, remedy=remedy)
-            top_k, size = self.divergence.top_k, min(student.vocabulary, teacher.vocabulary)
-            require(top_k <= size, "divergence.top_k", top_k, f"must be at most the vocabulary, {size}")
-        return replace(teacher, context=student.context)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,19 +161,6 @@ def groups_have_several_completions(r: Resolved[Any], algorithm: AlgorithmConfig
         yield "train.completions_per_prompt", message
 
 
-def corrections_can_be_combined(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
-    """Refuse a correction that conflicts with the surrogate or with another correction."""
-    for i, spec in enumerate(algorithm.correction):
-        if problem := spec.conflict(algorithm.surrogate, algorithm.correction):
-            path = f"algorithm.correction.{i}.kind"
-            yield path, f"{r.entry(path).value!r} {problem}"
-
-
-def fields_that_are_on(algorithm: AlgorithmConfig, off: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The fields that are neither empty nor at the value that turns them off, each with that value."""
-    return [(name, text) for name, text in off.items() if (value := getattr(algorithm, name)) and value != text]
-
-
 def needed_tensors_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any) -> Findings:
     """Every tensor that a spec declares in `needs` must come from the engine, the trainer or the reference model."""
     supplied = FROM_THE_TRAINER | frozenset(getattr(engine, "provides", FROM_ANY_ENGINE))
@@ -216,25 +183,6 @@ def needed_tensors_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, en
             lacking = f"engine {r.entry('engine.kind').value!r} does not supply it; {supplier}"
             remedy = LOADED_BY.get(name, lacking)
             yield f"algorithm.{slot}.kind", f"{kind!r} needs `{name}`: {remedy}"
-
-
-def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any, rollouts: str | None) -> Findings:
-    """Replayed routes must have been recorded, from a model with routers. Stored rollouts may lack them, which is
-    counted."""
-    path, replay = "algorithm.routing_replay", algorithm.routing_replay
-    if replay == "recompute" and algorithm.proximal not in ("recompute", "next"):
-        message = "replays the forward pass that recomputes the proximal policy, and there is none"
-        yield path, f"{message}; set algorithm.proximal=recompute, or this to rollout"
-    if replay == "rollout" and rollouts is None and "routed_experts" not in getattr(engine, "provides", ()):
-        if hasattr(engine, "routed_experts"):
-            yield path, "replays the experts that the engine chose; set engine.routed_experts=true"
-        else:
-            message = f"engine {r.entry('engine.kind').value!r} does not report which experts it chose"
-            yield path, f"{message}; set it to recompute, with algorithm.proximal=recompute, or use engine=local"
-    if asks_routers(algorithm, engine):
-        from proxima.config.mixtures import routing_problems
-
-        yield from routing_problems(r.config)
 
 
 def asks_routers(algorithm: AlgorithmConfig, engine: Any) -> bool:
@@ -283,30 +231,6 @@ def unsupported_by_loop(advantage: Advantage | type[Advantage], supplied: Set[st
     return f"needs `{missing[0]}`" if missing else None
 
 
-def allocation_keeps_batch_size(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
-    """Pruning with `allocate` keeps the size of an update only if whole groups fill the freed slots."""
-    size = train.completions_per_prompt
-    for i, spec in enumerate(algorithm.selection):
-        if SELECTIONS.holds(spec, "prune") and spec.allocate and not spec.keeps_size(size):
-            reason = f"a group of {size} (train.completions_per_prompt) keeps {spec.kept(size)}, not a divisor of it"
-            if spec.scope == "batch":
-                reason = f"rate {spec.rate:g} of the batch leaves a share that is not 1/2, 1/3, 1/4 …"
-            remedy = "use a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, or allocate=false"
-            message = f"{reason}, so updates can't keep their size; {remedy}"
-            yield f"algorithm.selection.{i}.allocate", message
-
-
-def dynamic_sampling_has_a_selection(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
-    """Dynamic sampling needs a selection that drops groups; pruning and balancing keep a part of every group."""
-    dynamic, selection = algorithm.dynamic_sampling, algorithm.selection
-    if dynamic is not None and all(SELECTIONS.holds(spec, "balance", "prune") for spec in selection):
-        remedy = "add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null"
-        message = f"no selection drops whole groups, so there is nothing to refill; {remedy}"
-        settings = [entry for entry in r.entries if entry.path.startswith("algorithm.dynamic_sampling.")]
-        given = [entry for entry in settings if entry.source != "default"]
-        yield [*given, *settings][0].path, message
-
-
 def baseline_rewards_are_per_completion(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> Findings:
     """Refuse whole-batch rewards with a greedy baseline, which is computed before them."""
     if needs_baseline(algorithm.advantage):
@@ -316,63 +240,6 @@ def baseline_rewards_are_per_completion(algorithm: AlgorithmConfig, reward: Sequ
                 yield f"reward.{i}.kind", message
 
 
-def selection_metrics_exist(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> Findings:
-    """The metric of a selection must be one that completions have."""
-    metrics = {*METRICS, *METRIC_ALIASES, *(as_reward(spec).label for spec in reward)}
-    for i, spec in enumerate(algorithm.selection):
-        metric = getattr(spec, "metric", None)
-        if isinstance(metric, str) and metric not in metrics:
-            message = f"unknown metric of a completion; known: {', '.join(sorted(metrics))}"
-            yield f"algorithm.selection.{i}.metric", message
-
-
-def prune_rate_is_exact(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
-    """Warn if a prune rate can't be reached exactly, because a group loses whole completions."""
-    size = train.completions_per_prompt
-    for i, spec in enumerate(algorithm.selection):
-        if SELECTIONS.holds(spec, "prune") and spec.scope == "group":
-            rate = 1 - spec.kept(size) / size
-            if abs(rate - spec.rate) > 1e-9:
-                message = f"keeps {spec.kept(size)} of {size} completions, a rate of {rate:.3g}"
-                yield f"algorithm.selection.{i}.rate", message
-
-
-def next_policy_is_read(algorithm: AlgorithmConfig) -> Findings:
-    """`proximal: next` needs corrections towards the next policy, which replace those towards the proximal one."""
-    if algorithm.proximal != "next":
-        for name, off in fields_that_are_on(algorithm, {"next_from": "engine", "next_missing": "decoupled"}):
-            yield f"algorithm.{name}", f"has no effect; set algorithm.proximal=next, or {name}={off}"
-        return
-    for i, spec in enumerate(algorithm.correction):
-        if {"behavior_log_prob", "proximal_log_prob"} <= spec.needs:
-            message = "compares with the proximal policy, and algorithm.proximal=next is for the next one"
-            remedy = "set its towards=next, or algorithm.proximal=recompute"
-            yield f"algorithm.correction.{i}.kind", f"{message}; {remedy}"
-    if not any("next_log_prob" in spec.needs for spec in algorithm.correction):
-        remedy = "add algorithm.correction=[{kind: cap_floor, towards: next}], or set it to recompute"
-        yield "algorithm.proximal", f"no correction reads the next policy; {remedy}"
-
-
-def next_policy_is_computed(algorithm: AlgorithmConfig, rollouts: str | None) -> Findings:
-    """A replay can't compute the next policy: other policies followed the stored rollouts."""
-    if algorithm.proximal == "next" and rollouts is not None:
-        message = "a replay has no versions of its own to compute the next policy from; set it to recompute"
-        yield "algorithm.proximal", message
-
-
-def correction_has_an_effect(algorithm: AlgorithmConfig) -> Findings:
-    """With the behavior policy as centre, a weight from the behavior to the proximal policy is always 1."""
-    if algorithm.proximal != "behavior":
-        return
-    for i, spec in enumerate(algorithm.correction):
-        if {"behavior_log_prob", "proximal_log_prob"} <= spec.needs:
-            message = "has no effect: with algorithm.proximal=behavior the two policies that it compares are the same"
-            remedy = "set algorithm.proximal=recompute, or remove the correction"
-            yield f"algorithm.correction.{i}.kind", f"{message}; {remedy}"
-
-
-def reference_engine_is_asked(algorithm: AlgorithmConfig) -> Findings:
-    """An engine for the reference has no effect if neither loss nor reward reads the reference."""
-    if algorithm.reference_engine is not None and not algorithm.needs_reference:
-        message = "has no effect: nothing reads the reference; set algorithm.reference_kl or reward_kl, or leave it out"
-        yield "algorithm.reference_engine.kind", message
+def replays_sampling_masks(sampling: Sampling, algorithm: AlgorithmConfig) -> bool:
+    """True if the policy's log-probs are over the tokens that could be sampled, not over the whole vocabulary."""
+    return bool(sampling.truncates) and algorithm.behavior == "sampled"

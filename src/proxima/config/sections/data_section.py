@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.sections.model_section import did_you_mean
 from proxima.config.slots import require_at_least
 from proxima.data import Prompt, require
 from proxima.rollout.episodes.settings import EpisodeSettings
@@ -104,6 +103,7 @@ def data_files_exist(r: Resolved[Any]) -> Findings:
             if isinstance(value, str) and value.endswith(DATA_SUFFIXES) and "://" not in value and "*" not in value:
                 place = Path(value).expanduser()
                 if not place.is_file():
+                    from proxima.model.hub_names import did_you_mean
                     from proxima.task.prepared import prepare_command
 
                     make = prepare_command(place)

@@ -1,21 +1,16 @@
 """The sections `eval` and `checkpoint`: held-out evaluation, and the checkpoints that are kept."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
-from proxima.config.problems import suggestion
 from proxima.config.resolved import Findings
 from proxima.config.slots import Slot, require_at_least
 from proxima.data import require
 from proxima.data.kinds import Kinds
-from proxima.data.outcomes import METRIC_ALIASES, METRICS
 from proxima.engine.protocol import Sampling
-from proxima.evaluate.intervals import PART
 from proxima.evaluate.plateau import Plateau
-from proxima.reward.base import as_reward
 from proxima.task import TASKS
 
 if TYPE_CHECKING:
@@ -129,39 +124,6 @@ def evaluations_are_configured(eval: Any, checkpoint: CheckpointConfig) -> Findi
     if checkpoint.keep_best and (eval.task is None or not eval.every):
         message = "the best is found by evaluations during the run; set eval.task and eval.every, or false"
         yield "checkpoint.keep_best", message
-
-
-def evaluation_metric_exists(eval: EvalConfig, reward: Sequence[Any]) -> Findings:
-    """`eval.metric` must be a metric of evaluations; a reward's own parts, `name/part`, are only known when it runs."""
-    if eval.metric is None:
-        return
-    from proxima.evaluate.estimators import powers_of_two
-
-    metric, samples, scored_by = _metric_of_a_set(eval, eval.metric, reward)
-    rewards = {as_reward(spec).label for spec in scored_by}
-    several = {f"mean@{samples}", *(f"pass@{k}" for k in powers_of_two(samples) if k > 1)} if samples > 1 else set()
-    metrics = {*METRICS, *METRIC_ALIASES, *rewards, *several}
-    if metric not in metrics and metric.removeprefix(PART).partition("/")[0] not in rewards:
-        also = "NAME/PART for a part of a reward's own"
-        yield "eval.metric", f"an evaluation has no such metric; {suggestion(metric, metrics, also)}"
-
-
-def best_metric_has_a_direction(eval: EvalConfig, checkpoint: CheckpointConfig, reward: Sequence[Any]) -> Findings:
-    """`keep_best` needs a metric for which higher is better."""
-    if not checkpoint.keep_best or not eval.metric:
-        return
-    if _metric_of_a_set(eval, eval.metric, reward)[0] in ("length", "truncated"):
-        message = "keep_best keeps the highest, and here that is not the best"
-        yield "eval.metric", f"{message}; name the accuracy, the reward or a reward"
-
-
-def _metric_of_a_set(eval: EvalConfig, full_name: str, rewards: Sequence[Any]) -> tuple[str, int, Sequence[Any]]:
-    """`eval.metric` without the name of a set before it, and the samples and rewards of the set that it belongs to."""
-    name, _, metric = full_name.partition("/")
-    for held_out in eval.sets:
-        if metric and held_out.name == name:
-            return metric, held_out.samples, held_out.reward or rewards
-    return full_name, eval.samples, rewards
 
 
 def evaluation_is_held_out(task: Any, eval: Any) -> Findings:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from proxima.config.resolved import Findings, Resolved
+from proxima.config.sections.model_section import ModelConfig
 from proxima.config.slots import Slot, require_at_least
 from proxima.data import FieldError, renamed, require, within
 from proxima.data.errors import nearest_divisor
@@ -222,3 +223,28 @@ class RayPlacement(RankPlacement):
     def gpus_of_ranks(self) -> float:
         """The number of devices of the ranks in one bundle."""
         return self.ranks // self.bundles * self.gpus_per_rank
+
+
+def gathered_weights_are_precise(placement: Any, model: ModelConfig) -> Findings:
+    """Products in float32 need gathered weights in float32."""
+    if placement.sharding.param_dtype == "bfloat16" and model.compute_dtype == "float32":
+        rounds = "rounds the weights that model.compute_dtype=float32 is to compute with"
+        yield "placement.sharding.param_dtype", f"{rounds}; set model.compute_dtype=bfloat16, or leave it out"
+
+
+def split_tokens_are_packed(placement: Any, model: ModelConfig) -> Findings:
+    """Ranks that split tokens need them packed."""
+    if getattr(placement, "context_parallel", 1) > 1 and model.attention not in ("auto", "packed"):
+        message = f"splits packed tokens, and model.attention={model.attention} does not keep them so"
+        yield "placement.context_parallel", f"{message}; set it to 1, or model.attention to auto"
+
+
+def models_can_be_split(r: Resolved[Any], placement: Any) -> Findings:
+    """The number of ranks must fit the placement's layout, and the models must be divisible among them."""
+    yield from placement.layout_problems(r)
+
+
+def engines_can_rest(placement: Any, runtime: Any, algorithm: Any) -> Findings:
+    """Nothing may call the servers while the ranks use the servers' devices."""
+    if getattr(placement, "colocate", False):
+        yield from placement.askers_during_updates(runtime, algorithm)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from proxima.config.resolved import Findings
+from proxima.config.sections.model_section import ModelConfig, has_score
 from proxima.config.sections.offline_section import PairConfig
 from proxima.data import PreferencePair, Trajectory, require
 from proxima.data.columns import LARGEST
@@ -46,3 +48,10 @@ class RewardModelConfig(PairConfig):
     def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:
         pair = self.pair(number, row, tokenizer, context)
         return pair.chosen, pair.rejected
+
+
+def reward_head_is_new(model: ModelConfig, reward_model: Any) -> Findings:
+    """Refuse `head_std` for a reward model that is trained further and keeps its head."""
+    if reward_model.head_std != type(reward_model).head_std and has_score(model.path):
+        message = f"is for a new head, and {model.path} has one, which is trained further; leave it out"
+        yield "reward_model.head_std", message

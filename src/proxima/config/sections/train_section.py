@@ -110,3 +110,10 @@ def completions_fit_micro_batch(sampling: Sampling, train: TrainConfig) -> Findi
     if (tokens := sampling.max_tokens) > train.tokens_per_micro_batch:
         message = f"a completion may have {tokens} tokens (sampling.max_tokens): it is forwarded alone, over budget"
         yield "train.tokens_per_micro_batch", message
+
+
+def training_samples_at_random(sampling: Sampling) -> Findings:
+    """Refuse temperature 0, which gives equal completions: a group has nothing to compare."""
+    if sampling.temperature == 0:
+        message = "training needs samples, 0 is greedy; set it > 0, evaluation is greedy by default"
+        yield "sampling.temperature", message

@@ -6,8 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from proxima.config.describe import kind_of
-from proxima.config.sections.algorithm_section import unsupported_by_loop
-from proxima.config.sections.sampling_section import replays_sampling_masks
+from proxima.config.sections.algorithm_section import RECOMPUTED, replays_sampling_masks, unsupported_by_loop
 from proxima.core import PENALTIES
 from proxima.data import FieldError
 from proxima.engine.choice import EngineChoice
@@ -15,9 +14,8 @@ from proxima.model import LoadedModel, Policy
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.model_source import ModelSource
 from proxima.reward.base import as_reward
-from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
 from proxima.runtime.launch.models import make_stack
-from proxima.train import ForwardStage, LogProbStage, PolicyObjective, ScoreVarianceStage, ValueStage
+from proxima.train import PolicyObjective
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.learner import Learner
 from proxima.train.objectives import DistillationTerm, ProximalSource
@@ -25,10 +23,9 @@ from proxima.train.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
-    from proxima.train import PreferenceObjective, ValueObjective
+    from proxima.train import ForwardStage, PreferenceObjective, ValueObjective
 
-RECOMPUTED = ("recompute", "next")  # the trust region's centre is the policy that the update starts from
-StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
+StageFactory = Callable[[Policy], Sequence["ForwardStage"]]  # called in the compute thread
 
 
 def make_learner(
@@ -53,6 +50,11 @@ def make_learner(
         critic, head = compute.call(make_critic, config.critic, config.train, source, loaded, restored, ranks)
     replays = config.algorithm.routing_replay != "off"
     policy = source.policy(loaded, head.layer if head else None, replays_routes=replays)
+    passes: list[ForwardStage] = []
+    if needs_stages(config):
+        from proxima.runtime.launch.forward_passes import make_stages
+
+        passes += make_stages(config, source, policy, compute, engines, log, leads=ranks.rank == 0)
     train, waits = config.train, config.value_warmup
     planned = train.updates_per_step * train.epochs_per_step
     return Learner(
@@ -60,8 +62,8 @@ def make_learner(
         stack=make_stack(train, policy, train.updates - waits * planned, ranks),
         objective=make_objective(config, None if head is None else head.objective),
         stages=[
-            *make_stages(config, source, policy, compute, engines, log, leads=ranks.rank == 0),
-            *([] if head is None else [ValueStage(policy, head.bootstrap)]),
+            *passes,
+            *([] if head is None else [head.stage(policy)]),
             *(compute.call(stages, policy) if stages else ()),
         ],
         critic=critic,
@@ -84,7 +86,7 @@ def make_objective(
 
         return PreferenceObjective(terms=[algorithm.preference], measure_mismatch=mismatch.measure)
     proximal: ProximalSource = "loglinear" if algorithm.proximal == "loglinear" else "given"
-    if algorithm.proximal in RECOMPUTED and not recomputes_proximal(config):
+    if algorithm.proximal in RECOMPUTED and not config.recomputes_proximal:
         proximal = "first_forward"
     penalties = algorithm.penalties
     if algorithm.entropy_bonus > 0:
@@ -114,53 +116,17 @@ def make_objective(
         value=value,
         router_balance=balance,
         replays_routes=algorithm.routing_replay == "rollout"
-        or (algorithm.routing_replay == "recompute" and recomputes_proximal(config)),
+        or (algorithm.routing_replay == "recompute" and config.recomputes_proximal),
         # A guard that rejects measures the mismatch before the update.
         measure={"entropy", "mismatch"} if mismatch.measure and mismatch.on_mismatch != "reject" else {"entropy"},
     )
 
 
-def recomputes_proximal(config: "RunConfig") -> bool:
-    """True if the proximal log-probs need a separate forward pass. With one update per step and no KL penalty in the
-    reward that reads them earlier, the first forward pass of the update supplies them."""
-    several = config.train.updates_per_step * config.train.epochs_per_step > 1
-    return config.algorithm.proximal in RECOMPUTED and (several or config.algorithm.reward_kl is not None)
-
-
-def make_stages(
-    config: "RunConfig",
-    source: ModelSource,
-    policy: Policy,
-    compute: ComputeThread,
-    engines: Mapping[str, EngineChoice] = MappingProxyType({}),
-    log: Path | None = None,
-    *,
-    leads: bool = True,
-) -> list[ForwardStage]:
-    """Build the forward stages that loss and reward need before the update. `engines` run some of them, and write to
-    `log`; only the rank that `leads` queries these engines."""
-    stages: list[ForwardStage] = []
-    if recomputes_proximal(config):
-        records = config.algorithm.routing_replay == "recompute"
-        stages.append(LogProbStage("proximal_log_prob", policy, records_routes=records))
-    if "score_variance" in config.algorithm.advantage.needs:
-        stages.append(ScoreVarianceStage(policy))
-    algorithm, distillation = config.algorithm, config.algorithm.distillation
-    if distillation is not None or algorithm.reference_engine is not None:
-        from proxima.runtime.launch.teacher import make_engine_stage, make_teacher_stage
-    if algorithm.needs_reference and algorithm.reference_engine is not None:
-        stages += [make_engine_stage(source, engines[REFERENCE], compute, log)] if leads else []
-    elif algorithm.needs_reference and source.lora is not None:
-        stages.append(LogProbStage("reference_log_prob", policy, adapter=False))
-    elif algorithm.needs_reference:
-        frozen = compute.call(source.load)
-        frozen.model.requires_grad_(False)
-        stages.append(LogProbStage("reference_log_prob", source.policy(frozen)))
-    if distillation is not None and distillation.engine is not None:
-        stages += [make_engine_stage(source, engines[TEACHER], compute, log)] if leads else []
-    elif distillation is not None:
-        stages.append(make_teacher_stage(source, distillation, policy.loaded, compute))
-    return stages
+def needs_stages(config: "RunConfig") -> bool:
+    """True if loss or reward read a forward pass before the update, of a recomputed, frozen or other policy."""
+    algorithm = config.algorithm
+    frozen = algorithm.needs_reference or algorithm.distillation is not None
+    return frozen or config.recomputes_proximal or "score_variance" in algorithm.advantage.needs
 
 
 def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: float | None = None) -> BatchBuilder:

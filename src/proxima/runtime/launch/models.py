@@ -1,13 +1,17 @@
 """Builds models from a config: the loaded weights, and the objects that run and train them."""
 
+import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from proxima import __version__
+from proxima.data import UserError
 from proxima.model import LoadedModel, PackedModel
 from proxima.train import Schedule, TrainStack
+from proxima.train.checkpoint import DELETE, Checkpoint
 from proxima.train.ranks import ALONE, Ranks
 from proxima.train.stack import POLICY
 
@@ -49,3 +53,17 @@ def describe_model(config: "RunConfig | OfflineConfig", loaded: LoadedModel) -> 
         "seed": config.seed,
         "tokens_per_micro_batch": config.train.tokens_per_micro_batch,
     }
+
+
+def load_models(load: Callable[[str | None], LoadedModel], checkpoint: Checkpoint | None) -> LoadedModel:
+    """The weights of a run, or those of the checkpoint that it resumes from; `load` is that of its workload."""
+    try:
+        loaded = load(None if checkpoint is None else str(checkpoint.model))
+    except ValueError as error:
+        if checkpoint is None:
+            raise
+        raise UserError(f"{checkpoint.path}: {error}", remedy=DELETE) from error
+    if not gc.isenabled():  # disabled by the command line; imported objects live until the end
+        gc.freeze()
+        gc.enable()
+    return loaded

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.config.step_size import at_once, pruned
+from proxima.config.step_groups import at_once, pruned
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import Pending
@@ -21,7 +21,6 @@ from proxima.runtime.state.summary import algorithm_name
 from proxima.runtime.watch.observer import RunInfo
 from proxima.task.prompts import PromptSource
 from proxima.train.checkpoint import CARRIED_GROUPS, NEXT_POLICY, Checkpoint
-from proxima.train.forward_stage import by_column
 from proxima.train.learner import Learner
 from proxima.train.ranks import Ranks
 
@@ -91,6 +90,7 @@ class RlWorkload:
         """Build, on the other ranks, the models that `make_loop` builds on the first, in the same order; `checkpoint`
         is the one that the run resumes from. Called in the compute thread."""
         from proxima.runtime.placement.follower import RankModels
+        from proxima.train.forward_stage import by_column
 
         learner = self._learner(loaded, compute, ranks, checkpoint)
         stacks, stages = {learner.stack.name: learner.stack}, {learner.stack.name: by_column(learner.stages)}

@@ -1,9 +1,8 @@
 """A run of any kind: folder, journal, resume, loop, Ctrl-C, summary. Every training calls `train`."""
 
 import asyncio
-import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.quiet import quiet_transformers
 from proxima.runtime.launch.inputs import check_inputs, numerics_note
+from proxima.runtime.launch.models import load_models
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.placement.process_group import ranks_of
 from proxima.runtime.state.folder import RunFolder, new_run_folder
@@ -30,9 +30,8 @@ from proxima.runtime.watch.interrupt import signals_restored, stop_on_interrupt
 from proxima.runtime.watch.observer import Observer, WarningList
 from proxima.runtime.watch.timeline import Timeline
 from proxima.system.environment import describe_environment
-from proxima.train.checkpoint import DELETE, Checkpoint, read_checkpoint
+from proxima.train.checkpoint import Checkpoint
 from proxima.train.ranks import Ranks
-from proxima.train.stack import POLICY
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from proxima.runtime.launch.learning import StageFactory
     from proxima.runtime.launch.offline_workload import OfflineWorkload
     from proxima.runtime.launch.rl_workload import RlWorkload
-    from proxima.runtime.placement.follower import RankModels
-    from proxima.train.messages import Start
     from proxima.train.stack import TrainStack
 
     Workload = RlWorkload | OfflineWorkload
@@ -80,9 +77,9 @@ def train(
     make_work = partial(_workload, config, stages, observer)
     with ranks_of(config) as ranks, quiet_transformers(), ExitStack() as opened:
         if ranks.rank > 0:
-            from proxima.runtime.placement.follower import follow
+            from proxima.runtime.placement.follower import follow, start_rank
 
-            return follow(partial(_start_rank, make_work, ranks), ranks)
+            return follow(partial(start_rank, make_work, ranks), ranks)
         folder = RunFolder(new_run_folder(config.folder, resolved.recipe if resolved else None, clock))
         folder.check(resume=resume, overwrite=overwrite)
         # reads the data; its errors leave the folder untouched
@@ -115,28 +112,13 @@ def _workload(config: Any, stages: "StageFactory | None", observer: Observer) ->
     return RlWorkload(config, stages)
 
 
-@contextmanager
-def _cancelled_with(ranks: Ranks, folder: RunFolder, observer: Observer) -> Iterator[None]:
+def _cancelled_with(ranks: Ranks, folder: RunFolder, observer: Observer) -> AbstractContextManager[None]:
     """Within the block, the run is cancelled if another rank fails."""
     if ranks.watch is None:
-        yield
-        return
-    events, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
+        return nullcontext()
+    from proxima.runtime.placement.rank_watch import cancelled_with
 
-    def warn(text: str) -> None:
-        events.call_soon_threadsafe(observer.warning, text)
-
-    def cancel() -> None:
-        events.call_soon_threadsafe(task.cancel)
-
-    with ranks.watch.attached(folder.log, warn, cancel):
-        try:
-            yield
-        except asyncio.CancelledError as error:
-            if ranks.watch.cause(error) is None:
-                raise
-            raise RuntimeError("cancelled, as a rank has failed") from error  # `meeting` reports which one
+    return cancelled_with(ranks.watch, folder.log, observer.warning)
 
 
 async def _run(
@@ -158,7 +140,7 @@ async def _run(
         with _started(folder.path, checkpoint, ranks):
             await compute.run(_compare_files, hashes, ranks)
             hashing = None if resuming else asyncio.create_task(asyncio.to_thread(hashes))  # while the model is loaded
-            loaded = await compute.run(_load_weights, work, checkpoint)
+            loaded = await compute.run(load_models, work.load, checkpoint)
         with await disk.write(Journal, folder.journal, clock) as journal, ExitStack() as opened:  # now a run folder
             await disk.write(check_resume, journal, config)
             if hashing is not None:
@@ -270,35 +252,7 @@ def _compare_files(hashes: Hashes, ranks: Ranks) -> None:
         agree_on_files(hashes, ranks)
 
 
-def _load_weights(work: "Workload", checkpoint: Checkpoint | None) -> LoadedModel:
-    try:
-        loaded = work.load(None if checkpoint is None else str(checkpoint.model))
-    except ValueError as error:
-        if checkpoint is None:
-            raise
-        raise UserError(f"{checkpoint.path}: {error}", remedy=DELETE) from error
-    if not gc.isenabled():  # disabled by the command line; imported objects live until the end
-        gc.freeze()
-        gc.enable()
-    return loaded
-
-
 def _restore(checkpoint: Checkpoint, stack: "TrainStack", others: "Mapping[str, TrainStack]") -> None:
     from proxima.train.checkpoint_restore import restore
 
     restore(checkpoint, stack, others)
-
-
-def _start_rank(make_work: "Callable[[], Workload]", ranks: Ranks, message: "Start") -> "RankModels":
-    """What `_run` does on rank 0, on the others: data, files, weights, and the state of a checkpoint."""
-    from proxima.runtime.placement.follower import seen_here
-
-    seen_here("run folder", message.folder, Path.is_dir)
-    work = make_work()
-    _compare_files(work.hashes, ranks)
-    checkpoint = None if message.checkpoint is None else seen_here("checkpoint", message.checkpoint, read_checkpoint)
-    loaded = _load_weights(work, checkpoint)
-    models = work.rank_models(loaded, ComputeThread(), ranks, message.checkpoint)
-    if checkpoint is not None:
-        _restore(checkpoint, models.stacks[POLICY], models.others)
-    return models

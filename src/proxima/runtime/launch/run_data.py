@@ -144,7 +144,11 @@ def _checked_teacher(config: "RunConfig", model: UnloadedModel) -> UnloadedModel
         check_routed(config)
     if config.critic is not None:
         config.critic.check_model(model)
-    return None if config.algorithm.distillation is None else config.algorithm.distillation.teacher(model)
+    if config.algorithm.distillation is None:
+        return None
+    from proxima.runtime.launch.teacher import unloaded_teacher
+
+    return unloaded_teacher(config.algorithm.distillation, model)
 
 
 def _asked(engines: dict[str, EngineChoice], *, later: bool) -> list[str]:

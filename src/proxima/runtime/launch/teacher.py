@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.config.describe import kind_of
-from proxima.data import FieldError, renamed
+from proxima.data import FieldError, renamed, require, within
 from proxima.engine.choice import EngineChoice
 from proxima.engine.protocol import close_engine
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.refusals import sharding_beside
-from proxima.model.pretrained import LoadedModel
+from proxima.model.pretrained import LoadedModel, UnloadedModel
 from proxima.runtime.launch.engine_needs import TEACHER
 from proxima.train import ForwardStage
 from proxima.train.engine_stage import EngineStage
@@ -21,6 +21,27 @@ if TYPE_CHECKING:
     from proxima.config.sections.algorithm_section import DistillationConfig
 
 PATH = "algorithm.distillation.path"
+
+
+def unloaded_teacher(distillation: "DistillationConfig", student: UnloadedModel) -> UnloadedModel:
+    """The teacher before its weights are loaded; its context is that of the student.
+
+    Raises:
+        FieldError: its tokens differ from the student's, or it reads fewer tokens than prompt and completion may
+            have together.
+    """
+    path, remedy = distillation.path, "use a teacher of the student's family: they are compared token by token"
+    with within("algorithm.distillation"):
+        teacher = student.beside(path, None, "path", remedy)
+        for name in ("bos_token_id", "eos_token_id"):
+            ours, theirs = getattr(student.tokenizer, name, None), getattr(teacher.tokenizer, name, None)
+            require(ours == theirs, "path", path, f"has {name}={theirs}, and model.path has {ours}", remedy=remedy)
+        bound = f"reads at most {teacher.context} tokens, and prompt and completion may have {student.context}"
+        remedy = f"set model.max_length={teacher.context}"
+        require(teacher.context >= student.context, "path", path, bound, remedy=remedy)
+        top_k, size = distillation.divergence.top_k, min(student.vocabulary, teacher.vocabulary)
+        require(top_k <= size, "divergence.top_k", top_k, f"must be at most the vocabulary, {size}")
+    return replace(teacher, context=student.context)
 
 
 def make_teacher_stage(

@@ -14,7 +14,6 @@ from proxima.core.divergence import divergence
 from proxima.core.loss import Aggregate, Correction, Loss, NextMissing, Penalty, PolicyLoss, Surrogate, policy_loss
 from proxima.core.metrics import Metrics, Peak, SumCount
 from proxima.core.precompute import Precomputed, needs_precompute, precompute
-from proxima.core.segment import segment_count, segment_index
 from proxima.data import PackedBatch, PolicyBatch, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.policy_batch import HostCounts
@@ -186,41 +185,14 @@ class PolicyObjective(Objective[Trajectory]):
         if self.proximal == "first_forward":
             batch = replace(batch, proximal_log_prob=log_prob.detach())
         elif self.proximal == "loglinear":
-            from proxima.core.proximal import interpolated_proximal
+            from proxima.train.objectives.intermediate_policies import loglinear_proximal  # few recipes read one
 
-            if batch.behavior_log_prob is None or batch.policy_version is None:
-                raise ValueError("proximal=loglinear needs behavior_log_prob and policy_version in every trajectory.")
-            self._require_past(batch)
-            versions = batch.policy_version, self.current_version
-            between = interpolated_proximal(batch.behavior_log_prob, log_prob, *versions, check=False)
-            batch = replace(batch, proximal_log_prob=between)
+            batch = replace(batch, proximal_log_prob=loglinear_proximal(batch, log_prob, self.current_version))
         if self.next_missing is not None:
-            batch = replace(batch, next_log_prob=self._next_log_prob(batch, self.next_missing))
+            from proxima.train.objectives.intermediate_policies import next_log_prob  # as above
+
+            batch = replace(batch, next_log_prob=next_log_prob(batch, self.next_missing, self.current_version))
         return batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob, outputs.bucket_log_prob)
-
-    def _require_past(self, batch: PackedBatch) -> None:
-        """Make the check of `core.proximal` without waiting for the device."""
-        if batch.newest_version > self.current_version:
-            latest = f"policy_version {batch.newest_version}"
-            raise ValueError(f"proximal: {latest} is later than current_version {self.current_version}.")
-
-    def _next_log_prob(self, batch: PackedBatch, missing: NextMissing) -> Tensor:
-        """[N] nats, NaN where a token is to be dropped."""
-        from proxima.core.proximal import segment_wise_log_prob
-
-        behavior, proximal, cached, version = (
-            _required(batch, name)
-            for name in ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "policy_version")
-        )
-        self._require_past(batch)
-        next_log_prob = segment_wise_log_prob(behavior, proximal, cached, version, self.current_version, check=False)
-        lacking = batch.loss_mask & next_log_prob.isnan()
-        if missing == "decoupled":
-            return torch.where(lacking, proximal, next_log_prob)
-        if missing == "drop_token":
-            return next_log_prob
-        dropped = segment_count(lacking, batch.cu_seqlens) > 0
-        return torch.where(dropped[segment_index(batch.cu_seqlens, len(next_log_prob))], torch.nan, next_log_prob)
 
 
 def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
@@ -236,13 +208,6 @@ def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
         "sampling_mask/size_max": Peak.over(size, truncated),
         "sampling_mask/one_fraction": SumCount.over(size == 1, truncated),
     }
-
-
-def _required(batch: PackedBatch, name: str) -> Tensor:
-    if (value := getattr(batch, name)) is None:
-        raise ValueError(f"proximal=next needs {name} in every trajectory.")
-    tensor: Tensor = value
-    return tensor
 
 
 def first_forward(
