@@ -12,9 +12,9 @@ from torch import Tensor
 
 from proxima.core.aggregate import TokenSum
 from proxima.core.band import Band, told
-from proxima.core.correction.importance import Importance, log_ratio_to
+from proxima.core.correction.importance import Importance, log_ratio_to, log_weight
 from proxima.core.correction.rejection import OffPolicySequence, Rejection, SecondMoment, TopEntropy
-from proxima.core.correction.weight_statistics import log_weight, safe_exp
+from proxima.core.correction.weight_statistics import safe_exp
 from proxima.core.loss import Corrected, Correction, Surrogate, policy_loss
 from proxima.core.ratio import spread
 from proxima.core.segment import segment_mean

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from proxima.data.kinds import Kinds, lazy_imports
 
 if TYPE_CHECKING:
-    from proxima.core.advantage.group import GroupStatistics, Grpo, Rloo
-    from proxima.core.advantage.group_variants import Gdpo, Gpg, GrpoPassk, Opo, ReinforcePpBaseline, Remax
+    from proxima.core.advantage.group import GroupStatistics, Grpo
+    from proxima.core.advantage.group_variants import Gdpo, Gpg, GrpoPassk, Opo, ReinforcePpBaseline, Remax, Rloo
     from proxima.core.advantage.protocol import (
         ADVANTAGE_NEEDS,
         Advantage,
@@ -45,7 +45,7 @@ ADVANTAGES = Kinds(
         "reinforce_pp": "proxima.core.advantage.token:ReinforcePp",
         "reinforce_pp_baseline": "proxima.core.advantage.group_variants:ReinforcePpBaseline",
         "remax": "proxima.core.advantage.group_variants:Remax",
-        "rloo": "proxima.core.advantage.group:Rloo",
+        "rloo": "proxima.core.advantage.group_variants:Rloo",
         "turn_returns": "proxima.core.advantage.turn:TurnReturns",
     }
 )

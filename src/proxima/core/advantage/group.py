@@ -1,4 +1,4 @@
-"""Advantages of whole completions: [S] rewards in, [S] advantages out."""
+"""GRPO, and what the advantages of whole completions share: [S] rewards in, [S] advantages out."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -60,28 +60,6 @@ def zero_if_uniform(outcomes: Outcomes, group: GroupStatistics, advantage: Tenso
     return torch.where(outcomes.valid & ~group.uniform, advantage, 0.0)
 
 
-def token_weight(outcomes: Outcomes) -> Tensor:
-    """[S] int, the loss tokens of each valid completion, 0 where invalid. Tokens without a gradient (tool output) are
-    not counted."""
-    return torch.where(outcomes.valid, outcomes.length if outcomes.loss_tokens is None else outcomes.loss_tokens, 0)
-
-
-def whitened_over_tokens(advantage: Tensor, outcomes: Outcomes, epsilon: float = 1e-8) -> Tensor:
-    """[S] (A − mean) / sqrt(var + ε), mean and variance (ddof = 1) over the tokens of all valid completions.
-
-    Args: advantage [S]; outcomes: `valid`, and the loss tokens, the weight of each completion.
-    Returns: [S], 0 where invalid; unchanged if there are fewer than two tokens.
-    """
-    weight = token_weight(outcomes).to(advantage.dtype)
-    tokens = weight.sum()
-    if float(tokens) < 2:
-        return advantage
-    mean = (weight * advantage).sum() / tokens
-    variance = (weight * (advantage - mean).square()).sum() / (tokens - 1)
-    whitened = (advantage - mean) * torch.rsqrt(variance + epsilon)
-    return torch.where(outcomes.valid, whitened, 0.0)
-
-
 class Scaled(GroupAdvantage):
     """Base of advantages with an `epsilon` that is added to the standard deviation."""
 
@@ -119,39 +97,3 @@ class Grpo(Scaled):
         if self.scale != "none":
             centred = centred / ((group.std if self.scale == "group" else batch_std(outcomes)) + self.epsilon)
         return zero_if_uniform(outcomes, group, centred)
-
-
-@dataclass(frozen=True)
-class Rloo(GroupAdvantage):
-    """Reward minus the mean of the others in its group.
-
-        A_i = r_i - mean_{j != i} r_j = (r_i - mean_group) n / (n - 1)
-
-    Args:
-        normalise: standardise over the batch: (A - mean) / (std + 1e-4), ddof = 1, of the completions that have a
-            valid sibling.
-        outcomes: rewards, validity, groups.
-    Returns: [S] in the rewards' dtype, reward units.
-    Edge cases: a uniform group gives exactly 0 (before normalisation). A completion without a valid sibling has nothing
-        to be compared with: 0, also after normalisation, where it enters neither mean nor deviation. Invalid rewards
-        give 0 and enter no baseline.
-    Source: arXiv 2402.14740; `normalise`: TRL `normalize_advantages` (T10).
-    Differs: TRL counts a completion without a sibling as 0 when it normalises. verl's `rloo` keeps the raw reward of a
-        group of one, its `rloo_vectorized` gives 0 (P16).
-    """
-
-    normalise: bool = False
-
-    def __call__(self, outcomes: Outcomes) -> Tensor:
-        group = GroupStatistics.of(outcomes)
-        leave_one_out = (group.reward - group.mean) * group.count / (group.count - 1).clamp(min=1)
-        centred = zero_if_uniform(outcomes, group, leave_one_out)
-        return standardised(centred, outcomes.valid & (group.count > 1), 1e-4) if self.normalise else centred
-
-
-def standardised(advantage: Tensor, valid: Tensor, epsilon: float) -> Tensor:
-    """(A − mean) / (std + ε) over the valid completions, ddof = 1; 0 where invalid, and for fewer than two."""
-    chosen = advantage[valid]
-    if len(chosen) < 2:
-        return torch.zeros_like(advantage)
-    return torch.where(valid, (advantage - chosen.mean()) / (chosen.std() + epsilon), 0.0)

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from proxima.core.advantage.group import Grpo, Rloo
+from proxima.core.advantage.group import Grpo
+from proxima.core.advantage.group_variants import Rloo
 from proxima.core.advantage.protocol import TokenAdvantage, TokenRewards, required
 from proxima.core.padded_rows import suffix_sums
 from proxima.core.segment import segment_index

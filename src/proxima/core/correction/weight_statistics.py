@@ -8,28 +8,17 @@ counts them as ratio 1 (P27, P35).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from proxima.core.metrics import Metrics, Peak, Quantile, Spread, SumCount, k3
+from proxima.core.metrics import Metrics, Peak, Spread, SumCount, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT
-from proxima.core.segment import segment_count, segment_mean, segment_sum
+from proxima.core.segment import segment_count
 from proxima.data import PolicyBatch
 
-WeightLevel = Literal["token", "sequence", "geometric"]
 PERCENTILES = {"p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
 CATASTROPHIC = 1e-4  # a ratio below this is a token that the other policy would hardly ever sample
-
-
-def log_weight(rho: Tensor, b: PolicyBatch, level: WeightLevel) -> Tensor:
-    """[N] the log-weight of each loss token at its level, from ρ [N] (0 outside the loss); the same within a sequence
-    except at token level."""
-    if level == "token":
-        return rho
-    reduce = segment_sum(rho, b.cu_seqlens) if level == "sequence" else segment_mean(rho, b.loss_mask, b.cu_seqlens)
-    return torch.where(b.loss_mask, reduce[b.sequence_index], torch.zeros_like(rho))
 
 
 def safe_exp(log_w: Tensor) -> Tensor:
@@ -106,42 +95,6 @@ def sequence_statistics(row: Tensor) -> Metrics:
     statistics = distribution(row, sample=True)
     out: Metrics = {f"rollout_is_seq_{name}": statistics[name] for name in ("mean", "std", "min", "max")}
     return out | {"rollout_is_seq_max_deviation": peak_of((row - 1).abs())}
-
-
-def weight_statistics(log_w: Tensor, b: PolicyBatch, level: WeightLevel, upper: float, lower: float) -> Metrics:
-    """Distribution of the weights, from their logs [N], and the shares outside the bounds of the correction."""
-    tokens = LossTokens.of(b)
-    raw = safe_exp(tokens.select(log_w))
-    bounded, row = distribution(raw.clamp(lower, upper)), tokens.means(raw)
-    each = row if level == "sequence" else raw  # the weight of a whole sequence counts once
-    out: Metrics = {f"rollout_is_{name}": metric for name, metric in distribution(raw).items()}
-    out |= {f"rollout_is_{name}_bounded": bounded[name] for name in ("std", "eff_sample_size")}
-    out |= {f"rollout_is_{name}": Quantile(raw, q) for name, q in PERCENTILES.items()}
-    return (
-        out
-        | sequence_statistics(row)
-        | {
-            "rollout_is_ratio_fraction_high": mean_of(each > upper),
-            "rollout_is_ratio_fraction_low": mean_of(each < lower),
-            "rollout_is_seq_fraction_high": mean_of(row > upper),
-            "rollout_is_seq_fraction_low": mean_of(row < lower),
-        }
-    )
-
-
-def applied_statistics(weight: Tensor, log_w: Tensor, b: PolicyBatch) -> Metrics:
-    """Statistics of the applied weights, [N], before normalisation; and the shares that a bound has changed."""
-    tokens = LossTokens.of(b)
-    applied = tokens.select(weight)
-    changed = applied != safe_exp(tokens.select(log_w))
-    out = {f"rollout_is_{name}": metric for name, metric in distribution(applied).items()}
-    metrics: Metrics = {
-        f"{name}_applied": value for name, value in (out | sequence_statistics(tokens.means(applied))).items()
-    }
-    return metrics | {
-        "rollout_is_clipped_fraction": mean_of(changed),
-        "rollout_is_seq_clipped_fraction": mean_of(tokens.sums(changed.double()) > 0),
-    }
 
 
 def policy_statistics(rho: Tensor, target: Tensor, tokens: LossTokens) -> Metrics:

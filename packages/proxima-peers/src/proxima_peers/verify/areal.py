@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.advantage import Gae, Grpo, Rloo, TokenRewards
-from proxima.core.advantage.group import standardised
+from proxima.core.advantage.group_variants import standardised
 from proxima.core.advantage.token import place_scores, with_kl
 from proxima.core.aggregate import TokenMean
 from proxima.core.correction import Importance, Rejection, SecondMoment

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.correction import Importance, Rejection
-from proxima.core.correction.importance import PREFIX, log_ratio_to
-from proxima.core.correction.weight_statistics import log_weight
+from proxima.core.correction.importance import PREFIX, log_ratio_to, log_weight
 from proxima.core.divergence import DIVERGENCES
 from proxima.core.loss import Corrected
 from proxima.core.metrics import Metrics, Peak, Spread, SumCount
