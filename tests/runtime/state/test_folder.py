@@ -13,6 +13,7 @@ import torch
 
 from proxima.kernels import compiled
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rewind import rewind_folder
 from proxima.system import atomic_files as files
 from proxima.system.environment import describe_environment
 
@@ -150,13 +151,13 @@ def test_a_run_that_ended_takes_no_less_time_after_a_resume(folder):
     folder.append_metrics(train(1))
     folder.append_metrics({"kind": "eval", "step": 1, "time": 21.0, "accuracy": 0.9, "label": "after"})
     folder.write_summary({"status": "done", "steps": 1, "seconds": 30.0})
-    folder.rewind(1, [train(1)])
+    rewind_folder(folder, 1, [train(1)])
     assert folder.elapsed() == 30.0
     folder.write_summary({"status": "failed", "steps": 2, "seconds": 40.0})
-    folder.rewind(1, [train(1)])  # step 2 is repeated
+    rewind_folder(folder, 1, [train(1)])  # step 2 is repeated
     assert folder.elapsed() == 21.0
     folder.summary.write_text("{")
-    folder.rewind(1, [train(1)])
+    rewind_folder(folder, 1, [train(1)])
     assert folder.elapsed() == 21.0
 
 
@@ -173,13 +174,13 @@ def test_rewind(folder):
     with folder.metrics.open() as file:
         lines = file.readlines()
     folder.metrics.write_text("".join(line for line in lines if '"step": 2' not in line))  # the journal has it
-    folder.rewind(3, [train(1), train(2), train(3)])
+    rewind_folder(folder, 3, [train(1), train(2), train(3)])
     assert folder.metrics.read_text() == "".join(lines[:4])
     assert sorted(os.listdir(folder.rollouts)) == ["000001.parquet", "000002.parquet", "000003.parquet"]
     assert os.listdir(folder.evals) == ["000000-before.parquet"]
     assert not folder.summary.exists()
     assert folder.elapsed() == 12.0
-    folder.rewind(0)  # nothing has happened: the evaluation before the first step is made again
+    rewind_folder(folder, 0)  # nothing has happened: the evaluation before the first step is made again
     assert folder.read_metrics() == [] and os.listdir(folder.evals) == os.listdir(folder.rollouts) == []
     assert folder.elapsed() == 0.0
 

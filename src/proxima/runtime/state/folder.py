@@ -6,10 +6,9 @@ environments.log
 """
 
 import errno
-import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from proxima.data import UserError
 from proxima.data.episode import ENVIRONMENTS_LOG
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.clock import Clock, SystemClock
-from proxima.runtime.watch.timeline import rewind_timeline
 from proxima.system.atomic_files import flush_to_disk, write_atomic
 from proxima.system.jsonl import complete_length, dumps, json_text, read_lines
 
@@ -53,8 +51,8 @@ class RunFolder:
         self.trackers = self.path / "trackers"
         self._lock: FolderLock | None = None
         self._made: list[Path] = []  # by `begin`, the innermost first
-        self.earlier_warnings: list[dict[str, Any]] = []  # of the run before `rewind`, up to its step
-        self._spent = 0.0  # seconds up to the end of the run before `rewind`, if it repeats no step of it
+        self.earlier_warnings: list[dict[str, Any]] = []  # of the run before a rewind, up to its step
+        self.spent = 0.0  # seconds up to the end of the run before a rewind, if it repeats no step of it
 
     def rollout_file(self, step: int) -> Path:
         """The completions of a step."""
@@ -183,7 +181,7 @@ class RunFolder:
 
     def elapsed(self) -> float:
         """Seconds that the run took, over all resumes: up to its last record, or up to its end where it ended there."""
-        return max([self._spent, *(float(r["time"]) for r in self.read_metrics())])
+        return max([self.spent, *(float(r["time"]) for r in self.read_metrics())])
 
     def write_config(self, text: str) -> None:
         """Write config.yaml."""
@@ -196,37 +194,6 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
         write_atomic(self.summary, json_text(summary))
-
-    def rewind(
-        self, step: int, steps: Sequence[Mapping[str, Any]] = (), evaluations: Sequence[Mapping[str, Any]] = ()
-    ) -> list[Mapping[str, Any]]:
-        """Restore the records as they were right after `step`: write metrics.jsonl again, delete later Parquet files,
-        summary and report, and the timeline after the last record. Checkpoints and log.txt stay.
-
-        Step 0 is the run before anything happened: the evaluation before the first step is deleted too. `steps` and
-        `evaluations` are the journal's records; metrics.jsonl may lack any of them.
-
-        Returns: the evaluations that are left.
-        """
-        self._spent = 0.0
-        with suppress(OSError, ValueError, KeyError):
-            ended = json.loads(self.summary.read_text(encoding="utf-8"))
-            self._spent = float(ended["seconds"]) if 0 < step == ended["steps"] else 0.0
-            earlier = [warning for warning in ended.get("warnings", ()) if warning["step"] <= step and step]
-            self.earlier_warnings = [{**warning, "last": min(warning.get("last", step), step)} for warning in earlier]
-        evaluated = [*(r for r in self.read_metrics() if r["kind"] == "eval"), *evaluations]
-        evals = list({r["step"]: r for r in evaluated if 0 < step >= r["step"]}.values())
-        records = sorted((*steps, *evals), key=lambda r: (r["step"], r["kind"] == "eval"))
-        write_atomic(self.metrics, "".join(dumps(r) + "\n" for r in records))
-        rewind_timeline(self.timeline, self.elapsed())
-        for folder in (self.rollouts, self.evals):
-            for file in folder.glob("*.parquet"):
-                number = file.stem.partition("-")[0]
-                if number.isdigit() and not 0 < step >= int(number):
-                    file.unlink()
-        for path in (self.summary, self.report):
-            path.unlink(missing_ok=True)
-        return evals
 
     def _is_empty(self) -> bool:
         """True when the folder contains nothing but what `begin` creates, and the logs of servers and ranks that a

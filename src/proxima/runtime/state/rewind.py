@@ -1,9 +1,17 @@
 """Journal, records and files of a run as they were at its last whole checkpoint."""
 
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
 from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import MOVE_AWAY, Journal
 from proxima.runtime.watch.observer import Observer
+from proxima.runtime.watch.timeline import rewind_timeline
+from proxima.system.atomic_files import write_atomic
+from proxima.system.jsonl import dumps
 from proxima.train.checkpoint import Checkpoint
 from proxima.train.checkpoint_restore import last_complete
 
@@ -18,12 +26,44 @@ def rewind_run(folder: RunFolder, journal: Journal, observer: Observer) -> Check
     journal.rewind(step)
     journal.set("changes", [entry | {"step": min(entry["step"], step)} for entry in journal.get("changes") or ()])
     steps = [journal.metrics(number) or {} for number in range(1, step + 1)]
-    journal.set("evaluations", folder.rewind(step, steps, journal.get("evaluations") or ()))
+    journal.set("evaluations", rewind_folder(folder, step, steps, journal.get("evaluations") or ()))
     if step < last:
         place = f"the checkpoint of step {step}" if checkpoint else "the start, because no checkpoint exists"
         repeated = "1 finished step is" if last - step == 1 else f"{last - step} finished steps are"
         observer.warning(f"resuming from {place}: {repeated} repeated; see checkpoint.every")
     return checkpoint
+
+
+def rewind_folder(
+    folder: RunFolder, step: int, steps: Sequence[Mapping[str, Any]] = (), evaluations: Sequence[Mapping[str, Any]] = ()
+) -> list[Mapping[str, Any]]:
+    """Restore the records as they were right after `step`: write metrics.jsonl again, delete later Parquet files,
+    summary and report, and the timeline after the last record. Checkpoints and log.txt stay.
+
+    Step 0 is the run before anything happened: the evaluation before the first step is deleted too. `steps` and
+    `evaluations` are the journal's records; metrics.jsonl may lack any of them.
+
+    Returns: the evaluations that are left.
+    """
+    folder.spent = 0.0
+    with suppress(OSError, ValueError, KeyError):
+        ended = json.loads(folder.summary.read_text(encoding="utf-8"))
+        folder.spent = float(ended["seconds"]) if 0 < step == ended["steps"] else 0.0
+        earlier = [warning for warning in ended.get("warnings", ()) if warning["step"] <= step and step]
+        folder.earlier_warnings = [{**warning, "last": min(warning.get("last", step), step)} for warning in earlier]
+    evaluated = [*(r for r in folder.read_metrics() if r["kind"] == "eval"), *evaluations]
+    evals = list({r["step"]: r for r in evaluated if 0 < step >= r["step"]}.values())
+    records = sorted((*steps, *evals), key=lambda r: (r["step"], r["kind"] == "eval"))
+    write_atomic(folder.metrics, "".join(dumps(r) + "\n" for r in records))
+    rewind_timeline(folder.timeline, folder.elapsed())
+    for place in (folder.rollouts, folder.evals):
+        for file in place.glob("*.parquet"):
+            number = file.stem.partition("-")[0]
+            if number.isdigit() and not 0 < step >= int(number):
+                file.unlink()
+    for path in (folder.summary, folder.report):
+        path.unlink(missing_ok=True)
+    return evals
 
 
 def _restore_steps(journal: Journal, folder: RunFolder, checkpoint: Checkpoint, observer: Observer) -> None:
