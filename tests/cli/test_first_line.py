@@ -6,7 +6,7 @@ import sys
 
 from proxima.cli import main as command_line
 from proxima.data import UserError
-from proxima.view.log_lines import lines_to
+from proxima.view.run_views import lines_to
 
 PROGRAM = """
 import sys

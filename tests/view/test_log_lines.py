@@ -15,14 +15,13 @@ from proxima.view.log_lines import (
     LogFile,
     LogLines,
     closing_line,
-    lines_to,
     of_questions,
     prompts_used,
     remaining,
     sampling_figures,
     why_unknown,
 )
-from proxima.view.run_views import RunViews
+from proxima.view.run_views import RunViews, lines_to
 from tests.manual_clock import ManualClock
 from tests.terminal import Terminal
 from tests.view.synthetic import evaluation, info, make_run, record

@@ -18,7 +18,7 @@ from proxima.experiments.cell_statistics import HELD_OUT, CellSummary, SeedBand,
 from proxima.experiments.run_comparison import RunComparison
 from proxima.experiments.seed_statistics import SeedMean
 from proxima.system.atomic_files import write_atomic
-from proxima.view.formatting import NONE, count, duration, fixed, magnitude, plus_minus, signed, significant
+from proxima.view.formatting import NONE, count, duration, fixed, magnitude, signed, significant
 from proxima.view.microscope.metric_meanings import metric_meanings
 from proxima.view.page import render
 from proxima.view.palette import CELLS
@@ -303,3 +303,10 @@ def config_value(value: Any) -> str:
     if value is None:
         return NONE
     return significant(value, 6) if isinstance(value, float) else in_one_line(value)
+
+
+def plus_minus(value: SeedMean | None, places: int = 3) -> str:
+    """`0.940 ± 0.012`; only the mean for a single seed."""
+    if value is None:
+        return NONE
+    return fixed(value.mean, places) + (f" ± {fixed(value.half, places)}" if value.half is not None else "")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TextIO, TypeGuard
 
 if TYPE_CHECKING:
     from proxima.data import ToolCall
-    from proxima.experiments.seed_statistics import SeedMean
 
 NONE = "–"  # a missing value
 PATIENCE = 60.0  # seconds without output after which progress is reported if there is no terminal
@@ -73,13 +72,6 @@ def signed(value: float | None, places: int = 3) -> str:
         return NONE
     text = fixed(abs(value), places)
     return f"{'−' if value < 0 and text.strip('0.') else '+'}{text}"
-
-
-def plus_minus(value: "SeedMean | None", places: int = 3) -> str:
-    """`0.940 ± 0.012`; only the mean for a single seed."""
-    if value is None:
-        return NONE
-    return fixed(value.mean, places) + (f" ± {fixed(value.half, places)}" if value.half is not None else "")
 
 
 def significant(value: float | None, digits: int = 3) -> str:

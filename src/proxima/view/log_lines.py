@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from io import FileIO
 from shlex import quote
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
-from proxima.config.step_size import group_arithmetic
+from proxima.config.step_groups import group_arithmetic
 from proxima.data import Group
 from proxima.evaluate.headline import ACCURACY, Headline, judged_answers
 from proxima.evaluate.intervals import bound_keys
@@ -35,10 +35,8 @@ from proxima.view.formatting import (
     rate,
     signed,
     significant,
-    write_safely,
 )
 from proxima.view.held_out_sets import set_lines
-from proxima.view.terminal import StageProgress
 
 WIDTH = 112  # columns of a line with a right-aligned end
 AT_ONCE: dict[Stage, str] = {  # reported at once, before the run starts
@@ -188,27 +186,6 @@ class LogFile(LogLines):
         except OSError as error:
             if not is_disk_full(error):
                 raise
-
-
-class TerminalLines(LogLines):
-    """Writes the lines to a terminal, above the progress of the current stage."""
-
-    def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
-        self._stage = StageProgress(stream, clock)
-        super().__init__(self._stage.write, clock)
-
-    def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
-        if self._info is None:  # an error before the run starts should appear alone
-            super().progress(stage, done, total, unit)
-        else:
-            self._stage.update(stage, done, total, unit)
-
-
-def lines_to(stream: TextIO, clock: Clock | None = None) -> Observer:
-    """Write the lines to a stream, flushing each."""
-    if stream.isatty():
-        return TerminalLines(stream, clock)
-    return LogLines(lambda line: write_safely(stream, f"{line}\n"), clock)
 
 
 def time_of_day(wall: str) -> str:

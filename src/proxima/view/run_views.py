@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Tee, WarningList, warning_kind
 from proxima.view.diagnostics import warnings_about
-from proxima.view.formatting import significant
-from proxima.view.log_lines import LogFile, lines_to
+from proxima.view.formatting import significant, write_safely
+from proxima.view.log_lines import LogFile, LogLines
 
 if TYPE_CHECKING:
     from proxima.view.trackers.protocol import Tracker
@@ -98,3 +99,12 @@ class ReportFile(Observer):
             from proxima.view.report import write_report
 
             write_report(self._info.folder)
+
+
+def lines_to(stream: TextIO, clock: Clock | None = None) -> Observer:
+    """Write the lines to a stream, flushing each."""
+    if stream.isatty():
+        from proxima.view.terminal_lines import TerminalLines  # a file or a pipe shows no progress
+
+        return TerminalLines(stream, clock)
+    return LogLines(lambda line: write_safely(stream, f"{line}\n"), clock)
