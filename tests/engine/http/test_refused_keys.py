@@ -36,33 +36,21 @@ def accept(server: FakeServer) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_server_that_refuses_completions_alone_does_not_return_for_ever(status, fleet):
+async def test_a_server_that_refuses_completions_alone_ends_the_run_at_once(status, fleet):
+    """Unless there are others."""
     engine, (server,) = fleet(away_seconds=3600.0, published=True)
     refuse_completions(server, status, {"message": "your plan has\nno completions"})
     with pytest.raises(UserError) as error:
         await collect(engine, requests(4, 2))
-    said, counts = str(error.value), (await engine.health()).detail["replicas"]
+    said = str(error.value)
     assert said.count("\n") == 0 and f"refused with status {status}: your plan has no completions" in said
-    assert "3 times in a row, without a completion between" in said and "token_env" in said
-    assert counts["ejected"] == 3 and counts["returned"] == 2
-    assert server.calls["/weights"] == 3  # and again at each return
-
-
-async def test_refusals_with_completions_between_do_not_add_up(fleet):
-    engine, (server,) = fleet()
-    for returned in range(1, 6):
-        refuse_completions(server, 403, "no")
-        task = asyncio.create_task(collect(engine, requests(1, 1)))
-        await until(lambda count=returned: engine._pool.counts["ejected"] == count)
-        del server._generate
-        check(requests(1, 1), await task)
+    assert "check token_env" in said
 
 
 async def test_a_server_that_always_has_other_weights_again_is_given_up(fleet, monkeypatch):
     """It passes the probe at each return, and calls its weights otherwise a moment later."""
     monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("proxima.engine.http.replica.FRUITLESS", 4)
-    engine, (server,) = fleet(away_seconds=3600.0, published=True)
+    engine, (server,) = fleet(away_seconds=0.2, published=True)
     server.stop_after = 0
     answered, load = 0, server._load
 
@@ -73,7 +61,7 @@ async def test_a_server_that_always_has_other_weights_again_is_given_up(fleet, m
         return status, answer | ({"weight_version": "another"} if answered % 4 == 0 else {})
 
     server._load = flaps
-    with pytest.raises(UserError, match=r"it has weights 'another'.*4 times in a row"):
+    with pytest.raises(UserError, match="it has weights 'another'"):
         await collect(engine, requests(1, 1))
 
 

@@ -1,17 +1,18 @@
-"""What a health check that fails says of a server, by what came from it meanwhile."""
+"""What a health check that fails says of a server, by what came from it meanwhile; and which one is given work."""
 
 import asyncio
+import itertools
 from collections import Counter
-from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
-from proxima.engine.http.client import RefusedError, ServerError
+from proxima.engine.http.client import Address, RefusedError, ServerError
+from proxima.engine.http.replica import Replica, State
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import STREAK, ReplicaPool
-from proxima.engine.http.replica_states import Event
+from tests.engine.http.plain_dialect import Plain, PlainDialect
 
 BUSY = ServerError("http://h", "/load", "come again", status=429)
 FAILED = ServerError("http://h", "/load", "status 500", status=500)
@@ -19,48 +20,45 @@ REFUSED = RefusedError("refused with status 401")
 
 
 def checked(error, tokens):
-    """The events of a health check that ends so, while so many tokens come; and whether the server is overloaded."""
-    moves, overloads = [], []
+    """The errors that eject a server whose health check ends so, while so many tokens come."""
+    ejections = []
 
     async def health():
         replica.received += tokens
         raise error
 
-    replica = SimpleNamespace(
-        received=5,
-        health=health,
-        proof=SimpleNamespace(label=None, unverified=tuple),
-        overloaded=lambda now, reason: overloads.append(reason),
-    )
+    replica = SimpleNamespace(received=5, health=health, proof=SimpleNamespace(label=None, unverified=tuple))
     keeper = ReplicaKeeper.__new__(ReplicaKeeper)
-    keeper.pool = pool = SimpleNamespace(loading=False, move=lambda replica, event, reason: moves.append(event))
-    pool.eject = partial(ReplicaPool.eject, pool)
+    keeper.pool = SimpleNamespace(loading=False, eject=lambda replica, error: ejections.append(error))
     asyncio.run(keeper._check(replica))
-    return moves, overloads
+    return ejections
 
 
-@pytest.mark.parametrize(("error", "event"), [(REFUSED, Event.REFUSED), (FAILED, Event.EJECTED)])
-def test_one_that_produces_tokens_is_only_slow(error, event):
-    assert checked(error, tokens=3) == ([], [])
-    assert checked(error, tokens=0) == ([event], [])
-
-
-@pytest.mark.parametrize("tokens", [0, 3])
-def test_one_that_is_busy_is_left_alone(tokens):
-    assert checked(BUSY, tokens) == ([], ["come again"])
+@pytest.mark.parametrize(("error", "ejected"), [(REFUSED, True), (FAILED, True), (BUSY, False)])
+def test_one_that_produces_tokens_is_only_slow_and_one_that_is_busy_is_left_alone(error, ejected):
+    assert checked(error, tokens=3) == []
+    assert checked(error, tokens=0) == ([error] if ejected else [])
 
 
 @pytest.mark.parametrize(("error", "ejected"), [(FAILED, True), (BUSY, False), (REFUSED, False)])
 def test_only_a_failure_of_a_completion_ends_a_streak(error, ejected):
     """A busy answer to one of the requests that were running beside those that failed ejects nobody again."""
-    moves = []
+    ejections = []
     job = SimpleNamespace(tried=set(), failures=0, discard=lambda: 0, wanted=False)
     pool = SimpleNamespace(
         repeatable=True,
         counts=Counter(),
         _note_failure=lambda *_: None,
-        move=lambda replica, event, reason: moves.append(event),
+        eject=lambda replica, error: ejections.append(error.reason),
     )
     ReplicaPool._failed(pool, job, Mock(streak=STREAK), error, 0.0)
-    assert moves == ([Event.EJECTED] if ejected else [])
+    assert [reason.startswith("3 completions in a row failed") for reason in ejections] == [True] * ejected
     assert pool.counts["failed"] == job.failures == int(ejected)
+
+
+def test_only_a_ready_replica_that_neither_rests_nor_pauses_is_given_work():
+    replica = Replica(Address("http://127.0.0.1:1"), PlainDialect(), Plain(), "tag")
+    for state, pause, rest in itertools.product(State, ("none", "held", "stopped", "asleep"), (None, Mock())):
+        replica.state, replica.pause, replica.rest = state, pause, rest
+        assert replica.has_room == (state is State.READY and pause == "none" and rest is None)
+        assert replica.in_service == (state in (State.READY, State.SUSPECT))

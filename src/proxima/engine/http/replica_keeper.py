@@ -10,15 +10,13 @@ from typing import Any
 from proxima.data import UserError
 from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.folder_sync import FolderSync, Report, sync_figures
-from proxima.engine.http.replica import Replica, no_replica_left, too_busy
+from proxima.engine.http.replica import Replica, State, no_replica_left
 from proxima.engine.http.replica_pool import ReplicaPool
-from proxima.engine.http.replica_states import Event, State
 from proxima.engine.http.server_checks import ServerExpectations
 from proxima.engine.http.version_proof import mark_confirmed
 from proxima.engine.protocol import WeightUpdate
 from proxima.engine.serve import Servers
 
-QUEUE_SECONDS = 1.0  # between two health checks of a server while completions wait for room
 LONGEST_WAIT = 60.0  # before the next health check of a server that fails repeatedly
 
 
@@ -47,7 +45,7 @@ class ReplicaKeeper:
         self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter also during a return
         self._loading: dict[Replica, asyncio.Task[Report]] = {}  # returning replicas that load weights
         self._interrupted = set[Replica]()  # those that newer weights have interrupted, until they have returned
-        self._away_since: float | None = None
+        self._idle_since: float | None = None  # no replica has worked since then
         self._closed = False
         self._tasks = [asyncio.create_task(self._watch(replica)) for replica in pool.replicas]
 
@@ -161,15 +159,15 @@ class ReplicaKeeper:
             replica.check_soon.clear()
             if replica.in_service:
                 await self._check(replica)
-            elif replica.state is not State.BARRED and not self.pool.asleep:  # the trainer has its devices
+            elif not self.pool.asleep:  # the trainer has its devices
                 await self._try_return(replica)
-            self._fail_if_none_left()
+            self._fail_if_none_works()
 
     def pause_of(self, replica: Replica) -> float:
         """Seconds until the next health check; they grow with repeated failures."""
         seconds = self.pool.spec.health_seconds
         if replica.in_service:
-            return min(seconds, QUEUE_SECONDS) if len(self.pool.router) else seconds
+            return seconds
         return min(seconds * 2.0 ** min(max(0, replica.setbacks - 1), 10), LONGEST_WAIT)
 
     async def _check(self, replica: Replica) -> None:
@@ -178,29 +176,27 @@ class ReplicaKeeper:
         try:
             health = await replica.health()
         except (ServerError, UserError) as error:
-            if isinstance(error, ServerError) and error.busy:
-                replica.overloaded(asyncio.get_running_loop().time(), error.reason)
-            elif replica.received == received:  # otherwise it produces tokens and is only slow
+            busy = isinstance(error, ServerError) and error.busy
+            if not busy and replica.received == received:  # otherwise it produces tokens and is only slow
                 pool.eject(replica, error)
             return
         settled = label == proof.label and not (loading or pool.loading)  # no new weights have come meanwhile
         if problem := proof.problem(health, label if settled else None):
-            pool.move(replica, Event.EJECTED, problem)
+            pool.eject(replica, ServerError(replica.url, "", problem))
         elif replica.in_service:  # still
             if settled:
                 mark_confirmed(segments)
-            replica.adapt(health, len(pool.router) > 0)
-            pool.move(replica, Event.CHECKED)
+            pool.trust(replica)
 
     async def _try_return(self, replica: Replica) -> None:
         try:
             await self._return(replica)
         except (ServerError, UserError) as error:
             reason = error.reason
-            self.pool.move(replica, Event.STILL_REFUSED if isinstance(error, RefusedError) else Event.STILL_AWAY)
             if isinstance(error, UserError) and replica.setbacks <= 2 and reason not in replica.reason:  # told once
                 self.pool.add_event(f"engine: {replica.url} stays out of service: {reason}")
             replica.reason = reason
+            self.pool.keep_away(replica, error)
 
     async def _return(self, replica: Replica) -> None:
         """Put it back into service.
@@ -242,36 +238,22 @@ class ReplicaKeeper:
                 await replica.stop("interrupted")
             else:
                 await replica.resume()
-            self.pool.move(replica, Event.RETURNED)
+            self.pool.welcome(replica)
             self._interrupted.discard(replica)
 
-    def _fail_if_none_left(self) -> None:
+    def _fail_if_none_works(self) -> None:
+        """Fail what waits if no replica has done any work for `away_seconds`."""
         pool, now = self.pool, asyncio.get_running_loop().time()
-        if pool.asleep:  # nobody waits for them
-            self._away_since = None
+        awaited = not pool.serving or ((pool.jobs or pool.scores) and not (pool.paused or pool.loading))
+        if pool.asleep or not awaited or any(replica.works for replica in pool.replicas):
+            self._idle_since = None
             return
-        if pool.serving:
-            self._away_since = None
-            self._fail_if_all_busy(now)
-            return
-        self._away_since = now if self._away_since is None else self._away_since
-        failure = None if self.servers is None else self.servers.failure
-        if failure is None and all(replica.state in (State.BARRED, State.LOCKED) for replica in pool.replicas):
-            keys = all(replica.refuses_key for replica in pool.replicas)
-            remedy = "check token_env, and what the servers were started with"
-            failure = no_replica_left(pool.replicas, remedy if keys else "look at the server's log, start it again")
-        if failure is None and now - self._away_since >= pool.spec.away_seconds:
-            failure = no_replica_left(pool.replicas)
-        if failure is not None:
-            pool.give_up(failure)
-
-    def _fail_if_all_busy(self, now: float) -> None:
-        pool = self.pool
-        if not pool.jobs:  # nothing waits for them
-            for replica in pool.serving:
-                replica.busy_since = None
-        elif all(now - (replica.busy_since or now) >= pool.spec.away_seconds for replica in pool.serving):
-            pool.give_up(too_busy(pool.serving, pool.spec.away_seconds))
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        if not pool.serving and self.servers is not None and self.servers.failure is not None:
+            pool.give_up(self.servers.failure)
+        elif now - self._idle_since >= pool.spec.away_seconds:
+            busy = "lower engine.max_running or raise engine.away_seconds"
+            pool.give_up(no_replica_left(pool.replicas, busy if pool.serving else "start it again"))
 
     async def close(self) -> None:
         """Stop watching."""

@@ -11,8 +11,7 @@ from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError, ServerError, busy_seconds
 from proxima.engine.http.generation_job import GenerationJob
-from proxima.engine.http.replica import CancelReason, Failure, Replica, gave_up, too_busy
-from proxima.engine.http.replica_states import Action, Event
+from proxima.engine.http.replica import CancelReason, Failure, Replica, State, gave_up, no_replica_left
 from proxima.engine.http.router import Router
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode, ScoreRequest
@@ -46,7 +45,7 @@ class ReplicaPool:
         self.changed = asyncio.Event()
         self.repeatable = spec.seeded and all(replica.facts.batch_invariant for replica in replicas)
         self._tasks: dict[asyncio.Task[None], GenerationJob] = {}
-        self._breaks: dict[Replica, asyncio.TimerHandle] = {}  # of busy servers
+        self.scores = 0  # calls of `score` that have not returned
         self.failure: Exception | None = None  # no completion will come any more
 
     @property
@@ -69,11 +68,14 @@ class ReplicaPool:
     def submit(self, jobs: Sequence[GenerationJob]) -> None:
         """Run completions as soon as there is room."""
         for job in jobs:
-            if self.failure is not None:
-                job.fail(self.failure)
-            else:
-                self.router.add(job)
+            self._queue(job)
         self.dispatch()
+
+    def _queue(self, job: GenerationJob, *, first: bool = False) -> None:
+        if self.failure is not None:
+            job.fail(self.failure)
+        else:
+            self.router.add(job, first=first)
 
     def dispatch(self) -> None:
         """Give waiting completions to replicas with room, unless there is a pause."""
@@ -138,7 +140,7 @@ class ReplicaPool:
         problem = await proof.confirm(label, seconds) if job.has_unverified_tokens(since) else None
         if problem is not None:
             self.counts["tokens_lost"] += job.forget(since)
-            self.move(replica, Event.FAILED)
+            self.suspect(replica, problem)
             if broken is None and cancel_reason is None:
                 raise WrongAnswerError(problem)
         if broken is not None:
@@ -169,7 +171,7 @@ class ReplicaPool:
         if (reason := job.reason or ("abort" if aborted else None)) is not None:
             job.finish(reason)
         elif job.wanted:
-            self.router.add(job, first=True)
+            self._queue(job, first=True)
 
     def _failed(self, job: GenerationJob, replica: Replica, error: Failure, started_at: float) -> None:
         """Handle a failed attempt. If the server is too busy or refuses our key, it does not count as a failure of the
@@ -188,7 +190,7 @@ class ReplicaPool:
         self._note_failure(replica, error, started_at)
         if counted and replica.streak >= STREAK:
             reason = f"{replica.streak} completions in a row failed, the last one with: {error.reason}"
-            self.move(replica, Event.EJECTED, reason)
+            self.eject(replica, ServerError(replica.url, "", reason))
         if not job.wanted:
             return
         if job.reason is not None and not self._wants_score(job):
@@ -198,19 +200,17 @@ class ReplicaPool:
             job.fail(gave_up(f"prompt {uid}, sample {sample}", job.failures, replica, error))
         else:
             self.counts["retried"] += 1
-            self.router.add(job, first=True)
+            self._queue(job, first=True)
 
     def _note_failure(self, replica: Replica, error: Failure, started_at: float) -> None:
         """Update the state of a replica after a failed call."""
         if isinstance(error, RefusedError):
             self.eject(replica, error)
         elif isinstance(error, ServerError) and error.busy:
-            replica.overloaded(started_at, error.reason)
-            replica.limit = max(1, min(replica.limit, len(replica.running)) // 2)
-            self.move(replica, Event.OVERLOADED, error.reason, retry_after=error.retry_after)
+            self._rest(replica, error)
         else:
             replica.failed(started_at, asyncio.get_running_loop().time())
-            self.move(replica, Event.FAILED)
+            self.suspect(replica, error.reason)
 
     def _wants_score(self, job: GenerationJob) -> bool:
         sampling = job.request.sampling
@@ -240,27 +240,28 @@ class ReplicaPool:
             UserError: no replica was able to score it.
         """
         tried, failures, clock = set[object](), 0, asyncio.get_running_loop().time
-        begun = clock()
-        while True:
-            replica, started_at = await self._room(tried), clock()
-            try:
-                scores = await self._score(replica, request.prompt_tokens, request.tokens)
-                if scores is not None:
-                    return scores
-                error: Failure = ServerError(replica.url, "", "new weights arrived during scoring")
-                failures += 1
-            except (ServerError, WrongAnswerError, RefusedError) as failure:
-                error = failure
-                self._note_failure(replica, error, started_at)
-                if _busy(error) and clock() - begun >= self.spec.away_seconds:
-                    raise too_busy([replica], self.spec.away_seconds) from error
-                if not _busy(error) and not isinstance(error, RefusedError):
+        self.scores += 1
+        try:
+            while True:
+                replica, started_at = await self._room(tried), clock()
+                try:
+                    scores = await self._score(replica, request.prompt_tokens, request.tokens)
+                    if scores is not None:
+                        return scores
+                    error: Failure = ServerError(replica.url, "", "new weights arrived during scoring")
                     failures += 1
-                    tried.add(replica)
-            finally:
-                self.dispatch()
-            if failures > self.spec.retries:
-                raise gave_up("scoring", failures, replica, error)
+                except (ServerError, WrongAnswerError, RefusedError) as failure:
+                    error = failure
+                    self._note_failure(replica, error, started_at)
+                    if not _busy(error) and not isinstance(error, RefusedError):
+                        failures += 1
+                        tried.add(replica)
+                finally:
+                    self.dispatch()
+                if failures > self.spec.retries:
+                    raise gave_up("scoring", failures, replica, error)
+        finally:
+            self.scores -= 1
 
     async def _room(self, tried: set[object]) -> Replica:
         """Wait for a replica with room; return the least loaded, preferring those that have not been tried."""
@@ -272,56 +273,60 @@ class ReplicaPool:
 
     # ---- replicas come and go ----------------------------------------------------------------------------------------
 
-    def move(self, replica: Replica, event: Event, reason: str = "", *, retry_after: float | None = None) -> None:
-        """Apply an event to a replica, according to `TRANSITIONS`.
+    def suspect(self, replica: Replica, reason: str) -> None:
+        """Give a replica no work until its health has been checked, because a call failed."""
+        if replica.in_service:
+            replica.state, replica.reason = State.SUSPECT, reason
+            replica.check_soon.set()
 
-        Args:
-            reason: of an ejection.
-            retry_after: seconds that a busy server asks us to wait, if it does.
-        """
-        match replica.move(event):
-            case Action.DISPATCH:
-                self.dispatch()
-            case Action.CHECK:
-                replica.check_soon.set()
-            case Action.REST:
-                self._rest(replica, retry_after)
-            case Action.LEAVE:
-                self._leave(replica, reason)
-            case Action.LEAVE_AND_ASK:
-                self._leave(replica, reason)
-                replica.check_soon.set()  # it may have been the last
-            case Action.WELCOME:
-                replica.streak, replica.reason = 0, ""
-                self.counts["returned"] += 1
-                self.add_event(f"engine: {replica.url} is back, with weights of version {replica.proof.version}")
-                self.dispatch()
+    def trust(self, replica: Replica) -> None:
+        """Give a replica work again: its health check passed."""
+        replica.state = State.READY
+        self.dispatch()
 
-    def eject(self, replica: Replica, error: Exception, what: str = "") -> None:
-        """Eject a replica because a call failed.
-
-        Args:
-            what: the call, for the user.
-        """
-        reason = error.reason if isinstance(error, ServerError | RefusedError) else str(error)
-        self.move(replica, Event.REFUSED if isinstance(error, RefusedError) else Event.EJECTED, f"{what}{reason}")
-
-    def _rest(self, replica: Replica, retry_after: float | None) -> None:
+    def _rest(self, replica: Replica, error: ServerError) -> None:
+        """Leave a busy server alone for a while."""
+        if not replica.in_service or replica.rest is not None:
+            return
         replica.busy_times += 1
-        seconds = busy_seconds(replica.busy_times, retry_after, crc32(replica.url.encode()))
+        replica.reason = error.reason
         if replica.busy_times == BUSY_NEWS:
             self.add_event(f"engine: {replica.url} is busy, completions wait: {replica.reason}")
-        loop = asyncio.get_running_loop()
-        self._breaks[replica] = loop.call_later(seconds, self.move, replica, Event.RESTED)
+        seconds = busy_seconds(replica.busy_times, error.retry_after, crc32(replica.url.encode()))
+        replica.rest = asyncio.get_running_loop().call_later(seconds, self._rested, replica)
 
-    def _leave(self, replica: Replica, reason: str) -> None:
-        if (rest := self._breaks.pop(replica, None)) is not None:
-            rest.cancel()
-        replica.leave(reason)
+    def _rested(self, replica: Replica) -> None:
+        replica.rest = None
+        self.dispatch()
+
+    def eject(self, replica: Replica, error: Exception, what: str = "") -> None:
+        """Take a replica out of service: end what it runs, and move what waits for it. Does nothing if it has left.
+
+        Args:
+            what: the call that failed, for the user.
+        """
+        if not replica.in_service:
+            return
+        reason = error.reason if isinstance(error, ServerError | RefusedError) else str(error)
+        replica.leave(f"{what}{reason}")
         self.counts["ejected"] += 1
         self.add_event(f"engine: {replica.url} is out of service: {replica.reason}")
+        self.keep_away(replica, error)
         self.router.leave(replica)
         self.dispatch()
+
+    def keep_away(self, replica: Replica, error: Exception) -> None:
+        """Leave a replica out of service. Waiting is pointless once all refuse our key."""
+        replica.state = State.LOCKED if isinstance(error, RefusedError) else State.AWAY
+        if all(other.state is State.LOCKED for other in self.replicas):
+            self.give_up(no_replica_left(self.replicas, "check token_env, and what the servers were started with"))
+
+    def welcome(self, replica: Replica) -> None:
+        """Put a replica back into service; it has the newest weights."""
+        replica.streak = 0
+        self.counts["returned"] += 1
+        self.add_event(f"engine: {replica.url} is back, with weights of version {replica.proof.version}")
+        self.trust(replica)
 
     def give_up(self, error: Exception) -> None:
         """Fail all waiting completions with this error: no replica will return."""

@@ -152,18 +152,9 @@ class SglangDialect(Dialect):
             raise
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
-        """The weight version and, if the server counts them, the requests that wait. The server names its model after
-        the folder of the last weights: the result has no name."""
-        version = await self._version(client)
-        try:
-            load = await client.get("/get_load")
-            loads = load if isinstance(load, list) else [load]
-            waiting = sum(whole(rank["num_waiting_reqs"], "num_waiting_reqs") for rank in loads)
-            return ServerHealth(waiting=waiting, weight_version=version)
-        except (KeyError, TypeError, ValueError, ServerError) as error:
-            if isinstance(error, ServerError) and error.status not in (404, 405):
-                raise
-            return ServerHealth(weight_version=version)
+        """The weight version. The server names its model after the folder of the last weights: the result has no
+        name."""
+        return ServerHealth(weight_version=await self._version(client))
 
     async def _version(self, client: ServerClient) -> str | None:
         model = await client.get("/model_info")
