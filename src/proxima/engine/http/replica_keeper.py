@@ -43,7 +43,7 @@ class ReplicaKeeper:
         self._any_proven = False  # a replica was found to compute with our weights
         self._numbers = count(1)
         self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter also during a return
-        self._loading: dict[Replica, asyncio.Task[Report]] = {}  # returning replicas that load weights
+        self._loading: dict[Replica, asyncio.Timeout] = {}  # ends the loading of weights of a returning replica
         self._interrupted = set[Replica]()  # those that newer weights have interrupted, until they have returned
         self._idle_since: float | None = None  # no replica has worked since then
         self._closed = False
@@ -75,7 +75,7 @@ class ReplicaKeeper:
     async def _publish(self, update: WeightUpdate) -> None:
         pool = self.pool
         for replica in self._loading.keys() - self._interrupted:
-            self._loading[replica].cancel()  # it would return with outdated weights; next time it is not cancelled
+            self._loading[replica].reschedule(0.0)  # it would return with outdated weights; next time it may go on
             self._interrupted.add(replica)
         async with self._syncing:
             label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
@@ -111,7 +111,7 @@ class ReplicaKeeper:
         Raises:
             ServerError: this could not be confirmed.
         """
-        problem = await replica.proof.confirm(replica.proof.label, self.pool.spec.call_seconds)
+        problem = await replica.proof.confirm(replica.proof.label)
         if problem is not None:
             raise ServerError(replica.url, "", problem)
 
@@ -136,7 +136,7 @@ class ReplicaKeeper:
 
     async def _push(self, replica: Replica) -> Report:
         assert self._newest is not None
-        await replica.proof.question.answered()
+        await replica.proof.answered()
         with replica.proof.proving(self.version, self._newest):
             report = await self.sync.push(replica)
         self._any_proven = True
@@ -215,20 +215,17 @@ class ReplicaKeeper:
         async with self._syncing:
             if self.published:
                 await replica.stop("interrupted")
-                load = self._loading[replica] = asyncio.create_task(self._push(replica))
                 try:
-                    await asyncio.wait({load})
-                finally:
-                    del self._loading[replica]
-                    load.cancel()
-                if load.cancelled():  # newer weights are on their way
+                    async with asyncio.timeout(None) as self._loading[replica]:
+                        await self._push(replica)
+                except TimeoutError:  # newer weights are on their way
                     replica.check_soon.set()
                     return
-                try:
-                    load.result()
                 except (ServerError, UserError):
                     replica.setbacks += 1
                     raise
+                finally:
+                    del self._loading[replica]
             if problem := proof.problem(await replica.health(), proof.label):
                 raise ServerError(replica.url, "", problem)
             if self.pool.asleep:  # put to sleep while it returned; it tries again when the trainer is done

@@ -18,7 +18,6 @@ from proxima.engine.protocol import PauseMode, ScoreRequest
 
 STREAK = 3  # failures without a completion between them, after which a replica is ejected
 BUSY_NEWS = 3  # consecutive waits for a busy server after which the user is notified
-CONFIRM_SECONDS = 5.0  # for a server whose completion broke off to confirm its weights, so that the tokens can be kept
 EVENTS = 1000  # number of lines for the user that are kept
 
 
@@ -123,7 +122,7 @@ class ReplicaPool:
         Raises:
             ServerError, WrongAnswerError: as for `Replica.run`, or the completion may be from other weights.
         """
-        since, proof, seconds = len(job.kept), replica.proof, self.spec.call_seconds
+        since, proof = len(job.kept), replica.proof
         label, broken = proof.label, None
         cancel_reason: CancelReason | None = None
         proof.attempts[job] = since
@@ -134,10 +133,10 @@ class ReplicaPool:
         except ServerError as error:
             if self.repeatable:  # nothing of it is kept
                 raise
-            broken, seconds = error, min(seconds, CONFIRM_SECONDS)
+            broken = error
         finally:
             del proof.attempts[job]
-        problem = await proof.confirm(label, seconds) if job.has_unverified_tokens(since) else None
+        problem = await proof.confirm(label) if job.has_unverified_tokens(since) else None
         if problem is not None:
             self.counts["tokens_lost"] += job.forget(since)
             self.suspect(replica, problem)
@@ -156,7 +155,7 @@ class ReplicaPool:
         """
         label = replica.proof.label
         scores = await replica.score(prompt, tokens)
-        if (problem := await replica.proof.confirm(label, self.spec.call_seconds)) is not None:
+        if (problem := await replica.proof.confirm(label)) is not None:
             raise WrongAnswerError(problem)
         return scores if replica.proof.label == label else None
 

@@ -7,69 +7,16 @@ that ended, or produced a token, before the question. A label proves nothing abo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from proxima.engine.http.client import RefusedError, ServerError
-from proxima.engine.http.dialect import ServerFacts, ServerHealth
+from proxima.engine.http.dialect import ServerHealth
 from proxima.engine.http.generation_job import GenerationJob, JobSegment
 
-
-class SharedQuestion:
-    """Shares health checks of a server among callers: those that arrive while a check is running share the next one.
-
-    Args:
-        ask: the health check.
-        url: of the server, for messages.
-    """
-
-    def __init__(self, ask: Callable[[], Awaitable[ServerHealth]], url: str) -> None:
-        self._ask, self._url = ask, url
-        self._next: asyncio.Task[ServerHealth] | None = None  # not sent yet
-        self._asking = asyncio.Lock()
-
-    async def ask(self, seconds: float) -> ServerHealth:
-        """Return the result of a health check that is sent after this call.
-
-        Args:
-            seconds: deadline of the question.
-
-        Raises:
-            ServerError, RefusedError: the check failed.
-        """
-        if self._next is None:
-            self._next = asyncio.create_task(self._send(seconds))
-            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits
-        return await asyncio.shield(self._next)  # others may wait for it too
-
-    async def _send(self, seconds: float) -> ServerHealth:
-        async with self._asking:
-            self._next = None
-            try:
-                async with asyncio.timeout(seconds):
-                    return await self._ask()
-            except TimeoutError:
-                raise ServerError(self._url, "", f"no answer to a health check for {seconds:g} s") from None
-
-    async def answered(self) -> None:
-        """Wait for the answers to all earlier callers: new weights must not be loaded between question and answer."""
-        if self._next is not None:
-            await asyncio.wait({self._next})
-        async with self._asking:
-            pass
-
-
-class ProvedServer(Protocol):
-    """The part of a replica that its proof uses; `running` has the completions being sampled."""
-
-    url: str
-    facts: ServerFacts
-
-    @property
-    def running(self) -> Mapping[GenerationJob, object]: ...
-
-    async def health(self) -> ServerHealth: ...
+if TYPE_CHECKING:
+    from proxima.engine.http.replica import Replica
 
 
 class VersionProof:
@@ -79,15 +26,17 @@ class VersionProof:
     segments each had before.
     """
 
-    def __init__(self, server: ProvedServer) -> None:
+    def __init__(self, server: "Replica") -> None:
         self._server = server
-        self.question = SharedQuestion(server.health, server.url)
         self.version = 0
         self.label: str | None = None
         self.attempts: dict[GenerationJob, int] = {}
         self._past_labels: dict[str, int] = {}  # weights that it has had since its running completions started
         self._settled = asyncio.Event()  # no weights are being proved
         self._settled.set()
+        self._answer: ServerHealth | Exception | None = None  # to the last question
+        self._asking = asyncio.Lock()
+        self._calls = self._answered = 0  # calls of `ask`, and those before the last question
 
     # ---- what it was given -------------------------------------------------------------------------------------------
 
@@ -142,11 +91,35 @@ class VersionProof:
             return f"it has weights {health.weight_version!r}, not {label!r}"
         return None
 
-    async def confirm(self, label: str | None, seconds: float) -> str | None:
-        """Ask the server whether it still has the weights `label`, with which it has sampled and scored.
+    async def ask(self) -> ServerHealth:
+        """Return the result of a health check that is sent after this call. Calls that come during one share the next.
 
-        Args:
-            seconds: deadline of the answer.
+        Raises:
+            ServerError, RefusedError: the check failed.
+        """
+        self._calls += 1
+        number = self._calls
+        async with self._asking:
+            if number > self._answered:
+                calls = self._calls
+                try:
+                    self._answer = await self._server.health()
+                except (ServerError, RefusedError) as error:
+                    self._answer = error
+                self._answered = calls
+            answer = self._answer
+        if isinstance(answer, Exception):
+            raise answer
+        assert answer is not None
+        return answer
+
+    async def answered(self) -> None:
+        """Wait for the answers to all earlier calls: new weights must not be loaded between question and answer."""
+        async with self._asking:  # a lock serves its callers in order
+            pass
+
+    async def confirm(self, label: str | None) -> str | None:
+        """Ask the server whether it still has the weights `label`, with which it has sampled and scored.
 
         Returns: the reason why it is not confirmed; None: it is.
         """
@@ -154,7 +127,7 @@ class VersionProof:
             return None
         segments = self.unverified()
         try:
-            problem = self.problem(await self.question.ask(seconds), label)
+            problem = self.problem(await self.ask(), label)
         except (ServerError, RefusedError) as error:
             return f"its weights could not be confirmed: {error.reason}"
         if problem is None:
