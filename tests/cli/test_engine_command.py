@@ -62,9 +62,9 @@ def test_probe_shows_what_a_server_can_do(proxima):
     by_name = {name: text.strip() for name, text in rows.items()}
     assert by_name["server"] == "sglang 0.0.fake" and by_name["max length"] == "510"
     assert by_name["log-probs"] == "untruncated: of softmax(logits / temperature), before top-k, top-p and min-p"
-    assert by_name["pauses"] == "yes" and by_name["seeds"] == "no" and by_name["quantization"] == "none"
+    assert by_name["takes weights"] == "yes" and by_name["seeds"] == "no" and by_name["quantization"] == "none"
     facts = json.loads(message)
-    assert facts["takes_weights"] and facts["pauses"] and facts["max_length"] == 510
+    assert facts["takes_weights"] and facts["max_length"] == 510
     assert facts["model"] == "tiny"
 
 

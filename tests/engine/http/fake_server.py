@@ -25,7 +25,6 @@ FACTS: dict[str, Any] = {
     "model": "formula",
     "max_length": 256,
     "log_probs": "processed",
-    "pauses": True,
     "keeps_kv": True,
     "version_spans": True,
     "batch_invariant": True,

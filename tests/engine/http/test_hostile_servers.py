@@ -511,9 +511,3 @@ def test_what_a_server_says_at_the_start(path: str, name: str, loop: EventLoopTh
 
     with hostile(loop, CALLS[path][name], lambda asked, body: asked == path) as server:
         one_call(server, limit(name, "busy"), begin)
-
-
-def test_a_stream_that_hangs_at_the_start(loop: EventLoopThread) -> None:
-    with hostile(loop, raw(CHUNKED, PAUSE), is_completion) as server:
-        _, (error,) = one_call(server, 0.1, lambda replica: introduce([replica], Words()))
-    assert is_one_line(error)

@@ -253,7 +253,7 @@ class Replica:
         reports which weights sampled which tokens."""
         facts, interrupt = self.facts, self.spec.interrupt
         named = facts.version_spans and (interrupt == "recompute" or facts.keeps_kv)
-        return facts.pauses and (interrupt == "finish" or named)
+        return facts.takes_weights and (interrupt == "finish" or named)
 
     async def hold(self) -> None:
         """Stop sampling; running completions are held in place.
@@ -274,7 +274,7 @@ class Replica:
             ServerError: the call failed.
         """
         calls = [call for call in self.running.values() if which is None or which(call.job)]
-        pauses = self.facts.pauses and which is None
+        pauses = self.facts.takes_weights and which is None
         for call in calls:
             call.cancel_reason = call.cancel_reason or cancel_reason
             if not pauses or not call.answered:  # it may not even have arrived
@@ -315,7 +315,7 @@ class Replica:
         Raises:
             ServerError: the call failed.
         """
-        if self.facts.pauses:
+        if self.facts.takes_weights:
             await self.dialect.resume(self.client, self.facts)
         self.pause = "none"
         for call in self.running.values():

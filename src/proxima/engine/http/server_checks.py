@@ -29,7 +29,6 @@ ALIKE = {  # facts in which servers must not differ, and their names in messages
     "dtype": "dtype",
     "quantization": "quantization",
     "log_probs": "log-prob mode",
-    "prompt_echo": "echo of the prompt",
 }
 
 

@@ -47,8 +47,6 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         log_probs=log_probs,
         takes_weights=True,
         version_spans="weight_versions" in meta,
-        prompt_echo=True,
-        pauses=True,
         seeds=deterministic,
         sampling_mask=bool(masks) and all(isinstance(mask, list) and len(mask) <= 2 for mask in masks),
         routed_experts=settings.get("enable_return_routed_experts") is True,

@@ -59,7 +59,7 @@ class VllmDialect(Dialect):
             body["cache_salt"] = request.cache_salt
         if facts.routed_experts and request.routes is None:  # a server that returns them does so for every request
             fields["routed_experts_prompt_start"] = len(request.tokens)
-        named = not facts.prompt_echo  # True once the answer has echoed the prompt, as this server does
+        named = False  # True once the answer has repeated the prompt: another could be that of another request
         async with aclosing(stream_events(client, GENERATE, body, request.stream_size())) as events:
             async for event in events:
                 with as_expected(client, GENERATE, event):
@@ -67,8 +67,7 @@ class VllmDialect(Dialect):
                 for chunk in chunks:
                     named = named or chunk.prompt_tokens is not None
                     if len(chunk.tokens) and not named:
-                        reason = "an answer without prompt_token_ids, which the server gave at the start"
-                        raise ServerError(client.url, GENERATE, reason)
+                        raise ServerError(client.url, GENERATE, "an answer without prompt_token_ids")
                     if chunk.finish_reason is not None or len(chunk.tokens):
                         yield chunk
 
@@ -133,9 +132,9 @@ class VllmDialect(Dialect):
         await self.pause(client, facts, "abort")
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
-        """The server's model and, if it has control calls, the version of its weights."""
+        """The server's model and, if it takes new weights, the version of those that it has."""
         models = client.get("/v1/models")
-        if not facts.pauses:
+        if not facts.takes_weights:
             return ServerHealth(model=_model_of(client, await models))
         served, version = await asyncio.gather(models, client.get("/weight_info"))
         with as_expected(client, "/weight_info", version):
@@ -199,7 +198,6 @@ def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any], routes: RouteS
     if ending is not None and ending not in ENDINGS:
         raise ValueError(f"ended with {one_line(ending, 40)!r}")
     spans, prompt = choice.get("weight_versions"), event.get("prompt_token_ids")
-    prompt = choice.get("prompt_token_ids") if prompt is None else prompt
     return Chunk(
         tokens=np.asarray(tokens, np.int32),
         log_prob=_reported(reported),

@@ -1,7 +1,6 @@
 """Writes the weights of a module in this process as a Hugging Face folder that servers read."""
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -26,8 +25,8 @@ ROOM = 1.2  # factor of free memory required for each folder
 
 
 class WeightFolders:
-    """Versions of a model's weights, each a complete folder: config, tokenizer, safetensors. A folder appears
-    atomically, and the two newest are kept, so that a server that is still reading one finds it.
+    """Versions of a model's weights, each a complete folder: config, tokenizer, safetensors. The two newest are kept,
+    so that a server that is still reading one finds it.
 
     Args:
         root: the folders are written to a dedicated folder in it, which is created. None: in memory if there is room,
@@ -45,7 +44,7 @@ class WeightFolders:
         """Write the model's weights, with adapters merged and tied ones once.
 
         Args:
-            name: name of the folder; an existing one is replaced.
+            name: name of the folder, which no other version has had.
             dtype: of the written weights, by the servers' name: `bfloat16` and the like; None: unchanged.
 
         Returns: the absolute path of the folder.
@@ -56,38 +55,30 @@ class WeightFolders:
         """
         if dtype is not None and dtype not in DTYPES:
             raise UserError(f"weights can't be written as {dtype!r}", remedy=f"use {', '.join(DTYPES)}")
+        written_as = None if dtype is None else DTYPES[dtype]
+        size = sum(weight.numel() * _written(weight, written_as).itemsize for weight in model.parameters())
+        folder: Path | None = None
         try:
-            return self._write(model, tokenizer, name, None if dtype is None else DTYPES[dtype])
+            folder = self._place(size) / name
+            folder.mkdir()
+            for file, content in model_as_files(model, tokenizer).items():
+                (folder / file).write_bytes(content)
+            _set_dtype(folder / "config.json", written_as)
+            _write_weights(model, folder, written_as)
+        except OSError as error:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            place = self._root if folder is None else folder.parent
+            where = "" if place is None else f" to {place}"
+            remedy = "set engine.weight_folder to a folder with more room that the server can read"
+            raise UserError(f"weights could not be written{where}: {error.strerror}", remedy=remedy) from error
         finally:
             if self._closed:  # by another thread, meanwhile
                 self._remove()
-
-    def _write(self, model: nn.Module, tokenizer: Any, name: str, dtype: torch.dtype | None) -> Path:
-        size = sum(weight.numel() * _written(weight, dtype).itemsize for weight in model.parameters())
-        try:
-            root = self._place(size)
-        except OSError as error:
-            raise _no_room(self._root, error) from error
-        target = root / name
-        aside = root / f".{name}.writing"
-        shutil.rmtree(aside, ignore_errors=True)
-        try:
-            aside.mkdir(parents=True)
-            for file, content in model_as_files(model, tokenizer).items():
-                (aside / file).write_bytes(content)
-            _set_dtype(aside / "config.json", dtype)
-            _write_weights(model, aside, dtype)
-            if target.exists():
-                os.rename(target, gone := root / f".{name}.gone")
-                shutil.rmtree(gone, ignore_errors=True)
-            os.rename(aside, target)
-        except OSError as error:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise _no_room(root, error) from error
-        self._written = [*(folder for folder in self._written if folder != target), target]
+        self._written.append(folder)
         while len(self._written) > KEPT:
             shutil.rmtree(self._written.pop(0), ignore_errors=True)
-        return target
+        return folder
 
     def close(self) -> None:
         """Remove everything written, including a write in progress once it ends."""
@@ -142,13 +133,6 @@ def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) ->
         total += sum(weight.nbytes for weight in shard.values())
         weight_map |= dict.fromkeys(shard, file)
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
-
-
-def _no_room(folder: Path | None, error: OSError) -> UserError:
-    """The error for a folder that can't be written to."""
-    where = "" if folder is None else f" to {folder}"
-    remedy = "set engine.weight_folder to a folder with more room that the server can read"
-    return UserError(f"weights could not be written{where}: {error.strerror}", remedy=remedy)
 
 
 def folder_bytes(folder: Path) -> int:
