@@ -434,7 +434,9 @@ def joined(replica: Replica, facts: ServerFacts) -> Replica:
 def new_job() -> GenerationJob:
     prompt = Prompt(uid=0, messages=(), tokens=[5, 6])
     request = Request(prompt=prompt, sample=0, sampling=Sampling(max_tokens=4), seed=1)
-    return GenerationJob(request, RULES, lambda _: None)
+    job = GenerationJob(request, RULES, lambda _: None)
+    job.begin(0)
+    return job
 
 
 def check_job(job: GenerationJob) -> None:

@@ -51,7 +51,7 @@ def test_only_a_failure_of_a_completion_ends_a_streak(error, ejected):
         _note_failure=lambda *_: None,
         eject=lambda replica, error: ejections.append(error.reason),
     )
-    ReplicaPool._failed(pool, job, Mock(streak=STREAK), error, 0.0)
+    ReplicaPool._failed(pool, job, Mock(streak=STREAK), error)
     assert [reason.startswith("3 completions in a row failed") for reason in ejections] == [True] * ejected
     assert pool.counts["failed"] == job.failures == int(ejected)
 

@@ -141,7 +141,7 @@ class WeightHandover:
         version: their version.
         label: the server's name for this version, which distinguishes it from the versions of other runs.
         folder: a complete Hugging Face folder with them: config, tokenizer, safetensors. The server must see the path.
-        seconds: deadline of the whole update.
+        seconds: deadline of each call of the update.
     """
 
     version: int

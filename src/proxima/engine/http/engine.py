@@ -4,8 +4,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from itertools import count
-from typing import Any
 
 from proxima.data import Completion, UserError
 from proxima.data.columns import Floats
@@ -51,8 +49,7 @@ class HttpEngine:
         self.spec, self._sync, self._servers = spec, sync, servers
         self._tag = secrets.token_hex(4)
         self._loop = EventLoopThread("proxima-servers")
-        self._callers: dict[int, tuple[Sequence[Request], Arrivals[Completion]]] = {}
-        self._numbers = count(1)
+        self._callers: dict[Arrivals[Completion], Sequence[Request]] = {}
         self._replicas: list[Replica] = []
         try:
             self._loop.call(self._connect(rules))
@@ -114,8 +111,8 @@ class HttpEngine:
         """
         arrivals = Arrivals[Completion]()
         jobs = [GenerationJob(request, self.rules, arrivals.put) for request in requests]
-        number, remaining = next(self._numbers), len(jobs)
-        self._callers[number] = requests, arrivals
+        remaining = len(jobs)
+        self._callers[arrivals] = requests
         try:
             if self._loop.closed:
                 raise RuntimeError("the engine is closed")
@@ -125,7 +122,7 @@ class HttpEngine:
                 remaining -= 1
                 yield completion
         finally:
-            del self._callers[number]
+            del self._callers[arrivals]
             if remaining:
                 self._loop.submit(self._pool.withdraw, jobs)
 
@@ -150,7 +147,7 @@ class HttpEngine:
 
         async def work() -> list[InFlight]:
             parts = [job.in_flight() for job in self._pool.jobs if job.length]
-            for requests, arrivals in list(self._callers.values()):
+            for arrivals, requests in list(self._callers.items()):
                 prompts = {request.key: request.prompt.tokens for request in requests}
                 ended = [
                     completion
@@ -191,9 +188,9 @@ class HttpEngine:
         await self._loop.run(self._pool.abort(lambda job: job.key[0] == prompt_uid))
 
     async def health(self) -> Health:
-        """`detail` has `replicas` (counts since the start), `servers` (one mapping each), `events` (the latest lines
-        for the user), `events_total` (their number since the start), `log` (where the servers' log is) and `sync` (the
-        figures of the last `publish`)."""
+        """`detail` has `replicas` (counts since the start), `events` (the latest lines for the user), `events_total`
+        (their number since the start), `log` (where the servers' log is) and `sync` (the figures of the last
+        `publish`)."""
 
         async def work() -> Health:
             pool, replicas = self._pool, self._pool.replicas
@@ -207,7 +204,6 @@ class HttpEngine:
                 tokens=sum(replica.received for replica in replicas),
                 detail={
                     "replicas": counts,
-                    "servers": [_described(replica) for replica in replicas],
                     "events": list(pool.events),
                     "events_total": pool.events_total,
                     "log": "the servers' own logs" if self._servers is None else None,  # None: in the run folder
@@ -228,7 +224,7 @@ class HttpEngine:
             await self._keeper.close()
             closed = RuntimeError("the engine is closed")
             self._pool.give_up(closed)
-            for _, arrivals in list(self._callers.values()):
+            for arrivals in list(self._callers):
                 arrivals.put(closed)
             await self._sync.close()
 
@@ -239,15 +235,3 @@ class HttpEngine:
 
 # counts of `health().detail["replicas"]`; `lost` are completions whose answer was invalid
 COUNTED = ("ejected", "returned", "retried", "completed", "lost", "tokens_lost")
-
-
-def _described(replica: Replica) -> dict[str, Any]:
-    return {
-        "url": replica.url,
-        "server": replica.facts.server,
-        "in_service": replica.in_service,
-        "reason": replica.reason,
-        "running": len(replica.running),
-        "limit": replica.limit,
-        "version": replica.proof.version,
-    }

@@ -88,7 +88,6 @@ class Replica:
         self.assigned = self.scoring = 0  # completions and scores assigned to it
         self.received = 0  # tokens, ever
         self.streak = 0  # consecutive failures since the last completion
-        self._failed_at = 0.0  # when the last failure that counts was noticed
         self.setbacks = 0  # ejections, and new weights that it failed to take, since its last completion
         self.busy_times = 0  # in a row, without a token between
         self.rest: asyncio.TimerHandle | None = None  # ends its break, if it is busy
@@ -131,12 +130,6 @@ class Replica:
         """True unless it is suspect, busy or out of service, or has produced nothing since it was."""
         return self.state is State.READY and not self.busy_times and not self.fruitless
 
-    def failed(self, started_at: float, now: float) -> None:
-        """Note a failed attempt. Attempts that fail together count once: the cause may have been momentary."""
-        if started_at >= self._failed_at:
-            self.streak += 1
-            self._failed_at = now
-
     def served(self) -> None:
         """Note that it has produced something."""
         if self.in_service:  # else it says why it is not
@@ -160,7 +153,7 @@ class Replica:
     # ---- completions -------------------------------------------------------------------------------------------------
 
     async def run(self, job: GenerationJob) -> CancelReason | None:
-        """Run one attempt at a completion. None if it ended by itself, with the reason in `job.reason`.
+        """Run an attempt at a completion, which has begun. None if it ended by itself, with the reason in `job.reason`.
 
         Raises:
             ServerError: the attempt failed; the tokens received count.
@@ -176,7 +169,6 @@ class Replica:
             seeded=self.spec.seeded and self.facts.seeds,
             chunk_tokens=self.spec.chunk_tokens,
         )
-        job.begin(self.proof.version)
         call = self.running[job] = RunningCall(job, asyncio.timeout(idle))
         stream = self.dialect.stream(self.client, self.facts, request)
         try:

@@ -98,14 +98,13 @@ class ReplicaPool:
         self.dispatch()
 
     async def _attempt(self, job: GenerationJob, replica: Replica) -> None:
-        started_at = asyncio.get_running_loop().time()
         try:
             cancel_reason = None if job.reason else await self._run(job, replica)
             same = (job.policy_version == replica.proof.version).all()  # only those weights can score it
             if job.reason and same and self._wants_score(job):
                 job.scored = await self._score(replica, job.request.prompt.tokens, job.tokens)
         except (ServerError, WrongAnswerError, RefusedError) as error:
-            self._failed(job, replica, error, started_at)
+            self._failed(job, replica, error)
         except asyncio.CancelledError:
             job.discard()
             raise
@@ -122,23 +121,23 @@ class ReplicaPool:
         Raises:
             ServerError, WrongAnswerError: as for `Replica.run`, or the completion may be from other weights.
         """
-        since, proof = len(job.kept), replica.proof
+        proof, segment = replica.proof, job.begin(replica.proof.version)
         label, broken = proof.label, None
         cancel_reason: CancelReason | None = None
-        proof.attempts[job] = since
+        proof.attempts.append(segment)
         try:
             cancel_reason = await replica.run(job)
             await proof.settled()
-            self.counts["tokens_lost"] += job.forget(since) if job.has_mismatched_tokens(since) else 0
+            self.counts["tokens_lost"] += job.forget(segment) if segment.is_mismatched else 0
         except ServerError as error:
             if self.repeatable:  # nothing of it is kept
                 raise
             broken = error
         finally:
-            del proof.attempts[job]
-        problem = await proof.confirm(label) if job.has_unverified_tokens(since) else None
+            proof.attempts.remove(segment)
+        problem = await proof.confirm(label) if segment.is_unverified else None
         if problem is not None:
-            self.counts["tokens_lost"] += job.forget(since)
+            self.counts["tokens_lost"] += job.forget(segment)
             self.suspect(replica, problem)
             if broken is None and cancel_reason is None:
                 raise WrongAnswerError(problem)
@@ -172,7 +171,7 @@ class ReplicaPool:
         elif job.wanted:
             self._queue(job, first=True)
 
-    def _failed(self, job: GenerationJob, replica: Replica, error: Failure, started_at: float) -> None:
+    def _failed(self, job: GenerationJob, replica: Replica, error: Failure) -> None:
         """Handle a failed attempt. If the server is too busy or refuses our key, it does not count as a failure of the
         completion."""
         kept = 0
@@ -186,7 +185,7 @@ class ReplicaPool:
         if counted:
             self.counts["lost" if isinstance(error, WrongAnswerError) else "failed"] += 1
             job.failures = 0 if kept else job.failures + 1
-        self._note_failure(replica, error, started_at)
+        self._note_failure(replica, error)
         if counted and replica.streak >= STREAK:
             reason = f"{replica.streak} completions in a row failed, the last one with: {error.reason}"
             self.eject(replica, ServerError(replica.url, "", reason))
@@ -201,14 +200,14 @@ class ReplicaPool:
             self.counts["retried"] += 1
             self._queue(job, first=True)
 
-    def _note_failure(self, replica: Replica, error: Failure, started_at: float) -> None:
+    def _note_failure(self, replica: Replica, error: Failure) -> None:
         """Update the state of a replica after a failed call."""
         if isinstance(error, RefusedError):
             self.eject(replica, error)
         elif isinstance(error, ServerError) and error.busy:
             self._rest(replica, error)
         else:
-            replica.failed(started_at, asyncio.get_running_loop().time())
+            replica.streak += 1
             self.suspect(replica, error.reason)
 
     def _wants_score(self, job: GenerationJob) -> bool:
@@ -238,11 +237,11 @@ class ReplicaPool:
         Raises:
             UserError: no replica was able to score it.
         """
-        tried, failures, clock = set[object](), 0, asyncio.get_running_loop().time
+        tried, failures = set[object](), 0
         self.scores += 1
         try:
             while True:
-                replica, started_at = await self._room(tried), clock()
+                replica = await self._room(tried)
                 try:
                     scores = await self._score(replica, request.prompt_tokens, request.tokens)
                     if scores is not None:
@@ -251,7 +250,7 @@ class ReplicaPool:
                     failures += 1
                 except (ServerError, WrongAnswerError, RefusedError) as failure:
                     error = failure
-                    self._note_failure(replica, error, started_at)
+                    self._note_failure(replica, error)
                     if not _busy(error) and not isinstance(error, RefusedError):
                         failures += 1
                         tried.add(replica)

@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 class VersionProof:
     """The known facts about the weights of one replica.
 
-    `version` and `label`: the weights that it was given last. `attempts`: its running completions, and the number of
-    segments each had before.
+    `version` and `label`: the weights that it was given last. `attempts`: the segments that it is generating.
     """
 
     def __init__(self, server: "Replica") -> None:
         self._server = server
         self.version = 0
         self.label: str | None = None
-        self.attempts: dict[GenerationJob, int] = {}
+        self.attempts: list[JobSegment] = []
         self._past_labels: dict[str, int] = {}  # weights that it has had since its running completions started
         self._settled = asyncio.Event()  # no weights are being proved
         self._settled.set()
@@ -61,7 +60,7 @@ class VersionProof:
         try:
             yield
         except BaseException:
-            for segment in self._segments():
+            for segment in self.attempts:
                 segment.mismatched.add(version)
             raise
         finally:
@@ -136,10 +135,7 @@ class VersionProof:
 
     def unverified(self) -> list[JobSegment]:
         """The segments of running attempts that already have a token: a later answer covers these."""
-        return [segment for segment in self._segments() if segment.tokens]
-
-    def _segments(self) -> list[JobSegment]:
-        return [segment for job, since in self.attempts.items() for segment in job.since(since)]
+        return [segment for segment in self.attempts if segment.tokens]
 
 
 def mark_confirmed(segments: list[JobSegment]) -> None:

@@ -109,11 +109,10 @@ def vllm_launch(
         arguments += ["--return-sampling-mask"]
     if routed_experts:
         arguments += ["--enable-return-routed-experts"]
-    variables = {"VLLM_SERVER_DEV_MODE": "1"}  # pause, resume, new weights, queries of its settings
-    if WORKER.is_file():
-        arguments += ["--worker-extension-cls", WORKER_CLASS]
-        arguments += ["--weight-transfer-config", json.dumps({"backend": TRANSFER})]
-        variables["PYTHONPATH"] = str(WORKER.parent)
+    arguments += ["--worker-extension-cls", WORKER_CLASS]
+    arguments += ["--weight-transfer-config", json.dumps({"backend": TRANSFER})]
+    # the first: pause, resume, new weights, queries of its settings
+    variables = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(WORKER.parent)}
     if gpu:
         arguments += ["--gpu-memory-utilization", f"{serve.gpu_memory:g}"]
     else:
