@@ -17,7 +17,6 @@ DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm"}  # created by `proxima engine insta
 # server's PYTHONPATH.
 WORKER = Path(__file__).resolve().parent.parent / "http" / "in_server" / "proxima_vllm_worker.py"
 WORKER_CLASS, TRANSFER = "proxima_vllm_worker.ProximaWorker", "proxima_folder"
-SECRET_LENGTH = 6  # shortest value, in characters, that is masked in the server's output
 KEY = "VLLM_API_KEY"  # the environment variable with the key that clients must send
 
 
@@ -28,33 +27,25 @@ class Launch:
     Args:
         command: program and arguments.
         variables: environment variables in addition to those of this process; the key is not among them.
-        hidden: the same, set by the user; their values are never shown.
         url: the URL at which it will answer.
     """
 
     command: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
-    hidden: Mapping[str, str] = field(default_factory=dict, repr=False)
     url: str
 
     @property
     def by_hand(self) -> str:
-        """The command for a shell; the key and the values of the user's variables are left for the user to fill in."""
-        ours = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items() if name not in self.hidden]
-        return " ".join([*ours, *(f"{name}=…" for name in self.hidden), shlex.join(self.command)])
-
-    def masked(self, text: str) -> str:
-        """Mask the values of the user's variables in a text of the server, if they are long enough to be secrets."""
-        for value in self.hidden.values():
-            text = text.replace(value, "…") if len(value) >= SECRET_LENGTH else text
-        return text
+        """The command for a shell; the key is left for the user to fill in."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
+        return " ".join([*variables, shlex.join(self.command)])
 
     def environment(self, key: str) -> dict[str, str]:
         """All environment variables of the process, with the key unless it is empty. Those of proxima's own Python are
         omitted: they would load its packages into the server."""
         hidden = ("PYTHONPATH", "PYTHONHOME", KEY)
         ours = {name: value for name, value in os.environ.items() if name not in hidden}
-        return ours | dict(self.variables) | dict(self.hidden) | ({KEY: key} if key else {})
+        return ours | dict(self.variables) | ({KEY: key} if key else {})
 
 
 def find_executable(serve: Serve, kind: str = "vllm") -> Path:
@@ -125,8 +116,7 @@ def vllm_launch(
         arguments += ["--enforce-eager"]
     return Launch(
         command=(str(program), "serve", model, *arguments, *serve.arguments),
-        variables=variables,
-        hidden={name: serve.environment_of(name) for name in serve.variables},
+        variables=variables | dict(serve.variables),
         url=f"http://127.0.0.1:{port}",
     )
 

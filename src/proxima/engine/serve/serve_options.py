@@ -1,15 +1,12 @@
 """The section `engine.serve`: settings of the servers that proxima starts itself."""
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxima.data import FieldError, require, require_threads
+from proxima.data import require, require_threads
 from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
-
-REFERENCE = "env:"  # prefix of a variable's value that refers to another variable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +31,8 @@ class Serve:
         start_seconds: time that a server may take to answer after its start.
         restarts: most consecutive deaths of a server, each before it had answered for a minute; one more ends the run.
         arguments: additional server arguments, passed unchanged; they override those that proxima sets.
-        variables: additional environment variables of the server, which also inherits those of proxima. `env:NAME` is
-            the value of proxima's variable NAME, and the only form allowed for a secret: this section is written to the
-            run folder.
+        variables: additional environment variables of the server, which also inherits those of proxima. A secret must
+            be inherited, because this section is written to the run folder.
     """
 
     environment: str | None = None
@@ -71,32 +67,14 @@ class Serve:
         for word in self.arguments:
             _check_argument(word)
 
-    def environment_of(self, name: str) -> str:
-        """The value of one of `variables`.
-
-        Raises:
-            FieldError: it refers to a variable that is not set.
-        """
-        value = self.variables[name]
-        if not value.startswith(REFERENCE):
-            return value
-        referenced = os.environ.get(value.removeprefix(REFERENCE))
-        if referenced is None:
-            raise FieldError(f"variables.{name}", value, "must name an environment variable that is set")
-        return referenced
-
 
 def _check_variable(name: str, value: str) -> None:
     """Raise FieldError for an invalid variable, and for a secret in plain text. Messages never contain the value."""
     field = f"variables.{name}"
     require(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None, field, HIDDEN, "must be a variable's name")
-    if value.startswith(REFERENCE):
-        named = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value.removeprefix(REFERENCE)) is not None
-        require(named, field, HIDDEN, "must name an environment variable", remedy=f"write env:{name}")
-        return
     plain = "\0" not in value and not (value and is_secret_name(name)) and not is_secret_value(value)
     reason = "looks like a secret, and this section is written to the run folder"
-    require(plain, field, HIDDEN, reason, remedy=f"export {name} and write env:{name}")
+    require(plain, field, HIDDEN, reason, remedy=f"export {name}, which the server inherits")
 
 
 def _check_argument(word: str) -> None:
@@ -105,5 +83,5 @@ def _check_argument(word: str) -> None:
     option = name.startswith("-") and is_secret_name(name)
     shown = name if option else HIDDEN
     reason = "would show a secret in the list of processes"
-    remedy = "give it as an environment variable of the server: variables: {NAME: env:NAME}; the API key is made"
+    remedy = "export it as an environment variable, which the server inherits; the API key is made"
     require(not option and not is_secret_value(value or word), "arguments", shown, reason, remedy=remedy)

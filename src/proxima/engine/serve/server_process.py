@@ -79,7 +79,7 @@ class ServerProcess:
         with self.log.open("rb") as stream:
             end = stream.seek(0, 2)
             stream.seek(max(self._begin, end - TAIL))
-            return self.launch.masked(stream.read().decode(errors="replace"))
+            return stream.read().decode(errors="replace")
 
     def describe_exit(self) -> str:
         """Describe how it ended, with the line of its log that explains why."""
