@@ -180,10 +180,10 @@ class FakeServer(HttpListener):
                 message["prompt"], prompt = prompt, None
             if request.ended is not None and self.facts["version_spans"]:
                 message["spans"] = spans_of(request.labels)
-            writer.write(chunk(json.dumps(message).encode() + b"\n"))
+            writer.write(chunk(f"data: {json.dumps(message)}\n\n".encode()))
             await writer.drain()
             if request.ended is not None:
-                writer.write(chunk(b""))
+                writer.write(chunk(b"data: [DONE]\n\n") + chunk(b""))
                 await writer.drain()
                 return
 

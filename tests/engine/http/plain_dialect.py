@@ -13,6 +13,7 @@ import torch
 
 from proxima.data import Prompt, UserError
 from proxima.engine.event_loop_thread import EventLoopThread
+from proxima.engine.http.client import StreamSize
 from proxima.engine.http.dialect import Chunk, ServerFacts, ServerHealth, WeightHandover
 from proxima.engine.http.engine import HttpEngine
 from proxima.engine.http.generation_job import CompletionRules
@@ -45,9 +46,8 @@ class PlainDialect:
     async def stream(self, client, facts, request):
         body = asdict(request.sampling) | {"id": request.id, "tokens": list(request.tokens), "seed": request.seed or 0}
         body["cache_salt"] = request.cache_salt
-        async with client.lines("/generate", body) as lines:
-            async for line in lines:
-                content = json.loads(line)
+        async with contextlib.aclosing(client.events("/generate", body, StreamSize(1 << 20, 1 << 20))) as events:
+            async for content in events:
                 spans = content.get("spans")
                 yield Chunk(
                     tokens=np.array(content["tokens"], np.int32),

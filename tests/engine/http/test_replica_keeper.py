@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from collections import Counter
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -40,20 +39,24 @@ def test_one_that_produces_tokens_is_only_slow_and_one_that_is_busy_is_left_alon
     assert checked(error, tokens=0) == ([error] if ejected else [])
 
 
-@pytest.mark.parametrize(("error", "ejected"), [(FAILED, True), (BUSY, False), (REFUSED, False)])
-def test_only_a_failure_of_a_completion_ends_a_streak(error, ejected):
+@pytest.mark.parametrize(("error", "counts"), [(FAILED, True), (BUSY, False), (REFUSED, False)])
+def test_only_failures_make_a_streak_that_ejects(error, counts):
     """A busy answer to one of the requests that were running beside those that failed ejects nobody again."""
-    ejections = []
-    job = SimpleNamespace(tried=set(), failures=0, discard=lambda: 0, wanted=False)
+    ejections, suspects = [], []
     pool = SimpleNamespace(
-        repeatable=True,
-        counts=Counter(),
-        _note_failure=lambda *_: None,
-        eject=lambda replica, error: ejections.append(error.reason),
+        eject=lambda replica, error: ejections.append(error),
+        suspect=lambda replica, reason: suspects.append(reason),
+        _rest=lambda replica, error: None,
     )
-    ReplicaPool._failed(pool, job, Mock(streak=STREAK), error)
-    assert [reason.startswith("3 completions in a row failed") for reason in ejections] == [True] * ejected
-    assert pool.counts["failed"] == job.failures == int(ejected)
+    replica = SimpleNamespace(streak=STREAK - 2, url="http://h")
+    for _ in range(2):
+        ReplicaPool._note_failure(pool, replica, error)
+    assert suspects == ["status 500"] * counts and replica.streak == STREAK - 2 + 2 * counts
+    assert [error.reason for error in ejections] == (
+        ["3 calls in a row failed, the last one with: status 500"]
+        if counts
+        else [REFUSED.reason] * 2 * (error is REFUSED)
+    )
 
 
 def test_only_a_ready_replica_that_neither_rests_nor_pauses_is_given_work():

@@ -43,13 +43,15 @@ def test_a_folder_is_the_model(kind: str, tiny_model: Callable[[str], Path], tmp
     assert AutoTokenizer.from_pretrained(folder)(text).input_ids == loaded.tokenizer(text).input_ids
 
 
-def test_the_dtype_is_the_servers(llama: LoadedModel, tmp_path: Path) -> None:
+def test_the_dtype_is_the_servers_and_what_cannot_be_written_is_refused(llama: LoadedModel, tmp_path: Path) -> None:
     folder = written(WeightFolders(tmp_path), llama, dtype="bfloat16")
     weights = load_file(folder / "model-00001.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     name = "model.norm.weight"
     assert torch.equal(weights[name], llama.model.get_parameter(name).to(torch.bfloat16))
-    assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == torch.bfloat16
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"written to .*/file/below: Not a directory; set engine\.weight_folder"):
+        written(WeightFolders(tmp_path / "file" / "below"), llama)
     with pytest.raises(UserError, match="'int3'"):
         written(WeightFolders(tmp_path), llama, dtype="int3")
 

@@ -96,7 +96,7 @@ class FolderSync:
         """
         module = update.module
         if module is None:
-            module = await self._compute(self._load, update.checkpoint)
+            raise ValueError(f"servers take no {update.kind} update")
         self._staged = await self._compute(self._write, module, update.version, label, dtype)
         if self._perturbed is None:
             name = f"{label}-perturbed"
@@ -198,11 +198,6 @@ class FolderSync:
         if self.setup.compute is not None:
             return await self.setup.compute.run(work, *arguments)
         return await asyncio.to_thread(work, *arguments)
-
-    def _load(self, checkpoint: Path) -> nn.Module:
-        from proxima.model.load import load
-
-        return load(str(checkpoint)).model
 
     def _write(self, module: nn.Module, version: int, label: str, dtype: str | None) -> StagedWeights:
         handover = self._write_folder(self._folders, module, version, label, dtype)

@@ -40,7 +40,6 @@ class ReplicaKeeper:
         self.reports: list[Report] = []  # of the last `publish`
         self._prepare_seconds = 0.0  # of the last `publish`, before the first server received anything
         self._newest: str | None = None  # label of the weights that were prepared last
-        self._any_proven = False  # a replica was found to compute with our weights
         self._numbers = count(1)
         self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter also during a return
         self._loading: dict[Replica, asyncio.Timeout] = {}  # ends the loading of weights of a returning replica
@@ -88,8 +87,9 @@ class ReplicaKeeper:
                     await pool.drain()
                 await pool.stop_sampling()
                 await pool.each(pool.serving, self._confirm)
+                first = not self.published
                 self._newest, self.version, self.reports = label, update.version, []
-                await self._push_to_all(pool.serving)
+                await self._push_to_all(pool.serving, first=first)
             except BaseException:
                 pool.loading = False
                 raise
@@ -115,9 +115,7 @@ class ReplicaKeeper:
         if problem is not None:
             raise ServerError(replica.url, "", problem)
 
-    async def _push_to_all(self, replicas: Sequence[Replica]) -> None:
-        first = not self._any_proven
-
+    async def _push_to_all(self, replicas: Sequence[Replica], *, first: bool) -> None:
         async def push(replica: Replica) -> None:
             try:
                 self.reports.append(await self._push(replica))
@@ -138,9 +136,7 @@ class ReplicaKeeper:
         assert self._newest is not None
         await replica.proof.answered()
         with replica.proof.proving(self.version, self._newest):
-            report = await self.sync.push(replica)
-        self._any_proven = True
-        return report
+            return await self.sync.push(replica)
 
     # ---- health ------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from proxima.engine.http.router import Router
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode, ScoreRequest
 
-STREAK = 3  # failures without a completion between them, after which a replica is ejected
+STREAK = 3  # failures without a completion or a score between them, after which a replica is ejected
 BUSY_NEWS = 3  # consecutive waits for a busy server after which the user is notified
 EVENTS = 1000  # number of lines for the user that are kept
 
@@ -130,8 +130,6 @@ class ReplicaPool:
             await proof.settled()
             self.counts["tokens_lost"] += job.forget(segment) if segment.is_mismatched else 0
         except ServerError as error:
-            if self.repeatable:  # nothing of it is kept
-                raise
             broken = error
         finally:
             proof.attempts.remove(segment)
@@ -181,14 +179,10 @@ class ReplicaPool:
             self.counts["tokens_lost"] += job.discard()
         if not _busy(error):
             job.tried.add(replica)
-        counted = not _busy(error) and not isinstance(error, RefusedError)
-        if counted:
+        if _is_failure(error):
             self.counts["lost" if isinstance(error, WrongAnswerError) else "failed"] += 1
             job.failures = 0 if kept else job.failures + 1
         self._note_failure(replica, error)
-        if counted and replica.streak >= STREAK:
-            reason = f"{replica.streak} completions in a row failed, the last one with: {error.reason}"
-            self.eject(replica, ServerError(replica.url, "", reason))
         if not job.wanted:
             return
         if job.reason is not None and not self._wants_score(job):
@@ -208,7 +202,11 @@ class ReplicaPool:
             self._rest(replica, error)
         else:
             replica.streak += 1
-            self.suspect(replica, error.reason)
+            if replica.streak < STREAK:
+                self.suspect(replica, error.reason)
+            else:
+                reason = f"{replica.streak} calls in a row failed, the last one with: {error.reason}"
+                self.eject(replica, ServerError(replica.url, "", reason))
 
     def _wants_score(self, job: GenerationJob) -> bool:
         sampling = job.request.sampling
@@ -251,7 +249,7 @@ class ReplicaPool:
                 except (ServerError, WrongAnswerError, RefusedError) as failure:
                     error = failure
                     self._note_failure(replica, error)
-                    if not _busy(error) and not isinstance(error, RefusedError):
+                    if _is_failure(error):
                         failures += 1
                         tried.add(replica)
                 finally:
@@ -403,3 +401,8 @@ class ReplicaPool:
 
 def _busy(error: Exception) -> bool:
     return isinstance(error, ServerError) and error.busy
+
+
+def _is_failure(error: Exception) -> bool:
+    """Return False if the server is busy or refuses our key: it would do so with every other call."""
+    return not _busy(error) and not isinstance(error, RefusedError)

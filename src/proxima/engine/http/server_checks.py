@@ -1,10 +1,8 @@
 """Checks before a run starts: whether the servers meet its requirements, and match the trainer and each other."""
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from proxima.data import FieldError, UserError
@@ -146,20 +144,6 @@ def _unreachable(spec: ServerSettings, errors: Sequence[ServerError]) -> FieldEr
     return FieldError("url", ", ".join(spec.urls), reasons, remedy=remedy)
 
 
-def check_weight_folder(folder: str | None) -> None:
-    """Raise FieldError if new weights can't be written to a folder. Leaves nothing behind."""
-    if folder is None:
-        return
-    place = Path(folder).expanduser().absolute()
-    nearest = next(parent for parent in (place, *place.parents) if parent.exists())
-    try:
-        with tempfile.TemporaryDirectory(dir=nearest):
-            pass
-    except OSError as error:
-        remedy = "give a folder that the trainer can write and the servers can read; null: one in memory"
-        raise FieldError("weight_folder", folder, f"can't be written: {error.strerror}", remedy=remedy) from error
-
-
 def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, url: str) -> list[str]:
     """Check that one server can do what a run needs.
 
@@ -221,7 +205,7 @@ def capabilities_of(
     """
     assert facts.log_probs is not None
     return Capabilities(
-        weight_updates=frozenset({"module", "checkpoint"}),
+        weight_updates=frozenset({"module"}),
         score=plain or spec.untruncated == "score",
         in_flight=True,
         deterministic=deterministic,

@@ -33,7 +33,7 @@ from proxima.engine.http.answer_values import (
     version_spans,
     whole,
 )
-from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected, stream_events
+from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected
 from proxima.engine.http.dialect import (
     ENDINGS,
     Chunk,
@@ -81,7 +81,7 @@ class SglangDialect(Dialect):
             **({} if request.routes is None else {"return_routed_experts": True}),
         }
         reader = _StreamReader(client, request)
-        async with aclosing(stream_events(client, GENERATE, body, request.stream_size(repeats=True))) as events:
+        async with aclosing(client.events(GENERATE, body, request.stream_size(repeats=True))) as events:
             async for event in events:
                 if (chunk := reader.chunk(event)) is not None:
                     yield chunk
@@ -141,15 +141,9 @@ class SglangDialect(Dialect):
         difference.
 
         Raises:
-            ServerError: it was not emptied, because requests still use it.
+            ServerError: it was not emptied, because requests still use it: status 400.
         """
-        try:
-            await client.post_text("/flush_cache")
-        except ServerError as error:
-            if error.status == 400:
-                reason = "the prefix cache was not emptied: requests hold on to it"
-                raise ServerError(client.url, "/flush_cache", reason, 400) from error
-            raise
+        await client.post_text("/flush_cache")
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
         """The weight version. The server names its model after the folder of the last weights: the result has no
@@ -241,14 +235,8 @@ class _StreamReader:
             return
         status = ending.get("status_code")
         if ending["type"] == "abort" and status is not None:
-            message, status = one_line(ending.get("message", "")), whole(status, "status_code")
-            if status == 429:
-                raise ServerError(self.client.url, GENERATE, f"status {status}: {message}", status)
-            if 400 <= status < 500:
-                raise UserError(
-                    f"{self.client.url} refused a request: {message}", remedy="check its length and sampling"
-                )
-            raise self._failed(f"aborted with status {status}: {message}")
+            reason = f"aborted with status {whole(status, 'status_code')}: {one_line(ending.get('message', ''))}"
+            raise ServerError(self.client.url, GENERATE, reason, status)
         matched = ending.get("matched")
         if ending["type"] == "stop" and type(matched) is int and matched not in self.request.stop_tokens:
             raise UserError(

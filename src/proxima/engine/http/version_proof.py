@@ -33,9 +33,8 @@ class VersionProof:
         self._past_labels: dict[str, int] = {}  # weights that it has had since its running completions started
         self._settled = asyncio.Event()  # no weights are being proved
         self._settled.set()
-        self._answer: ServerHealth | Exception | None = None  # to the last question
+        self._next: asyncio.Task[ServerHealth] | None = None  # a health check that is not sent yet
         self._asking = asyncio.Lock()
-        self._calls = self._answered = 0  # calls of `ask`, and those before the last question
 
     # ---- what it was given -------------------------------------------------------------------------------------------
 
@@ -96,25 +95,21 @@ class VersionProof:
         Raises:
             ServerError, RefusedError: the check failed.
         """
-        self._calls += 1
-        number = self._calls
+        if self._next is None:
+            self._next = asyncio.create_task(self._send())
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits
+        return await asyncio.shield(self._next)  # others may wait for it too
+
+    async def _send(self) -> ServerHealth:
         async with self._asking:
-            if number > self._answered:
-                calls = self._calls
-                try:
-                    self._answer = await self._server.health()
-                except (ServerError, RefusedError) as error:
-                    self._answer = error
-                self._answered = calls
-            answer = self._answer
-        if isinstance(answer, Exception):
-            raise answer
-        assert answer is not None
-        return answer
+            self._next = None
+            return await self._server.health()
 
     async def answered(self) -> None:
         """Wait for the answers to all earlier calls: new weights must not be loaded between question and answer."""
-        async with self._asking:  # a lock serves its callers in order
+        if self._next is not None:
+            await asyncio.wait({self._next})
+        async with self._asking:
             pass
 
     async def confirm(self, label: str | None) -> str | None:

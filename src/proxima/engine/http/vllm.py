@@ -17,7 +17,7 @@ import numpy as np
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_values import id_list, items, mask_of_sets, number, one_line, short_text, version_spans
-from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected, stream_events
+from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected
 from proxima.engine.http.dialect import (
     ENDINGS,
     Chunk,
@@ -60,7 +60,7 @@ class VllmDialect(Dialect):
         if facts.routed_experts and request.routes is None:  # a server that returns them does so for every request
             fields["routed_experts_prompt_start"] = len(request.tokens)
         named = False  # True once the answer has repeated the prompt: another could be that of another request
-        async with aclosing(stream_events(client, GENERATE, body, request.stream_size())) as events:
+        async with aclosing(client.events(GENERATE, body, request.stream_size())) as events:
             async for event in events:
                 with as_expected(client, GENERATE, event):
                     chunks = [chunk_of(choice, event, request.routes) for choice in event["choices"] or ()]

@@ -63,7 +63,6 @@ class WeightFolders:
             folder.mkdir()
             for file, content in model_as_files(model, tokenizer).items():
                 (folder / file).write_bytes(content)
-            _set_dtype(folder / "config.json", written_as)
             _write_weights(model, folder, written_as)
         except OSError as error:
             if folder is not None:
@@ -138,11 +137,3 @@ def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) ->
 def folder_bytes(folder: Path) -> int:
     """Bytes of the weights in a folder."""
     return int(json.loads((folder / INDEX).read_text())["metadata"]["total_size"])
-
-
-def _set_dtype(file: Path, dtype: torch.dtype | None) -> None:
-    """Set the dtype in a config file to that of the written weights."""
-    if dtype is not None:
-        config = json.loads(file.read_text())
-        config["dtype"] = str(dtype).removeprefix("torch.")
-        file.write_text(json.dumps(config, indent=2))
