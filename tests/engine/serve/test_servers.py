@@ -33,10 +33,11 @@ def begin(program, tmp_path, monkeypatch):
     monkeypatch.setattr("proxima.engine.serve.servers.LONGEST_BREAK", 0.05)
     opened = []
 
-    def start(*arguments, key=None, **settings):
+    def start(*arguments, key=None, max_length=None, **settings):
         serve = Serve(executable=program, arguments=arguments, **{"start_seconds": LONG} | settings)
         said = []
-        servers = start_servers("vllm", serve, model="m", key=key, log=tmp_path / "engine.log", report=said.append)
+        more = {"max_length": max_length, "log": tmp_path / "engine.log", "report": said.append}
+        servers = start_servers("vllm", serve, model="m", key=key, **more)
         opened.append(servers)
         servers.said = said
         return servers
@@ -206,7 +207,7 @@ def test_what_can_be_seen_before_a_start(program, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"replicas": 0}, {"port": 80}, {"port": 65535, "replicas": 2}, {"threads": -1}, {"max_length": 1},
+    "bad", [{"replicas": 0}, {"port": 80}, {"port": 65535, "replicas": 2}, {"threads": -1},
             {"cache_gib": 0}, {"gpu_memory": 0.0}, {"start_seconds": 0.0}, {"restarts": -1}],
 )  # fmt: skip
 def test_bad_settings(bad):

