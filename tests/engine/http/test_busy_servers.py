@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.http.client import LONGEST_BREAK, SHORTEST_BREAK, _retry_after, busy_seconds
+from proxima.engine.http.client import LONGEST_BREAK, SHORTEST_BREAK, busy_seconds
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_server import FakeServer, _respond
@@ -40,18 +40,9 @@ def test_waits_double_up_to_a_minute_and_are_not_all_alike():
     assert (SHORTEST_BREAK, LONGEST_BREAK) == (0.5, 60.0)
     for times in range(1, 40):
         most = min(0.5 * 2 ** (times - 1), 60.0)
-        waits = [busy_seconds(times, None, key) for key in range(50)]
+        waits = [busy_seconds(times, key) for key in range(50)]
         assert all(most / 2 < entry <= most for entry in waits) and len(set(waits)) > 40
-        assert waits == [busy_seconds(times, None, key) for key in range(50)]  # no global random state
-    assert busy_seconds(1, 7.0) == 7.0 and busy_seconds(9, 0.0) == 0.0 and busy_seconds(1, 1e9) == 60.0
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [("12", 12.0), (" 3 ", 3.0), *((value, None) for value in ("-1", "nan", "1e9", "9" * 50, "soon", ""))],
-)
-def test_how_long_a_server_wants_to_be_left_alone(header, seconds):
-    assert _retry_after({"Retry-After": header}) == seconds
+        assert waits == [busy_seconds(times, key) for key in range(50)]  # no global random state
 
 
 @pytest.mark.parametrize("status", [429, 503])

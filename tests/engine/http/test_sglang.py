@@ -270,11 +270,6 @@ def read(body):
         (event(tokens=(1, 3)), ServerError, "log-probs are of other tokens"),
         (event(finish_reason={"type": "nap"}), ServerError, "of unexpected form"),
         ({"text": "hello"}, ServerError, "of unexpected form"),
-        (
-            event(finish_reason={"type": "abort", "status_code": 400, "message": "too long"}),
-            ServerError,
-            "status 400: too long",
-        ),
         (event(finish_reason={"type": "abort", "status_code": 500, "message": "oom"}), ServerError, "status 500: oom"),
         (event(prompt_tokens=4), UserError, "read 4 tokens of a prompt of 5"),
     ],

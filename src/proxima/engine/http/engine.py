@@ -70,17 +70,16 @@ class HttpEngine:
         serving = [replica for replica in replicas if replica.in_service]
         if expected is None or not serving:
             raise no_replica_left(replicas, "look at the server's log, start it again")
-        limits = [replica.facts.max_length for replica in replicas if replica.facts.max_length]
         for replica in replicas:
             if not replica.in_service:
-                replica.facts = expected.facts
+                replica.facts = expected
                 replica.proof.set_version(0, serving[0].proof.label)  # so that it can return before new weights arrive
-        self.facts = first = expected.facts
+        self.facts = first = expected
         if first.log_probs is None:
             raise UserError(f"engine: {first.server} gives no log-probs", remedy="nothing can be trained on it")
         self.rules = replace(
             rules,
-            max_length=min([rules.max_length, *limits]),
+            max_length=min(rules.max_length, first.max_length or rules.max_length),  # no server has less
             log_probs=first.log_probs,
             sampling_mask=spec.sampling_mask and first.sampling_mask,
             routes=rules.routes if spec.routed_experts else None,
@@ -90,7 +89,7 @@ class HttpEngine:
         for replica in replicas:
             if not replica.in_service:
                 self._pool.add_event(f"engine: {replica.url} is out of service: {replica.reason}")
-        self._keeper = ReplicaKeeper(self._pool, self._sync, expected, tag=self._tag, servers=servers)
+        self._keeper = ReplicaKeeper(self._pool, self._sync, expected, rules.tokenizer, self._tag, servers)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -86,10 +86,9 @@ class Replica:
         self.assigned = self.scoring = 0  # completions and scores assigned to it
         self.received = 0  # tokens, ever
         self.streak = 0  # consecutive failures since the last completion
-        self.setbacks = 0  # ejections, and new weights that it failed to take, since its last completion
+        self.setbacks = 0  # ejections, and new weights that it failed to take, since it last produced something
         self.busy_times = 0  # in a row, without a token between
         self.rest: asyncio.TimerHandle | None = None  # ends its break, if it is busy
-        self.fruitless = False  # it was ejected, and has produced nothing since
         self._numbers = count(1)
 
     async def health(self) -> ServerHealth:
@@ -126,22 +125,22 @@ class Replica:
     @property
     def works(self) -> bool:
         """True unless it is suspect, busy or out of service, or has produced nothing since it was."""
-        return self.state is State.READY and not self.busy_times and not self.fruitless
+        return self.state is State.READY and not self.busy_times and not self.setbacks
 
     def served(self) -> None:
         """Note that it has produced something."""
         if self.in_service:  # else it says why it is not
-            self.busy_times, self.fruitless, self.reason = 0, False, ""
+            self.busy_times, self.setbacks, self.reason = 0, 0, ""
 
     def succeeded(self) -> None:
         """Note a finished completion or score."""
-        self.streak = self.setbacks = 0
+        self.streak = 0
         self.served()
 
     def leave(self, reason: str) -> None:
         """Note that it was ejected, and end its break and its running completions."""
         self.setbacks += 1
-        self.fruitless, self.reason = True, reason
+        self.reason = reason
         if self.rest is not None:
             self.rest.cancel()
             self.rest = None

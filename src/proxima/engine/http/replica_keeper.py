@@ -9,10 +9,11 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.engine.http.client import RefusedError, ServerError
+from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.folder_sync import FolderSync, Report, sync_figures
 from proxima.engine.http.replica import Replica, State, no_replica_left
 from proxima.engine.http.replica_pool import ReplicaPool
-from proxima.engine.http.server_checks import ServerExpectations
+from proxima.engine.http.server_checks import server_difference
 from proxima.engine.http.version_proof import mark_confirmed
 from proxima.engine.protocol import WeightUpdate
 from proxima.engine.serve import Servers
@@ -28,14 +29,23 @@ class ReplicaKeeper:
     with the newest weights.
 
     Args:
+        facts: of the servers; one that returns is compared with them.
+        tokenizer: the trainer's.
         tag: prefix of the version labels, unique to the engine.
         servers: servers started for the engine; None: they were already running.
     """
 
     def __init__(
-        self, pool: ReplicaPool, sync: FolderSync, expected: ServerExpectations, *, tag: str, servers: Servers | None
+        self, pool: ReplicaPool, sync: FolderSync, facts: ServerFacts, tokenizer: Any, tag: str, servers: Servers | None
     ) -> None:
-        self.pool, self.sync, self.expected, self.tag, self.servers = pool, sync, expected, tag, servers
+        self.pool, self.sync, self.facts, self.tokenizer, self.tag, self.servers = (
+            pool,
+            sync,
+            facts,
+            tokenizer,
+            tag,
+            servers,
+        )
         self.version = 0
         self.reports: list[Report] = []  # of the last `publish`
         self._prepare_seconds = 0.0  # of the last `publish`, before the first server received anything
@@ -47,11 +57,6 @@ class ReplicaKeeper:
         self._idle_since: float | None = None  # no replica has worked since then
         self._closed = False
         self._tasks = [asyncio.create_task(self._watch(replica)) for replica in pool.replicas]
-
-    @property
-    def published(self) -> bool:
-        """True if the weights are ours."""
-        return self._newest is not None
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -79,7 +84,7 @@ class ReplicaKeeper:
         async with self._syncing:
             label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
             started_at = monotonic()
-            await self.sync.prepare(update, label, self.expected.facts.dtype)
+            await self.sync.prepare(update, label, self.facts.dtype)
             self._prepare_seconds = monotonic() - started_at
             pool.loading = True
             try:
@@ -87,8 +92,8 @@ class ReplicaKeeper:
                     await pool.drain()
                 await pool.stop_sampling()
                 await pool.each(pool.serving, self._confirm)
-                first = not self.published
-                self._newest, self.version, self.reports = label, update.version, []
+                first, self._newest = self._newest is None, label
+                self.version, self.reports = update.version, []
                 await self._push_to_all(pool.serving, first=first)
             except BaseException:
                 pool.loading = False
@@ -200,16 +205,16 @@ class ReplicaKeeper:
         Raises:
             ServerError, UserError: it is not healthy yet.
         """
-        dialect, client, proof = replica.dialect, replica.client, replica.proof
+        proof = replica.proof
         await replica.health()
         await replica.resume()  # a paused server answers no completion
-        facts = await dialect.probe(client)
-        problem = await self.expected.problem(dialect, client, facts)
+        facts = await replica.dialect.probe(replica.client)
+        problem = await server_difference(replica, facts, self.facts, self.tokenizer)
         if problem is not None:
             raise ServerError(replica.url, "", problem)
         replica.facts = facts
         async with self._syncing:
-            if self.published:
+            if self._newest is not None:
                 await replica.stop("interrupted")
                 try:
                     async with asyncio.timeout(None) as self._loading[replica]:

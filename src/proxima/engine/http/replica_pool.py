@@ -60,7 +60,7 @@ class ReplicaPool:
     @property
     def jobs(self) -> list[GenerationJob]:
         """The unfinished completions."""
-        return list({id(job): job for job in [*self._tasks.values(), *self.router.jobs] if job.wanted}.values())
+        return [job for job in dict.fromkeys([*self._tasks.values(), *self.router.jobs]) if job.wanted]
 
     # ---- completions -------------------------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class ReplicaPool:
         proof.attempts.append(segment)
         try:
             cancel_reason = await replica.run(job)
-            await proof.settled()
+            await proof.settled.wait()
             self.counts["tokens_lost"] += job.forget(segment) if segment.is_mismatched else 0
         except ServerError as error:
             broken = error
@@ -217,10 +217,10 @@ class ReplicaPool:
         """Drop completions whose caller has left."""
         for job in jobs:
             job.withdraw()
-        gone = set(map(id, jobs))
-        self.router.take(lambda job: id(job) in gone)
+        gone = set(jobs)
+        self.router.take(lambda job: job in gone)
         for task, running in list(self._tasks.items()):
-            if id(running) in gone:
+            if running in gone:
                 task.cancel()
 
     async def abort(self, which: Callable[[GenerationJob], bool] | None = None) -> None:
@@ -288,7 +288,7 @@ class ReplicaPool:
         replica.reason = error.reason
         if replica.busy_times == BUSY_NEWS:
             self.add_event(f"engine: {replica.url} is busy, completions wait: {replica.reason}")
-        seconds = busy_seconds(replica.busy_times, error.retry_after, crc32(replica.url.encode()))
+        seconds = busy_seconds(replica.busy_times, crc32(replica.url.encode()))
         replica.rest = asyncio.get_running_loop().call_later(seconds, self._rested, replica)
 
     def _rested(self, replica: Replica) -> None:

@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import FieldError, UserError
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.answer_checks import check_sampling
-from proxima.engine.http.client import ServerClient, ServerError
-from proxima.engine.http.dialect import Dialect, ServerFacts
+from proxima.engine.http.client import ServerError
+from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import Capabilities, EngineRequirements
@@ -30,45 +29,39 @@ ALIKE = {  # facts in which servers must not differ, and their names in messages
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerExpectations:
-    """The reference with which a server is compared whenever its facts are queried.
+async def server_difference(replica: Replica, facts: ServerFacts, expected: ServerFacts, tokenizer: Any) -> str | None:
+    """Describe how a server differs from what is expected; None: it does not.
 
     Args:
-        facts: those of the first replica.
+        facts: of the server, as just asked.
+        expected: those of the first replica.
         tokenizer: the trainer's tokenizer.
+
+    Raises:
+        ServerError: the server can't be queried.
     """
-
-    facts: ServerFacts
-    tokenizer: Any
-
-    async def problem(self, dialect: Dialect, client: ServerClient, facts: ServerFacts) -> str | None:
-        """Describe how a server differs; None: it does not.
-
-        Raises:
-            ServerError: the server can't be queried.
-        """
-        for name, called in ALIKE.items():
-            ours, theirs = getattr(self.facts, name), getattr(facts, name)
-            if ours != theirs:
-                return f"its {called} is {theirs}, and that of the others is {ours}"
-        if (facts.max_length or 0) < (self.facts.max_length or 0):
-            return f"its longest sequence has {facts.max_length} tokens, and that of the others {self.facts.max_length}"
-        if self.facts.takes_weights and not facts.takes_weights:
-            return "it takes no new weights"
-        theirs = await dialect.tokenize(client, facts, SAMPLE_TEXT)
-        ours = list(self.tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"])
-        if theirs == ours:
-            return None
-        differ = (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b)
-        at = next(differ, min(len(theirs), len(ours)))
-        return f"it has another tokenizer: token {at} of a text is {theirs[at : at + 1]}, not {ours[at : at + 1]}"
+    for name, called in ALIKE.items():
+        ours, theirs = getattr(expected, name), getattr(facts, name)
+        if ours != theirs:
+            return f"its {called} is {theirs}, and that of the others is {ours}"
+    if (facts.max_length or 0) < (expected.max_length or 0):
+        return f"its longest sequence has {facts.max_length} tokens, and that of the others {expected.max_length}"
+    if expected.takes_weights and not facts.takes_weights:
+        return "it takes no new weights"
+    theirs = await replica.dialect.tokenize(replica.client, facts, SAMPLE_TEXT)
+    ours = list(tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"])
+    if theirs == ours:
+        return None
+    differ = (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b)
+    at = next(differ, min(len(theirs), len(ours)))
+    return f"it has another tokenizer: token {at} of a text is {theirs[at : at + 1]}, not {ours[at : at + 1]}"
 
 
-async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[ServerExpectations | None, list[ServerError]]:
+async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[ServerFacts | None, list[ServerError]]:
     """Query each new server's facts. It enters service if it matches the first one, and is away if it fails.
 
-    Returns: the reference for later comparisons, None if no server answered; and the errors of those that failed.
+    Returns: the facts of the first for later comparisons, None if no server answered; and the errors of those that
+    failed.
 
     Raises:
         FieldError: a server differs.
@@ -79,14 +72,14 @@ async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[Server
     new = [replica for replica, error in zip(replicas, results, strict=True) if error is None]
     if not new:
         return None, errors
-    expected = ServerExpectations(facts=new[0].facts, tokenizer=tokenizer)
+    expected = new[0].facts
     for replica in new:
         try:
-            difference = await expected.problem(replica.dialect, replica.client, replica.facts)
-            if difference is not None:
+            problem = await server_difference(replica, replica.facts, expected, tokenizer)
+            if problem is not None:
                 which = f": {replica.url}" if len(replicas) > 1 else ""  # the message shows the whole list
                 remedy = "start it like the trainer and the others"
-                raise FieldError("url", replica.url, f"differs{which}: {difference}", remedy=remedy)
+                raise FieldError("url", replica.url, f"differs{which}: {problem}", remedy=remedy)
             replica.join(await replica.health())
         except ServerError as error:
             errors.append(error)

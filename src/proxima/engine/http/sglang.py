@@ -65,8 +65,7 @@ class SglangDialect(Dialect):
         """Stream the completion in chunks.
 
         Raises:
-            UserError: the request was refused as invalid, the server truncated its prompt, or it stopped at an id that
-                is not in `stop_tokens`.
+            UserError: the server truncated the prompt, or it stopped at an id that is not in `stop_tokens`.
         """
         body: dict[str, Any] = {
             "rid": request.id,
@@ -224,7 +223,8 @@ class _StreamReader:
     def _check(self, event: Mapping[str, Any], meta: Mapping[str, Any], ending: Any, tokens: list[int]) -> None:
         ids = event.get("output_ids")
         if ids is not None and tokens and items(ids, "output_ids")[-len(tokens) :] != tokens:
-            raise self._failed("log-probs are of other tokens than those that were sampled")
+            reason = "log-probs are of other tokens than those that were sampled"
+            raise ServerError(self.client.url, GENERATE, reason)
         count = len(self.request.tokens)
         if (read := whole(meta["prompt_tokens"], "prompt_tokens")) != count:
             raise UserError(
@@ -243,9 +243,6 @@ class _StreamReader:
                 f"{self.client.url} stopped at token {matched}, which ends no completion here",
                 remedy="serve the model with the generation_config and tokenizer that the trainer has",
             )
-
-    def _failed(self, reason: str) -> ServerError:
-        return ServerError(self.client.url, GENERATE, reason)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,19 @@ that ended, or produced a token, before the question. A label proves nothing abo
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from proxima.engine.http.client import RefusedError, ServerError
-from proxima.engine.http.dialect import ServerHealth
+from proxima.engine.http.dialect import ServerFacts, ServerHealth
 from proxima.engine.http.generation_job import GenerationJob, JobSegment
 
-if TYPE_CHECKING:
-    from proxima.engine.http.replica import Replica
+
+class ProvedServer(Protocol):
+    """The part of a replica that its proof uses."""
+
+    facts: ServerFacts
+
+    async def health(self) -> ServerHealth: ...
 
 
 class VersionProof:
@@ -25,14 +30,14 @@ class VersionProof:
     `version` and `label`: the weights that it was given last. `attempts`: the segments that it is generating.
     """
 
-    def __init__(self, server: "Replica") -> None:
+    def __init__(self, server: ProvedServer) -> None:
         self._server = server
         self.version = 0
         self.label: str | None = None
         self.attempts: list[JobSegment] = []
-        self._past_labels: dict[str, int] = {}  # weights that it has had since its running completions started
-        self._settled = asyncio.Event()  # no weights are being proved
-        self._settled.set()
+        self._past_labels: dict[str, int] = {}  # weights that it has had since the attempts started
+        self.settled = asyncio.Event()  # no weights are being proved
+        self.settled.set()
         self._next: asyncio.Task[ServerHealth] | None = None  # a health check that is not sent yet
         self._asking = asyncio.Lock()
 
@@ -40,12 +45,10 @@ class VersionProof:
 
     def set_version(self, version: int, label: str | None) -> None:
         """Record that it now has other weights."""
-        running = self._server.running
-        if not running:
+        if not self.attempts:
             self._past_labels.clear()
-        for job in running:
-            if job.current is not None:
-                job.current.marks.append((len(job.current.tokens), version))
+        for segment in self.attempts:
+            segment.marks.append((len(segment.tokens), version))
         self.version, self.label = version, label
         if label is not None:
             self._past_labels[label] = version
@@ -55,7 +58,7 @@ class VersionProof:
         """Wrap loading weights into the server and probing them. Held completions continue under the new weights before
         the result is known; if the block raises, tokens that they attribute to `version` are `mismatched`."""
         self.set_version(version, label)
-        self._settled.clear()
+        self.settled.clear()
         try:
             yield
         except BaseException:
@@ -63,11 +66,7 @@ class VersionProof:
                 segment.mismatched.add(version)
             raise
         finally:
-            self._settled.set()
-
-    async def settled(self) -> None:
-        """Wait while weights are being proved."""
-        await self._settled.wait()
+            self.settled.set()
 
     # ---- what it names -----------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ which token. Pauses and weights need VLLM_SERVER_DEV_MODE=1. `vllm_facts.py` fin
 `in_server/proxima_vllm_worker.py` runs inside the server and loads its weights.
 """
 
-import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -127,18 +126,14 @@ class VllmDialect(Dialect):
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
         """The server's model and, if it takes new weights, the version of those that it has."""
-        models = client.get("/v1/models")
+        served = await client.get("/v1/models")
+        with as_expected(client, "/v1/models", served):
+            model = short_text(served["data"][0]["id"], "the model's id")
         if not facts.takes_weights:
-            return ServerHealth(model=_model_of(client, await models))
-        served, version = await asyncio.gather(models, client.get("/weight_info"))
+            return ServerHealth(model=model)
+        version = await client.get("/weight_info")
         with as_expected(client, "/weight_info", version):
-            label = short_text(version["weight_version"], "weight_version")
-        return ServerHealth(weight_version=label, model=_model_of(client, served))
-
-
-def _model_of(client: ServerClient, answer: Any) -> str:
-    with as_expected(client, "/v1/models", answer):
-        return short_text(answer["data"][0]["id"], "the model's id")
+            return ServerHealth(weight_version=short_text(version["weight_version"], "weight_version"), model=model)
 
 
 def sampling_fields(request: TokenRequest) -> dict[str, Any]:

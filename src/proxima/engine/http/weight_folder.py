@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from proxima.data import UserError
-from proxima.engine.event_loop_thread import CLOSED
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
 from proxima.engine.shared_weights import model_as_files, unique_weights
 
@@ -37,8 +36,7 @@ class WeightFolders:
     def __init__(self, root: Path | None = None) -> None:
         self._root = None if root is None else root.resolve()
         self._locked: LockedFolder | None = None
-        self._written = list[Path]()
-        self._closed = False
+        self.kept = list[Path]()  # the existing folders, newest last
 
     def write(self, model: nn.Module, tokenizer: Any, name: str, dtype: str | None = None) -> Path:
         """Write the model's weights, with adapters merged and tied ones once.
@@ -51,7 +49,6 @@ class WeightFolders:
 
         Raises:
             UserError: it can't be written, for example for lack of space, or for a dtype that is not supported.
-            RuntimeError: `close` was called before.
         """
         if dtype is not None and dtype not in DTYPES:
             raise UserError(f"weights can't be written as {dtype!r}", remedy=f"use {', '.join(DTYPES)}")
@@ -71,27 +68,18 @@ class WeightFolders:
             where = "" if place is None else f" to {place}"
             remedy = "set engine.weight_folder to a folder with more room that the server can read"
             raise UserError(f"weights could not be written{where}: {error.strerror}", remedy=remedy) from error
-        finally:
-            if self._closed:  # by another thread, meanwhile
-                self._remove()
-        self._written.append(folder)
-        while len(self._written) > KEPT:
-            shutil.rmtree(self._written.pop(0), ignore_errors=True)
+        self.kept.append(folder)
+        while len(self.kept) > KEPT:
+            shutil.rmtree(self.kept.pop(0), ignore_errors=True)
         return folder
 
     def close(self) -> None:
-        """Remove everything written, including a write in progress once it ends."""
-        self._closed = True
-        self._remove()
-
-    def _remove(self) -> None:
-        self._written.clear()
+        """Remove everything written. A write in progress fails; what it leaves is removed by the next run."""
+        self.kept.clear()
         if self._locked is not None:
             self._locked.remove()
 
     def _place(self, size: int) -> Path:
-        if self._closed:
-            raise RuntimeError(CLOSED)
         if self._locked is None and self._root is not None:
             self._root.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self._root, shared=True)
