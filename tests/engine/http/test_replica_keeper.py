@@ -48,7 +48,7 @@ def test_only_failures_make_a_streak_that_ejects(error, counts):
         suspect=lambda replica, reason: suspects.append(reason),
         _rest=lambda replica, error: None,
     )
-    replica = SimpleNamespace(streak=STREAK - 2, url="http://h")
+    replica = SimpleNamespace(streak=STREAK - 2, url="http://h", state=State.READY)
     for _ in range(2):
         ReplicaPool._note_failure(pool, replica, error)
     assert suspects == ["status 500"] * counts and replica.streak == STREAK - 2 + 2 * counts

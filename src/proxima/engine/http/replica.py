@@ -45,11 +45,13 @@ class RunningCall:
     Args:
         timeout: ends it when no token arrives.
         cancel_reason: why it was cancelled before the completion ended; None: it was not cancelled.
+        answered: a chunk has arrived.
     """
 
     job: GenerationJob
     timeout: asyncio.Timeout
     cancel_reason: CancelReason | None = None
+    answered: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, cancel_reason: CancelReason) -> None:
@@ -194,6 +196,7 @@ class Replica:
         """Read chunks; return the last one of the completion, None if it has not ended by itself."""
         job = call.job
         async for chunk in chunks:
+            call.answered = True
             self.received += len(chunk.tokens)
             if len(chunk.tokens):
                 self.served()
@@ -262,7 +265,7 @@ class Replica:
         pauses = self.facts.takes_weights and which is None
         for call in calls:
             call.cancel_reason = call.cancel_reason or cancel_reason
-            if not pauses:
+            if not pauses or not call.answered:  # it may not even have arrived
                 call.end(cancel_reason)
         if which is None and self.pause != "asleep":
             self.pause = "stopped"

@@ -201,7 +201,8 @@ class ReplicaPool:
         elif isinstance(error, ServerError) and error.busy:
             self._rest(replica, error)
         else:
-            replica.streak += 1
+            if replica.state is not State.SUSPECT:  # what fails together counts once: it may have been momentary
+                replica.streak += 1
             if replica.streak < STREAK:
                 self.suspect(replica, error.reason)
             else:
