@@ -42,6 +42,7 @@ class FakeRequest:
     log_prob: list[float] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     ended: str | None = None
+    hangs: bool = False
 
     @property
     def everything(self) -> list[int]:
@@ -172,6 +173,7 @@ class FakeServer(HttpListener):
             if fault in ("hang", "break") and (at == 1 or request.ended is not None):  # the first token may be the last
                 if fault == "break":
                     return
+                request.hangs = True
                 await asyncio.Event().wait()
             message = {"tokens": request.tokens[at:], "log_probs": request.log_prob[at:], "finish": request.ended}
             if fault == "nan":
@@ -270,5 +272,5 @@ def spans_of(labels: list[str]) -> list[tuple[str, int, int]]:
     return [(labels[a], a, b) for a, b in zip(starts, [*starts[1:], len(labels)], strict=False)]
 
 
-def _respond(writer: asyncio.StreamWriter, status: int, answer: Any, *, last: bool = False) -> None:
-    writer.write(whole(status, json.dumps(answer).encode(), last=last))
+def _respond(writer: asyncio.StreamWriter, status: int, answer: Any, *, last: bool = False, more: str = "") -> None:
+    writer.write(whole(status, json.dumps(answer).encode(), last=last, more=more))

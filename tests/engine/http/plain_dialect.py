@@ -254,6 +254,26 @@ async def across_new_weights(engine: HttpEngine, servers: Sequence[FakeServer], 
     return await task
 
 
+@contextlib.asynccontextmanager
+async def hanging_calls_ended(engine: HttpEngine, servers: Sequence[FakeServer]):
+    """Meanwhile a completion that hangs has had its idle seconds at once; on a busy machine, any few seconds that a
+    test can wait for would be over for every completion."""
+
+    async def end_them() -> None:
+        while True:
+            for replica, server in zip(engine._pool.replicas, servers, strict=True):
+                asked = [request for request in list(server.running.values()) if request.hangs]
+                keys = {tuple(map(int, request.body["id"].split("-")[1:4])) for request in asked}
+                for call in list(replica.running.values()):
+                    if call.answered and call.job.key in keys:
+                        engine._loop.submit(call.limit, 0.0)
+            await asyncio.sleep(0.005)
+
+    task = asyncio.create_task(end_them())
+    yield
+    task.cancel()
+
+
 def hold_scores(server: FakeServer, times: float = float("inf")):
     """The server's next scores wait until the function that this returns is called."""
     release, scored = asyncio.Event(), server._scored

@@ -1,9 +1,11 @@
 """Servers with too much to do slow a run down and do not end it; one that never does anything ends it, later."""
 
+import itertools
+
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.http.client import LONGEST_BREAK, SHORTEST_BREAK, busy_seconds
+from proxima.engine.http.client import LONGEST_BREAK, SHORTEST_BREAK, _retry_after, busy_seconds
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_server import FakeServer, _respond
@@ -40,9 +42,38 @@ def test_waits_double_up_to_a_minute_and_are_not_all_alike():
     assert (SHORTEST_BREAK, LONGEST_BREAK) == (0.5, 60.0)
     for times in range(1, 40):
         most = min(0.5 * 2 ** (times - 1), 60.0)
-        waits = [busy_seconds(times, key) for key in range(50)]
+        waits = [busy_seconds(times, None, key) for key in range(50)]
         assert all(most / 2 < entry <= most for entry in waits) and len(set(waits)) > 40
-        assert waits == [busy_seconds(times, key) for key in range(50)]  # no global random state
+        assert waits == [busy_seconds(times, None, key) for key in range(50)]  # no global random state
+    assert busy_seconds(1, 7.0) == 7.0 and busy_seconds(9, 0.0) == 0.0 and busy_seconds(1, 1e9) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("12", 12.0), (" 3 ", 3.0), *((value, None) for value in ("-1", "nan", "1e9", "9" * 50, "soon", ""))],
+)
+def test_how_long_a_server_wants_to_be_left_alone(header, seconds):
+    assert _retry_after({"Retry-After": header}) == seconds
+
+
+async def test_a_server_is_left_alone_for_as_long_as_it_asks(fleet, monkeypatch):
+    """Two of three of its answers are 429; without what it asks, each would cost an hour."""
+    monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 3600.0)
+    monkeypatch.setattr("proxima.engine.http.client.LONGEST_BREAK", 3600.0)
+    asked = requests(4, 3)
+    engine, (server,) = fleet(retries=0, max_running=4)
+    generate, calls = server._generate, itertools.count(1)
+
+    async def mostly_busy(reader, writer, body):
+        if next(calls) % 3 == 0:
+            return await generate(reader, writer, body)
+        _respond(writer, 429, {"error": "come again"}, last=True, more="Retry-After: 0\r\n")
+        await writer.drain()
+
+    server._generate = mostly_busy
+    check(asked, await collect(engine, asked))
+    counts = (await engine.health()).detail["replicas"]
+    assert counts["ejected"] == 0 and next(calls) > 3 * len(asked)
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -185,7 +185,7 @@ STREAM: dict[str, Script] = {
     "refuses with 401": status(401),
     "refuses with 403 and the key": status(403, b"your key is sk-something\x1b[2J"),
     "busy": status(429),
-    "busy and unavailable": status(503),
+    "busy and unavailable": status(503, head=b"Retry-After: 0\r\n"),
     "redirects to nonsense": status(302, head=b"Location: http://[::\r\n"),
     "an error of megabytes": endless(b"HTTP/1.1 500 X\r\nContent-Length: %d\r\n\r\n" % OFFERED, b"x" * 65536),
     "an error that is a gzip bomb": raw(b"HTTP/1.1 500 X\r\nContent-Encoding: gzip\r\n\r\n", bomb),

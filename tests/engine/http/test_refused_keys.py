@@ -36,15 +36,26 @@ def accept(server: FakeServer) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_server_that_refuses_completions_alone_ends_the_run_at_once(status, fleet):
-    """Unless there are others."""
+async def test_a_server_that_refuses_completions_alone_does_not_return_for_ever(status, fleet):
     engine, (server,) = fleet(away_seconds=3600.0, published=True)
     refuse_completions(server, status, {"message": "your plan has\nno completions"})
     with pytest.raises(UserError) as error:
         await collect(engine, requests(4, 2))
-    said = str(error.value)
+    said, counts = str(error.value), (await engine.health()).detail["replicas"]
     assert said.count("\n") == 0 and f"refused with status {status}: your plan has no completions" in said
     assert "check token_env" in said
+    assert counts["ejected"] == 3 and counts["returned"] == 2
+    assert server.calls["/weights"] == 3  # and again at each return
+
+
+async def test_refusals_with_completions_between_do_not_add_up(fleet):
+    engine, (server,) = fleet()
+    for returned in range(1, 6):
+        refuse_completions(server, 403, "no")
+        task = asyncio.create_task(collect(engine, requests(1, 1)))
+        await until(lambda count=returned: engine._pool.counts["ejected"] == count)
+        del server._generate
+        check(requests(1, 1), await task)
 
 
 async def test_a_server_that_always_has_other_weights_again_is_given_up(fleet, monkeypatch):

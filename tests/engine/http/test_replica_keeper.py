@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from proxima.engine.http.client import Address, RefusedError, ServerError
-from proxima.engine.http.replica import Replica, State
+from proxima.engine.http.replica import HEALTHY, Replica, State
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import STREAK, ReplicaPool
 from tests.engine.http.plain_dialect import Plain, PlainDialect
@@ -48,9 +48,14 @@ def test_only_failures_make_a_streak_that_ejects(error, counts):
         suspect=lambda replica, reason: suspects.append(reason),
         _rest=lambda replica, error: None,
     )
-    replica = SimpleNamespace(streak=STREAK - 2, url="http://h", state=State.READY)
-    for _ in range(2):
-        ReplicaPool._note_failure(pool, replica, error)
+    replica = some_replica()
+    replica.streak = STREAK - 2
+
+    async def two_failures():
+        for _ in range(2):
+            ReplicaPool._note_failure(pool, replica, error, asyncio.get_running_loop().time())
+
+    asyncio.run(two_failures())
     assert suspects == ["status 500"] * counts and replica.streak == STREAK - 2 + 2 * counts
     assert [error.reason for error in ejections] == (
         ["3 calls in a row failed, the last one with: status 500"]
@@ -59,8 +64,65 @@ def test_only_failures_make_a_streak_that_ejects(error, counts):
     )
 
 
+def some_replica():
+    return Replica(Address("http://127.0.0.1:1"), PlainDialect(), Plain(), "tag")
+
+
+def test_attempts_that_fail_together_count_once():
+    """However long it takes until the last has failed: the cause may have been momentary."""
+    replica = some_replica()
+    for now in (10.0, 11.0, 12.0):
+        replica.failed(started_at=9.0, now=now)
+    assert replica.streak == 1
+    replica.failed(started_at=10.0, now=13.0)  # it began after the first failure
+    assert replica.streak == 2
+    replica.succeeded()
+    assert replica.streak == 0
+
+
+def test_an_ejected_replica_is_healthy_again_after_completions_alone():
+    replica = some_replica()
+    replica.leave("broken")
+    replica.state = State.READY
+    for completed in range(HEALTHY):
+        replica.served()
+        assert replica.setbacks == 1 and not replica.works, completed
+        replica.succeeded()
+    assert replica.setbacks == 0 and replica.works
+
+
+@pytest.mark.parametrize("produces", ["received", "successes", None])
+def test_a_run_whose_servers_produce_something_goes_on_however_they_fail(produces):
+    replica, errors, now = some_replica(), [], 0.0
+    replica.state = State.SUSPECT
+    keeper = ReplicaKeeper.__new__(ReplicaKeeper)
+    keeper._idle_since, keeper._produced, keeper.servers = None, 0, None
+    keeper.pool = SimpleNamespace(
+        replicas=[replica],
+        serving=[replica],
+        jobs=[object()],
+        scores=0,
+        asleep=False,
+        paused=False,
+        loading=False,
+        spec=Plain(away_seconds=600.0),
+        give_up=errors.append,
+    )
+
+    async def watch():
+        nonlocal now
+        asyncio.get_running_loop().time = lambda: now
+        for now in (0.0, 300.0, 599.0, 600.0):
+            if produces is not None:
+                setattr(replica, produces, getattr(replica, produces) + 1)
+            keeper._fail_if_none_works()
+            assert len(errors) == (produces is None and now == 600.0)
+
+    asyncio.run(watch())
+
+
 def test_only_a_ready_replica_that_neither_rests_nor_pauses_is_given_work():
-    replica = Replica(Address("http://127.0.0.1:1"), PlainDialect(), Plain(), "tag")
+    replica = some_replica()
     for state, pause, rest in itertools.product(State, ("none", "held", "stopped", "asleep"), (None, Mock())):
         replica.state, replica.pause, replica.rest = state, pause, rest
         assert replica.has_room == (state is State.READY and pause == "none" and rest is None)

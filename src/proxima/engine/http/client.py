@@ -4,6 +4,7 @@ are refused."""
 import asyncio
 import ipaddress
 import os
+import re
 import ssl
 import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -44,11 +45,14 @@ class ServerError(OSError):
         call: the path.
         reason: one line.
         status: HTTP status of the response; None: no response.
+        retry_after: seconds to wait before a retry, if the server asks for it.
     """
 
-    def __init__(self, url: str, call: str, reason: str, status: int | None = None) -> None:
+    def __init__(
+        self, url: str, call: str, reason: str, status: int | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(f"{url}{call}: {reason}")
-        self.url, self.call, self.reason, self.status = url, call, reason, status
+        self.url, self.call, self.reason, self.status, self.retry_after = url, call, reason, status, retry_after
 
     @property
     def busy(self) -> bool:
@@ -278,7 +282,7 @@ class ServerClient:
                 f"{self.url}{path}: refused with status {status}: {message}",
                 remedy="check token_env, and what the server was started with",
             )
-        raise ServerError(self.url, path, f"status {status}: {message}", status)
+        raise ServerError(self.url, path, f"status {status}: {message}", status, _retry_after(response.headers))
 
     def excerpt(self, text: bytes | str) -> str:
         """The server's message in one line, with the key that we sent removed."""
@@ -292,14 +296,23 @@ def _certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)
 
 
-def busy_seconds(times: int, key: int) -> float:
-    """Seconds to wait before retrying a busy server: exponential backoff up to `LONGEST_BREAK`, shortened at random by
-    up to half, so that the replicas of a run do not come back together.
+def _retry_after(headers: httpx.Headers) -> float | None:
+    """Seconds, if the header has a number; a date is ignored, because clocks differ."""
+    value = headers.get("Retry-After", "").strip()
+    return float(value) if re.fullmatch(r"[0-9]{1,9}", value) else None
+
+
+def busy_seconds(times: int, retry_after: float | None, key: int = 0) -> float:
+    """Seconds to wait before retrying a busy server: what it asks for, else exponential backoff up to `LONGEST_BREAK`,
+    shortened at random by up to half, so that the replicas of a run do not come back together.
 
     Args:
         times: how often in a row it was busy, including this time.
+        retry_after: what it asks for.
         key: key of the random draw.
     """
+    if retry_after is not None:
+        return min(retry_after, LONGEST_BREAK)
     seconds = min(SHORTEST_BREAK * 2.0 ** min(times - 1, 30), LONGEST_BREAK)
     return seconds * (1 - mix(BUSY_SERVER, key, times) / 2**65)
 

@@ -19,6 +19,7 @@ from proxima.engine.http.version_proof import VersionProof
 
 ABORT_SECONDS = 5.0  # for a server that aborted a completion to send its last tokens
 READ_OUT_SECONDS = 1.0  # for the end of an answer whose tokens have all arrived
+HEALTHY = 32  # completions and scores after which an ejected replica that returned counts as healthy
 MOST_RUNNING = 256  # concurrent completions, unless set: as many as vLLM runs by default
 
 CancelReason = Literal["interrupted", "aborted"]
@@ -35,7 +36,7 @@ class State(Enum):
     READY = "is given work"
     SUSPECT = "a call failed; gets no work until a health check passes"
     AWAY = "out of service, as at first; asked now and then whether it is well"
-    LOCKED = "out of service because it refused our key; asked now and then too"
+    LOCKED = "out of service because it refused our key again and again; asked now and then too"
 
 
 @dataclass(eq=False)
@@ -86,9 +87,12 @@ class Replica:
         self.running: dict[GenerationJob, RunningCall] = {}
         self.limit = spec.max_running or MOST_RUNNING
         self.assigned = self.scoring = 0  # completions and scores assigned to it
-        self.received = 0  # tokens, ever
+        self.received = self.successes = 0  # tokens; completions and scores; ever
         self.streak = 0  # consecutive failures since the last completion
-        self.setbacks = 0  # ejections, and new weights that it failed to take, since it last produced something
+        self._failed_at = 0.0  # when the last failure that counts was noticed
+        self.refusals = 0  # how often it refused our key since the last completion
+        self.setbacks = 0  # ejections, and new weights that it failed to take, since it was last healthy, see HEALTHY
+        self._healthy_at = 0  # the number of successes with which it is healthy again
         self.busy_times = 0  # in a row, without a token between
         self.rest: asyncio.TimerHandle | None = None  # ends its break, if it is busy
         self._numbers = count(1)
@@ -126,22 +130,32 @@ class Replica:
 
     @property
     def works(self) -> bool:
-        """True unless it is suspect, busy or out of service, or has produced nothing since it was."""
+        """True unless it is suspect, busy or out of service, or has not been healthy again since it was."""
         return self.state is State.READY and not self.busy_times and not self.setbacks
+
+    def failed(self, started_at: float, now: float) -> None:
+        """Note a failed attempt. Attempts that fail together count once: the cause may have been momentary."""
+        if started_at >= self._failed_at:
+            self.streak += 1
+            self._failed_at = now
 
     def served(self) -> None:
         """Note that it has produced something."""
         if self.in_service:  # else it says why it is not
-            self.busy_times, self.setbacks, self.reason = 0, 0, ""
+            self.busy_times, self.reason = 0, ""
 
     def succeeded(self) -> None:
         """Note a finished completion or score."""
-        self.streak = 0
+        self.streak = self.refusals = 0
+        self.successes += 1
+        if self.successes >= self._healthy_at:
+            self.setbacks = 0
         self.served()
 
     def leave(self, reason: str) -> None:
         """Note that it was ejected, and end its break and its running completions."""
         self.setbacks += 1
+        self._healthy_at = self.successes + HEALTHY
         self.reason = reason
         if self.rest is not None:
             self.rest.cancel()

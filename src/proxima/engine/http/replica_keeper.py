@@ -54,7 +54,8 @@ class ReplicaKeeper:
         self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter also during a return
         self._loading: dict[Replica, asyncio.Timeout] = {}  # ends the loading of weights of a returning replica
         self._interrupted = set[Replica]()  # those that newer weights have interrupted, until they have returned
-        self._idle_since: float | None = None  # no replica has worked since then
+        self._idle_since: float | None = None  # no replica has worked or produced anything since then
+        self._produced = 0  # tokens, completions and scores
         self._closed = False
         self._tasks = [asyncio.create_task(self._watch(replica)) for replica in pool.replicas]
 
@@ -240,10 +241,13 @@ class ReplicaKeeper:
             self._interrupted.discard(replica)
 
     def _fail_if_none_works(self) -> None:
-        """Fail what waits if no replica has done any work for `away_seconds`."""
+        """Fail what waits if no replica has produced anything for `away_seconds`, and none is without a fault."""
         pool, now = self.pool, asyncio.get_running_loop().time()
         awaited = not pool.serving or ((pool.jobs or pool.scores) and not (pool.paused or pool.loading))
-        if pool.asleep or not awaited or any(replica.works for replica in pool.replicas):
+        produced = sum(replica.received + replica.successes for replica in pool.replicas)
+        idle = awaited and produced == self._produced and not any(replica.works for replica in pool.replicas)
+        self._produced = produced
+        if pool.asleep or not idle:
             self._idle_since = None
             return
         self._idle_since = now if self._idle_since is None else self._idle_since

@@ -17,6 +17,7 @@ from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode, ScoreRequest
 
 STREAK = 3  # failures without a completion or a score between them, after which a replica is ejected
+REFUSALS = 3  # refusals of our key without a completion or a score between them: a server may refuse completions alone
 BUSY_NEWS = 3  # consecutive waits for a busy server after which the user is notified
 EVENTS = 1000  # number of lines for the user that are kept
 
@@ -98,13 +99,14 @@ class ReplicaPool:
         self.dispatch()
 
     async def _attempt(self, job: GenerationJob, replica: Replica) -> None:
+        started_at = asyncio.get_running_loop().time()
         try:
             cancel_reason = None if job.reason else await self._run(job, replica)
             same = (job.policy_version == replica.proof.version).all()  # only those weights can score it
             if job.reason and same and self._wants_score(job):
                 job.scored = await self._score(replica, job.request.prompt.tokens, job.tokens)
         except (ServerError, WrongAnswerError, RefusedError) as error:
-            self._failed(job, replica, error)
+            self._failed(job, replica, error, started_at)
         except asyncio.CancelledError:
             job.discard()
             raise
@@ -130,6 +132,8 @@ class ReplicaPool:
             await proof.settled.wait()
             self.counts["tokens_lost"] += job.forget(segment) if segment.is_mismatched else 0
         except ServerError as error:
+            if self.repeatable:  # nothing of it is kept
+                raise
             broken = error
         finally:
             proof.attempts.remove(segment)
@@ -169,7 +173,7 @@ class ReplicaPool:
         elif job.wanted:
             self._queue(job, first=True)
 
-    def _failed(self, job: GenerationJob, replica: Replica, error: Failure) -> None:
+    def _failed(self, job: GenerationJob, replica: Replica, error: Failure, started_at: float) -> None:
         """Handle a failed attempt. If the server is too busy or refuses our key, it does not count as a failure of the
         completion."""
         kept = 0
@@ -182,7 +186,7 @@ class ReplicaPool:
         if _is_failure(error):
             self.counts["lost" if isinstance(error, WrongAnswerError) else "failed"] += 1
             job.failures = 0 if kept else job.failures + 1
-        self._note_failure(replica, error)
+        self._note_failure(replica, error, started_at)
         if not job.wanted:
             return
         if job.reason is not None and not self._wants_score(job):
@@ -194,15 +198,14 @@ class ReplicaPool:
             self.counts["retried"] += 1
             self._queue(job, first=True)
 
-    def _note_failure(self, replica: Replica, error: Failure) -> None:
+    def _note_failure(self, replica: Replica, error: Failure, started_at: float) -> None:
         """Update the state of a replica after a failed call."""
         if isinstance(error, RefusedError):
             self.eject(replica, error)
         elif isinstance(error, ServerError) and error.busy:
             self._rest(replica, error)
         else:
-            if replica.state is not State.SUSPECT:  # what fails together counts once: it may have been momentary
-                replica.streak += 1
+            replica.failed(started_at, asyncio.get_running_loop().time())
             if replica.streak < STREAK:
                 self.suspect(replica, error.reason)
             else:
@@ -236,11 +239,11 @@ class ReplicaPool:
         Raises:
             UserError: no replica was able to score it.
         """
-        tried, failures = set[object](), 0
+        tried, failures, clock = set[object](), 0, asyncio.get_running_loop().time
         self.scores += 1
         try:
             while True:
-                replica = await self._room(tried)
+                replica, started_at = await self._room(tried), clock()
                 try:
                     scores = await self._score(replica, request.prompt_tokens, request.tokens)
                     if scores is not None:
@@ -249,7 +252,7 @@ class ReplicaPool:
                     failures += 1
                 except (ServerError, WrongAnswerError, RefusedError) as failure:
                     error = failure
-                    self._note_failure(replica, error)
+                    self._note_failure(replica, error, started_at)
                     if _is_failure(error):
                         failures += 1
                         tried.add(replica)
@@ -289,7 +292,7 @@ class ReplicaPool:
         replica.reason = error.reason
         if replica.busy_times == BUSY_NEWS:
             self.add_event(f"engine: {replica.url} is busy, completions wait: {replica.reason}")
-        seconds = busy_seconds(replica.busy_times, crc32(replica.url.encode()))
+        seconds = busy_seconds(replica.busy_times, error.retry_after, crc32(replica.url.encode()))
         replica.rest = asyncio.get_running_loop().call_later(seconds, self._rested, replica)
 
     def _rested(self, replica: Replica) -> None:
@@ -313,8 +316,14 @@ class ReplicaPool:
         self.dispatch()
 
     def keep_away(self, replica: Replica, error: Exception) -> None:
-        """Leave a replica out of service. Waiting is pointless once all refuse our key."""
-        replica.state = State.LOCKED if isinstance(error, RefusedError) else State.AWAY
+        """Leave a replica out of service. One that refuses our key is asked once more, as whatever is between may have
+        refused a single call; waiting is pointless once all refuse it again."""
+        refused = isinstance(error, RefusedError)
+        replica.refusals += refused
+        locked = refused and (not replica.in_service or replica.refusals >= REFUSALS)
+        replica.state = State.LOCKED if locked else State.AWAY
+        if refused and not locked:
+            replica.check_soon.set()
         if all(other.state is State.LOCKED for other in self.replicas):
             self.give_up(no_replica_left(self.replicas, "check token_env, and what the servers were started with"))
 

@@ -7,7 +7,7 @@ from typing import Any
 from proxima.data import FieldError, UserError
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.answer_checks import check_sampling
-from proxima.engine.http.client import ServerError
+from proxima.engine.http.client import ServerError, busy_seconds
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
@@ -88,13 +88,21 @@ async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[Server
 
 
 async def _ask_facts(replica: Replica) -> ServerError | None:
-    """Query a server's facts. Returns the error if it fails."""
-    try:
-        replica.facts = await replica.dialect.probe(replica.client)
-    except ServerError as error:
-        replica.reason = error.reason
-        return error
-    return None
+    """Query a server's facts; one that is too busy is retried for as long as a call may take. Returns the error if it
+    fails."""
+    loop = asyncio.get_running_loop()
+    until, times = loop.time() + replica.client.seconds, 0
+    while True:
+        try:
+            replica.facts = await replica.dialect.probe(replica.client)
+            return None
+        except ServerError as error:
+            times += 1
+            seconds = busy_seconds(times, error.retry_after)
+            if error.status != 429 or loop.time() + seconds > until:
+                replica.reason = error.reason
+                return error
+            await asyncio.sleep(seconds)
 
 
 def check_servers_of(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
