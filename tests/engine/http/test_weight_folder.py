@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,21 @@ def test_the_files_hold_every_weight_once(llama: LoadedModel, tmp_path: Path, mo
     parameters = dict(llama.model.named_parameters())
     assert sorted(name for file in files for name in file) == sorted(parameters)
     assert folder_bytes(folder) == 4 * sum(weight.numel() for weight in parameters.values())
+
+
+def test_what_is_written_while_it_is_closed_is_removed(
+    llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders, whole = WeightFolders(), weight_folder.save_file
+
+    def save(*given: Any, **more: Any) -> None:
+        folders.close()
+        given[1].parent.mkdir(parents=True)
+        whole(*given, **more)
+
+    monkeypatch.setattr(weight_folder, "save_file", save)
+    written(folders, llama)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_killed_runs_have_left_in_a_given_folder_goes_where_it_is_certain(

@@ -37,6 +37,7 @@ class WeightFolders:
         self._root = None if root is None else root.resolve()
         self._locked: LockedFolder | None = None
         self.kept = list[Path]()  # the existing folders, newest last
+        self._closed = False
 
     def write(self, model: nn.Module, tokenizer: Any, name: str, dtype: str | None = None) -> Path:
         """Write the model's weights, with adapters merged and tied ones once.
@@ -68,13 +69,17 @@ class WeightFolders:
             where = "" if place is None else f" to {place}"
             remedy = "set engine.weight_folder to a folder with more room that the server can read"
             raise UserError(f"weights could not be written{where}: {error.strerror}", remedy=remedy) from error
+        finally:
+            if self._closed:  # by another thread, meanwhile
+                self.close()
         self.kept.append(folder)
         while len(self.kept) > KEPT:
             shutil.rmtree(self.kept.pop(0), ignore_errors=True)
         return folder
 
     def close(self) -> None:
-        """Remove everything written. A write in progress fails; what it leaves is removed by the next run."""
+        """Remove everything written, including what a write in progress has left when it ends."""
+        self._closed = True
         self.kept.clear()
         if self._locked is not None:
             self._locked.remove()
