@@ -9,7 +9,7 @@ from proxima.engine.http.client import LONGEST_BREAK, SHORTEST_BREAK, _retry_aft
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_server import FakeServer, _respond
-from tests.engine.http.plain_dialect import check, requests
+from tests.engine.http.plain_dialect import check, engine_over, fakes, requests
 
 
 @pytest.fixture
@@ -74,6 +74,15 @@ async def test_a_server_is_left_alone_for_as_long_as_it_asks(fleet, monkeypatch)
     check(asked, await collect(engine, asked))
     counts = (await engine.health()).detail["replicas"]
     assert counts["ejected"] == 0 and next(calls) > 3 * len(asked)
+
+
+def test_a_server_that_is_busy_at_the_start_is_waited_for(monkeypatch, tmp_path):
+    monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 0.002)
+    with fakes() as servers:
+        facts, busy = servers[0]._facts, iter([True] * 3)
+        servers[0]._facts = lambda body: (429, {"error": "come again"}) if next(busy, False) else facts(body)
+        with engine_over(servers, tmp_path):
+            assert servers[0].calls["/facts"] == 4
 
 
 @pytest.mark.parametrize("status", [429, 503])
