@@ -42,6 +42,7 @@ class FakeRequest:
     log_prob: list[float] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     ended: str | None = None
+    answered: bool = False  # a message was sent
     hangs: bool = False
 
     @property
@@ -182,6 +183,7 @@ class FakeServer(HttpListener):
                 message["prompt"], prompt = prompt, None
             if request.ended is not None and self.facts["version_spans"]:
                 message["spans"] = spans_of(request.labels)
+            request.answered = True
             writer.write(chunk(f"data: {json.dumps(message)}\n\n".encode()))
             await writer.drain()
             if request.ended is not None:

@@ -262,11 +262,13 @@ async def hanging_calls_ended(engine: HttpEngine, servers: Sequence[FakeServer])
     async def end_them() -> None:
         while True:
             for replica, server in zip(engine._pool.replicas, servers, strict=True):
-                asked = [request for request in list(server.running.values()) if request.hangs]
-                keys = {tuple(map(int, request.body["id"].split("-")[1:4])) for request in asked}
-                for call in list(replica.running.values()):
-                    if call.answered and call.job.key in keys:
-                        engine._loop.submit(call.limit, 0.0)
+                for request in list(server.running.values()):
+                    key = tuple(map(int, request.body["id"].split("-")[1:4]))
+                    for call in list(replica.running.values()) if request.hangs else ():
+                        # what has not been read yet would begin its idle seconds again
+                        if call.job.key == key and call.answered == request.answered:
+                            request.hangs = False
+                            engine._loop.submit(call.limit, 0.0)
             await asyncio.sleep(0.005)
 
     task = asyncio.create_task(end_them())
