@@ -37,6 +37,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     with weights of version 1 if they are `published`; both end with the test. A server that answers, however slowly, is
     never given up: the limits of `replica` are minutes."""
     monkeypatch.setattr("proxima.engine.http.replica.ABORT_SECONDS", 300.0)
+    monkeypatch.setattr("proxima.engine.http.replica_pool.CONFIRM_SECONDS", 300.0)
     monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.5)
     monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 0.01)
 

@@ -80,6 +80,7 @@ class FakeServer(HttpListener):
         self.stop_after: int | None = None
         self.ignores_weights = self.forgetful = False
         self.failing: set[str] = set()  # paths that answer with status 500
+        self.waiting = 0
         self.begun = 0  # requests that came as far as sampling
         self.seed, self.asked = seed, Counter[str]()
         self.place = kept_socket()  # also while the server is away
@@ -219,7 +220,7 @@ class FakeServer(HttpListener):
         return 200, self.facts
 
     def _load(self, _: Any) -> tuple[int, Any]:
-        return 200, {"weight_version": self.label, "model": self.facts["model"]}
+        return 200, {"waiting": self.waiting, "weight_version": self.label, "model": self.facts["model"]}
 
     def _tokenize(self, body: Any) -> tuple[int, Any]:
         letters = self.facts.get("letters", "abcdefg")

@@ -101,6 +101,7 @@ class FakeSglang(SmallHttpServer):
             "health": lambda _: Answer(),
             "model_info": lambda _: Answer(self.model_info()),
             "server_info": lambda _: Answer(self.server_info()),
+            "get_load": lambda _: Answer([self.load()]),
             "v1/models": lambda _: Answer({"data": [{"id": self.path, "max_model_len": self.options.context_length}]}),
         }
         table = {("POST", f"/{name}"): work for name, work in controls.items()}
@@ -120,6 +121,10 @@ class FakeSglang(SmallHttpServer):
         facts = {"version": "0.0.fake", "dtype": "float32", "quantization": None, "weight_version": self.version}
         facts |= {"incremental_streaming_output": self.options.incremental}
         return facts | {name: getattr(self.options, name) for name in same}
+
+    def load(self):
+        waiting = sum(request.waiting for request in self.running.values())
+        return {"dp_rank": 0, "num_reqs": len(self.running), "num_waiting_reqs": waiting, "num_tokens": 0}
 
     def tokenize(self, body):
         tokens = self.tokenizer(body["prompt"], add_special_tokens=body.get("add_special_tokens", True)).input_ids

@@ -9,7 +9,7 @@ from proxima.engine.http.client import LONGEST_BREAK, SHORTEST_BREAK, _retry_aft
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_server import FakeServer, _respond
-from tests.engine.http.plain_dialect import check, engine_over, fakes, requests
+from tests.engine.http.plain_dialect import ELSEWHERE, begun, check, engine_over, fakes, requests, update
 
 
 @pytest.fixture
@@ -122,6 +122,27 @@ async def test_a_server_that_stays_busy_ends_the_run_when_its_time_is_over(waits
     make_busy(server)
     with pytest.raises(UserError, match=r"the server is too busy or failing: .*status 429: come again; .*max_run"):
         await waits(engine)
+
+
+async def test_a_server_that_stays_busy_while_completions_must_be_finished_ends_the_run(fleet):
+    """They were interrupted by a pause, and new weights wait for them."""
+    engine, servers = fleet(facts=ELSEWHERE, interrupt="finish", away_seconds=0.1, published=True)
+    task = await begun(engine, servers, requests(1, 1, first=3))
+    await engine.pause()
+    make_busy(servers[0])
+    for waits in (engine.publish(update(2)), task):
+        with pytest.raises(UserError, match=r"the server is too busy or failing: .*status 429: come again"):
+            await waits
+
+
+async def test_an_automatic_limit_halves_when_the_server_is_busy(fleet):
+    engine, (server,) = fleet(retries=0)
+    (replica,) = engine._pool.replicas
+    replica.limit = 8
+    make_busy(server, times=1)
+    asked = requests(4, 2)
+    check(asked, await collect(engine, asked))
+    assert replica.limit <= 4
 
 
 async def test_scoring_waits_for_a_busy_server_too(fleet):

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from proxima.engine.http.client import Address, RefusedError, ServerError
-from proxima.engine.http.replica import HEALTHY, Replica, State
+from proxima.engine.http.replica import FRUITLESS, HEALTHY, HIGHEST_LIMIT, REFUSALS, Replica, State
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import STREAK, ReplicaPool
 from tests.engine.http.plain_dialect import Plain, PlainDialect
@@ -82,7 +82,7 @@ def test_attempts_that_fail_together_count_once():
 
 def test_an_ejected_replica_is_healthy_again_after_completions_alone():
     replica = some_replica()
-    replica.leave("broken")
+    replica.leave("broken", refused=False)
     replica.state = State.READY
     for completed in range(HEALTHY):
         replica.served()
@@ -103,8 +103,7 @@ def test_a_run_whose_servers_produce_something_goes_on_however_they_fail(produce
         jobs=[object()],
         scores=0,
         asleep=False,
-        paused=False,
-        loading=False,
+        sends=True,
         spec=Plain(away_seconds=600.0),
         give_up=errors.append,
     )
@@ -127,3 +126,55 @@ def test_only_a_ready_replica_that_neither_rests_nor_pauses_is_given_work():
         replica.state, replica.pause, replica.rest = state, pause, rest
         assert replica.has_room == (state is State.READY and pause == "none" and rest is None)
         assert replica.in_service == (state in (State.READY, State.SUSPECT))
+
+
+@pytest.mark.parametrize(("error", "most"), [(REFUSED, REFUSALS), (FAILED, FRUITLESS)])
+def test_a_replica_that_is_ejected_again_and_again_is_barred(error, most):
+    replica = some_replica()
+    pool = ReplicaPool([replica], Plain())
+    for times in range(1, most + 1):
+        pool.welcome(replica)
+        pool.eject(replica, error)
+        assert replica.state is (State.BARRED if times == most else State.AWAY)
+    assert replica.reason == f"{error.reason} ({most} times in a row, without a completion between)"
+    pool.eject(replica, error)  # late
+    assert pool.counts["ejected"] == most
+
+
+@pytest.mark.parametrize("error", [REFUSED, FAILED])
+def test_a_completion_between_makes_it_count_again(error):
+    replica = some_replica()
+    pool = ReplicaPool([replica], Plain())
+    for _ in range(2 * FRUITLESS):
+        pool.welcome(replica)
+        replica.succeeded()
+        pool.eject(replica, error)
+    assert replica.state is State.AWAY
+
+
+def test_an_automatic_limit_is_what_the_server_runs_without_queueing():
+    replica = some_replica()
+    replica.running = dict.fromkeys(range(100))
+    for _ in range(3):  # a queue that lasts is not taken off again and again
+        replica.adapt(40)
+        assert replica.limit == 60
+    replica.adapt(150)  # those of others
+    assert replica.limit == 1
+    replica.adapt(0, queued=True)  # it has room
+    assert replica.limit == 1
+    for most in (2, 4, 8):
+        replica.assigned = replica.limit
+        replica.adapt(0)  # nothing waits for more
+        replica.adapt(0, queued=True)
+        assert replica.limit == most
+    replica.limit = replica.assigned = HIGHEST_LIMIT - 1
+    replica.adapt(0, queued=True)
+    assert replica.limit == HIGHEST_LIMIT
+
+
+def test_a_limit_that_is_set_stays():
+    replica = Replica(Address("http://127.0.0.1:1"), PlainDialect(), Plain(max_running=4), "tag")
+    replica.running, replica.assigned = dict.fromkeys(range(4)), 4
+    replica.adapt(3)
+    replica.adapt(0, queued=True)
+    assert replica.limit == 4

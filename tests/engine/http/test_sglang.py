@@ -205,6 +205,16 @@ async def test_new_weights_while_requests_run(tiny, other):
     assert loading["flush_cache"] is False and loading["abort_all_requests"] is False
 
 
+async def test_requests_that_wait_are_counted(tiny, monkeypatch):
+    async with fake(tiny, **HELD) as talk:
+        loads = [{"num_waiting_reqs": 3}, {"num_waiting_reqs": 4}]
+        monkeypatch.setattr(talk.server, "load", lambda: loads.pop())
+        assert [(await talk.health()).waiting for _ in range(2)] == [4, 3]
+        monkeypatch.setattr(talk.server, "load", lambda: {"num_waiting_reqs": "many"})
+        with pytest.raises(ServerError, match="/get_load: an answer of unexpected form: num_waiting_reqs is"):
+            await talk.health()
+
+
 async def test_a_flush_that_fails_is_an_error(tiny):
     """As it does while requests run, or are frozen in place."""
     async with fake(tiny, **HELD) as talk:

@@ -100,6 +100,19 @@ async def test_a_server_that_never_says_our_label_is_one_line(fleet):
         await collect(engine, requests(1, 1))
 
 
+async def test_a_server_that_does_not_confirm_costs_seconds_and_the_tokens(fleet, monkeypatch):
+    """A completion broke off, and nothing comes from the server; any other call would wait for an hour."""
+    monkeypatch.setattr("proxima.engine.http.replica_pool.CONFIRM_SECONDS", 0.01)
+    asked = requests(1, 1, first=3)
+    engine, (server,) = fleet(facts=IN_PLACE | SILENT, health_seconds=NEVER, call_seconds=NEVER)
+    server.script += ["break"]
+    load, hangs = server._load, [asyncio.Event().wait()]
+    server._load = lambda body: (200, hangs.pop()) if hangs else load(body)
+    check(asked, await collect(engine, asked))
+    counts = (await engine.health()).detail["replicas"]
+    assert counts["tokens_lost"] == 1 and counts["ejected"] == 0 and server.calls["/load"] > 1
+
+
 async def test_one_question_answers_all_who_came_before_it():
     asked, answer = [], asyncio.Event()
 

@@ -155,10 +155,12 @@ class ServerHealth:
     """A server's response to a health check.
 
     Args:
+        waiting: requests that wait for a slot; 0 if not reported.
         weight_version: the server's label of its weights; None: not reported.
         model: the server's name for the model that it serves; None: not reported.
     """
 
+    waiting: int = 0
     weight_version: str | None = None
     model: str | None = None
 

@@ -20,7 +20,10 @@ from proxima.engine.http.version_proof import VersionProof
 ABORT_SECONDS = 5.0  # for a server that aborted a completion to send its last tokens
 READ_OUT_SECONDS = 1.0  # for the end of an answer whose tokens have all arrived
 HEALTHY = 32  # completions and scores after which an ejected replica that returned counts as healthy
-MOST_RUNNING = 256  # concurrent completions, unless set: as many as vLLM runs by default
+# ejections without a completion or a score between them after which a replica may not return: those for a refused key,
+# because a server may refuse completions and accept all else, and those for whatever reason
+REFUSALS, FRUITLESS = 3, 10
+FIRST_LIMIT, HIGHEST_LIMIT = 256, 4096  # concurrent completions, if the limit adapts
 
 CancelReason = Literal["interrupted", "aborted"]
 Failure = ServerError | WrongAnswerError | RefusedError  # the failure of a call that may succeed at another server
@@ -36,7 +39,8 @@ class State(Enum):
     READY = "is given work"
     SUSPECT = "a call failed; gets no work until a health check passes"
     AWAY = "out of service, as at first; asked now and then whether it is well"
-    LOCKED = "out of service because it refused our key again and again; asked now and then too"
+    LOCKED = "out of service because it refused our key when it was asked again; asked now and then too"
+    BARRED = "out of service for good: ejected again and again, and completed nothing between"
 
 
 @dataclass(eq=False)
@@ -85,12 +89,12 @@ class Replica:
         # running completions were held in place, or ended; asleep: ended, and its devices are released to the trainer
         self.pause: Literal["none", "held", "stopped", "asleep"] = "none"
         self.running: dict[GenerationJob, RunningCall] = {}
-        self.limit = spec.max_running or MOST_RUNNING
+        self.limit = spec.max_running or FIRST_LIMIT
         self.assigned = self.scoring = 0  # completions and scores assigned to it
         self.received = self.successes = 0  # tokens; completions and scores; ever
         self.streak = 0  # consecutive failures since the last completion
         self._failed_at = 0.0  # when the last failure that counts was noticed
-        self.refusals = 0  # how often it refused our key since the last completion
+        self.refusals = self.fruitless = 0  # ejections for a refused key, and all ejections, since its last completion
         self.setbacks = 0  # ejections, and new weights that it failed to take, since it was last healthy, see HEALTHY
         self._healthy_at = 0  # the number of successes with which it is healthy again
         self.busy_times = 0  # in a row, without a token between
@@ -146,17 +150,37 @@ class Replica:
 
     def succeeded(self) -> None:
         """Note a finished completion or score."""
-        self.streak = self.refusals = 0
+        self.streak = self.refusals = self.fruitless = 0
         self.successes += 1
         if self.successes >= self._healthy_at:
             self.setbacks = 0
         self.served()
 
-    def leave(self, reason: str) -> None:
+    def adapt(self, waiting: int, *, queued: bool = False) -> None:
+        """Unless the number of concurrent completions is set, make it what the server runs without queueing: fewer if
+        requests wait there, more if none do and completions wait here.
+
+        Args:
+            waiting: requests that the server has no room for.
+            queued: completions are waiting for room.
+        """
+        if self.spec.max_running:
+            return
+        if waiting:
+            self.limit = max(1, min(self.limit, len(self.running) - waiting))
+        elif queued and self.assigned >= self.limit:
+            self.limit = min(2 * self.limit, HIGHEST_LIMIT)
+
+    def leave(self, reason: str, *, refused: bool) -> None:
         """Note that it was ejected, and end its break and its running completions."""
+        self.refusals += refused
+        self.fruitless += 1
         self.setbacks += 1
         self._healthy_at = self.successes + HEALTHY
-        self.reason = reason
+        self.state, self.reason = State.AWAY, reason
+        if self.refusals >= REFUSALS or self.fruitless >= FRUITLESS:
+            self.state = State.BARRED
+            self.reason += f" ({self.fruitless} times in a row, without a completion between)"
         if self.rest is not None:
             self.rest.cancel()
             self.rest = None

@@ -38,14 +38,8 @@ class ReplicaKeeper:
     def __init__(
         self, pool: ReplicaPool, sync: FolderSync, facts: ServerFacts, tokenizer: Any, tag: str, servers: Servers | None
     ) -> None:
-        self.pool, self.sync, self.facts, self.tokenizer, self.tag, self.servers = (
-            pool,
-            sync,
-            facts,
-            tokenizer,
-            tag,
-            servers,
-        )
+        self.pool, self.sync, self.servers = pool, sync, servers
+        self.facts, self.tokenizer, self.tag = facts, tokenizer, tag
         self.version = 0
         self.reports: list[Report] = []  # of the last `publish`
         self._prepare_seconds = 0.0  # of the last `publish`, before the first server received anything
@@ -161,7 +155,7 @@ class ReplicaKeeper:
             replica.check_soon.clear()
             if replica.in_service:
                 await self._check(replica)
-            elif not self.pool.asleep:  # the trainer has its devices
+            elif replica.state is not State.BARRED and not self.pool.asleep:  # the trainer has its devices
                 await self._try_return(replica)
             self._fail_if_none_works()
 
@@ -188,6 +182,7 @@ class ReplicaKeeper:
         elif replica.in_service:  # still
             if settled:
                 mark_confirmed(segments)
+            replica.adapt(health.waiting, queued=len(pool.router) > 0)
             pool.trust(replica)
 
     async def _try_return(self, replica: Replica) -> None:
@@ -198,7 +193,7 @@ class ReplicaKeeper:
             if isinstance(error, UserError) and replica.setbacks <= 2 and reason not in replica.reason:  # told once
                 self.pool.add_event(f"engine: {replica.url} stays out of service: {reason}")
             replica.reason = reason
-            self.pool.keep_away(replica, error)
+            replica.state = State.LOCKED if isinstance(error, RefusedError) else State.AWAY
 
     async def _return(self, replica: Replica) -> None:
         """Put it back into service.
@@ -241,19 +236,22 @@ class ReplicaKeeper:
             self._interrupted.discard(replica)
 
     def _fail_if_none_works(self) -> None:
-        """Fail what waits if no replica has produced anything for `away_seconds`, and none is without a fault."""
+        """Fail what waits if no replica will return, or if none has produced anything for `away_seconds` and none is
+        without a fault."""
         pool, now = self.pool, asyncio.get_running_loop().time()
-        awaited = not pool.serving or ((pool.jobs or pool.scores) and not (pool.paused or pool.loading))
+        awaited = not pool.serving or (pool.sends and (pool.jobs or pool.scores))
         produced = sum(replica.received + replica.successes for replica in pool.replicas)
-        idle = awaited and produced == self._produced and not any(replica.works for replica in pool.replicas)
+        works = produced != self._produced or any(replica.works for replica in pool.replicas)
         self._produced = produced
-        if pool.asleep or not idle:
+        if works or pool.asleep or not awaited:
             self._idle_since = None
-            return
-        self._idle_since = now if self._idle_since is None else self._idle_since
+        elif self._idle_since is None:
+            self._idle_since = now
         if not pool.serving and self.servers is not None and self.servers.failure is not None:
             pool.give_up(self.servers.failure)
-        elif now - self._idle_since >= pool.spec.away_seconds:
+        elif all(replica.state in (State.LOCKED, State.BARRED) for replica in pool.replicas):
+            pool.give_up(no_replica_left(pool.replicas, "check token_env and the server's log, start it again"))
+        elif self._idle_since is not None and now - self._idle_since >= pool.spec.away_seconds:
             busy = "lower engine.max_running or raise engine.away_seconds"
             pool.give_up(no_replica_left(pool.replicas, busy if pool.serving else "start it again"))
 

@@ -11,13 +11,13 @@ from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError, ServerError, busy_seconds
 from proxima.engine.http.generation_job import GenerationJob
-from proxima.engine.http.replica import CancelReason, Failure, Replica, State, gave_up, no_replica_left
+from proxima.engine.http.replica import CancelReason, Failure, Replica, State, gave_up
 from proxima.engine.http.router import Router
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode, ScoreRequest
 
+CONFIRM_SECONDS = 5.0  # for a server whose completion broke off to confirm its weights, so that the tokens can be kept
 STREAK = 3  # failures without a completion or a score between them, after which a replica is ejected
-REFUSALS = 3  # refusals of our key without a completion or a score between them: a server may refuse completions alone
 BUSY_NEWS = 3  # consecutive waits for a busy server after which the user is notified
 EVENTS = 1000  # number of lines for the user that are kept
 
@@ -38,6 +38,7 @@ class ReplicaPool:
         self.router = Router(replicas)
         self.paused = False  # by `pause`
         self.loading = False  # new weights
+        self.draining = 0  # calls of `drain` that have not returned
         self.asleep = False  # between `sleep` and `wake`
         self.counts = Counter[str]()
         self.events: deque[str] = deque(maxlen=EVENTS)
@@ -81,12 +82,20 @@ class ReplicaPool:
         """Give waiting completions to replicas with room, unless there is a pause."""
         self.changed.set()
         self.changed = asyncio.Event()
-        if not self.paused and not self.loading:
+        if self.sends:
             self._assign()
 
-    def _assign(self, *, only_started: bool = False) -> None:
+    @property
+    def sends(self) -> bool:
+        """True if waiting completions are given to replicas: outside pauses all, during a `drain` those that have
+        started."""
+        return self.draining > 0 or not (self.paused or self.loading)
+
+    def _assign(self) -> None:
         for replica in self.replicas:
-            while replica.has_room and (job := self.router.next_for(replica, only_started=only_started)) is not None:
+            while (
+                replica.has_room and (job := self.router.next_for(replica, only_started=self.draining > 0)) is not None
+            ):
                 replica.assigned += 1
                 task = asyncio.create_task(self._attempt(job, replica))
                 self._tasks[task] = job
@@ -137,7 +146,8 @@ class ReplicaPool:
             broken = error
         finally:
             proof.attempts.remove(segment)
-        problem = await proof.confirm(label) if segment.is_unverified else None
+        seconds = None if broken is None else CONFIRM_SECONDS
+        problem = await proof.confirm(label, seconds) if segment.is_unverified else None
         if problem is not None:
             self.counts["tokens_lost"] += job.forget(segment)
             self.suspect(replica, problem)
@@ -289,6 +299,7 @@ class ReplicaPool:
         if not replica.in_service or replica.rest is not None:
             return
         replica.busy_times += 1
+        replica.adapt(len(replica.running) // 2)
         replica.reason = error.reason
         if replica.busy_times == BUSY_NEWS:
             self.add_event(f"engine: {replica.url} is busy, completions wait: {replica.reason}")
@@ -308,24 +319,13 @@ class ReplicaPool:
         if not replica.in_service:
             return
         reason = error.reason if isinstance(error, ServerError | RefusedError) else str(error)
-        replica.leave(f"{what}{reason}")
+        replica.leave(f"{what}{reason}", refused=isinstance(error, RefusedError))
         self.counts["ejected"] += 1
         self.add_event(f"engine: {replica.url} is out of service: {replica.reason}")
-        self.keep_away(replica, error)
+        if isinstance(error, RefusedError):
+            replica.check_soon.set()  # whatever is between may have refused a single call; and it may be the last
         self.router.leave(replica)
         self.dispatch()
-
-    def keep_away(self, replica: Replica, error: Exception) -> None:
-        """Leave a replica out of service. One that refuses our key is asked once more, as whatever is between may have
-        refused a single call; waiting is pointless once all refuse it again."""
-        refused = isinstance(error, RefusedError)
-        replica.refusals += refused
-        locked = refused and (not replica.in_service or replica.refusals >= REFUSALS)
-        replica.state = State.LOCKED if locked else State.AWAY
-        if refused and not locked:
-            replica.check_soon.set()
-        if all(other.state is State.LOCKED for other in self.replicas):
-            self.give_up(no_replica_left(self.replicas, "check token_env, and what the servers were started with"))
 
     def welcome(self, replica: Replica) -> None:
         """Put a replica back into service; it has the newest weights."""
@@ -356,13 +356,16 @@ class ReplicaPool:
     async def drain(self) -> None:
         """During a pause, finish the completions that have started and admit no others."""
         await self.each([replica for replica in self.serving if replica.pause != "none"], Replica.resume)
-        self._assign(only_started=True)
-        # new weights must not wait for a returning replica, because it waits for them
-        while any(replica.assigned for replica in self.serving) or (
-            self.router.has_started and (self.serving or not self.loading)
-        ):
-            await self.change()
-            self._assign(only_started=True)
+        self.draining += 1
+        try:
+            self.dispatch()
+            # new weights must not wait for a returning replica, because it waits for them
+            while any(replica.assigned for replica in self.serving) or (
+                self.router.has_started and (self.serving or not self.loading)
+            ):
+                await self.change()
+        finally:
+            self.draining -= 1
 
     async def change(self) -> None:
         """Wait until a completion or a replica comes or goes.

@@ -32,7 +32,7 @@ class ServerSettings(EngineSpec):
         away_seconds: time that the run waits for a server to return if none is left, or while all are too busy.
         health_seconds: time between two health checks of a server.
         retries: how often a failed completion is retried, at another replica if there is one.
-        max_running: concurrent completions per replica; 0: 256.
+        max_running: concurrent completions per replica; 0: as many as the server runs without queueing.
         chunk_tokens: tokens per message of a server; a larger number means fewer and later messages.
         seeded: send a seed from the run's own draws with each completion, so that a retry draws the same tokens. Some
             servers are slower with it.
@@ -85,7 +85,7 @@ class ServerSettings(EngineSpec):
             seconds = getattr(self, name)
             require(0 < seconds < math.inf, name, seconds, "must be > 0 seconds and finite")
         require(self.retries >= 0, "retries", self.retries, "must be >= 0; 0 gives up at once")
-        require(self.max_running >= 0, "max_running", self.max_running, "must be >= 0; 0 is 256")
+        require(self.max_running >= 0, "max_running", self.max_running, "must be >= 0; 0 adapts to the server")
         require(self.chunk_tokens >= 1, "chunk_tokens", self.chunk_tokens, "must be >= 1")
         require(self.probe_tokens >= 1, "probe_tokens", self.probe_tokens, "must be >= 1")
         bound = self.probe_bound

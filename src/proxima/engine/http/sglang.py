@@ -145,9 +145,20 @@ class SglangDialect(Dialect):
         await client.post_text("/flush_cache")
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
-        """The weight version. The server names its model after the folder of the last weights: the result has no
-        name."""
-        return ServerHealth(weight_version=await self._version(client))
+        """The weight version and the queue. The server names its model after the folder of the last weights: the result
+        has no name."""
+        return ServerHealth(waiting=await self._waiting(client), weight_version=await self._version(client))
+
+    async def _waiting(self, client: ServerClient) -> int:
+        """The number of requests in the server's queue; 0 if it does not count them."""
+        try:
+            loads = await client.get("/get_load")
+        except ServerError as error:
+            if error.status not in (404, 405):
+                raise
+            return 0
+        with as_expected(client, "/get_load", loads):
+            return sum(whole(rank["num_waiting_reqs"], "num_waiting_reqs") for rank in loads)
 
     async def _version(self, client: ServerClient) -> str | None:
         model = await client.get("/model_info")

@@ -111,8 +111,11 @@ class VersionProof:
         async with self._asking:
             pass
 
-    async def confirm(self, label: str | None) -> str | None:
+    async def confirm(self, label: str | None, seconds: float | None = None) -> str | None:
         """Ask the server whether it still has the weights `label`, with which it has sampled and scored.
+
+        Args:
+            seconds: deadline of the answer; None: that of any call.
 
         Returns: the reason why it is not confirmed; None: it is.
         """
@@ -120,7 +123,10 @@ class VersionProof:
             return None
         segments = self.unverified()
         try:
-            problem = self.problem(await self.ask(), label)
+            async with asyncio.timeout(seconds):
+                problem = self.problem(await self.ask(), label)
+        except TimeoutError:
+            return "its weights could not be confirmed in time"
         except (ServerError, RefusedError) as error:
             return f"its weights could not be confirmed: {error.reason}"
         if problem is None:
