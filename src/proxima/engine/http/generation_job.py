@@ -308,16 +308,7 @@ class GenerationJob:
 
     def in_flight(self) -> InFlight:
         """The completion so far."""
-        uid, sample, turn = self.key
-        return InFlight(
-            prompt_uid=uid,
-            sample=sample,
-            turn=turn,
-            prompt_tokens=self.request.prompt.tokens,
-            tokens=self.tokens,
-            policy_version=self.policy_version,
-            temperature=self.request.sampling.temperature,
-        )
+        return self.request.in_flight(self.tokens, self.policy_version)
 
     def finish(self, reason: FinishReason) -> None:
         """Deliver the completion with the tokens so far, once, and only if the caller has not left."""
