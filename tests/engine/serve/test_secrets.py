@@ -7,7 +7,7 @@ import pytest
 from proxima.config import ConfigError, resolve
 from proxima.data import FieldError
 from proxima.engine.http.client import Address
-from proxima.engine.serve import Serve, start_servers
+from proxima.engine.serve import Serve, check_serve, start_servers
 from proxima.system.secret_values import is_secret_name, is_secret_value
 from tests.engine.serve.programs import LONG, ask, fake_program
 
@@ -23,6 +23,7 @@ SECRET = "hf_1234567890abcdefXYZ"
         ({"variables": {"PLAIN": SECRET}}, "variables.PLAIN"),
         ({"variables": {"PLAIN": "https://user:hunter2@host/x"}}, "variables.PLAIN"),
         ({"variables": {"PLAIN": "q8Zt5LkP0aXvB3nM7cRd"}}, "variables.PLAIN"),
+        ({"variables": {"PLAIN": f"env:{SECRET} "}}, "variables.PLAIN"),
         ({"arguments": ("--api-key", SECRET)}, "arguments"),
         ({"arguments": (f"--hf-token={SECRET}",)}, "arguments"),
         ({"arguments": ("--other", SECRET)}, "arguments"),
@@ -32,7 +33,7 @@ def test_a_secret_in_plain_text_is_refused_without_telling_it(settings, field):
     with pytest.raises(FieldError) as error:
         Serve(**settings)
     said, values = str(error.value), [*settings.get("variables", {}).values(), SECRET]
-    assert said.startswith(field + "=") and "which the server inherits" in said and "\n" not in said
+    assert said.startswith(field + "=") and "env:" in said and "\n" not in said
     assert not any(value in said for value in values if value != "x")
 
 
@@ -55,19 +56,28 @@ def test_what_is_no_secret_is_allowed(name, value):
         assert not is_secret_name(option)
 
 
-def test_an_inherited_secret_is_shown_nowhere(tmp_path, monkeypatch):
+def test_a_reference_is_what_is_written_and_its_value_what_the_server_gets(tmp_path, monkeypatch):
     monkeypatch.setattr("proxima.engine.serve.servers.BEAT", 0.02)
-    monkeypatch.setenv("HF_TOKEN", SECRET)
-    serve = Serve(executable=fake_program(tmp_path), variables={"LEVEL": "DEBUG-level"}, start_seconds=LONG)
+    monkeypatch.setenv("MY_HUB_KEY", SECRET)
+    variables = {"HF_TOKEN": "env:MY_HUB_KEY", "LEVEL": "DEBUG-level"}
+    serve = Serve(executable=fake_program(tmp_path), variables=variables, start_seconds=LONG)
     said, log = [], tmp_path / "engine.log"
     with start_servers("vllm", serve, model="m", key=None, log=log, report=said.append) as servers:
         (model,) = ask(servers.urls[0], "/v1/models", servers.token)["data"]
-        place = Path(f"/proc/{servers.started[0].process.pid}/cmdline")
+        place = Path(f"/proc/{servers.started[0].process._process.pid}/cmdline")
         commands = " ".join(model["argv"]) + (place.read_text() if place.exists() else "")
+        shown = servers.started[0].process.output() + servers.started[0].launch.masked(f"error: {SECRET} is bad")
     assert model["environment"]["HF_TOKEN"] == SECRET and model["environment"]["LEVEL"] == "DEBUG-level"
-    written = "\n".join(said) + log.read_text() + repr(serve) + repr(servers.started[0].launch)
-    assert SECRET not in written and "LEVEL=DEBUG-level" in log.read_text()
+    written = "\n".join(said) + log.read_text() + shown + repr(serve) + repr(servers.started[0].launch)
+    assert SECRET not in written and "HF_TOKEN=…" in written and "LEVEL=…" in log.read_text()
     assert SECRET not in commands and servers.token not in commands and "serve" in commands
+
+
+def test_a_reference_to_what_is_not_set_is_said_before_the_start(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    serve = Serve(executable=fake_program(tmp_path), variables={"HF_TOKEN": "env:NOT_SET"})
+    with pytest.raises(FieldError, match=r"variables.HF_TOKEN='env:NOT_SET' must name an environment variable that is"):
+        check_serve("vllm", serve, model="m")
 
 
 def test_a_key_in_the_wrong_field_is_not_told():

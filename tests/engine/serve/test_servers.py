@@ -98,7 +98,7 @@ from pathlib import Path
 from proxima.engine.serve import Serve, start_servers
 serve = Serve(executable=sys.argv[1], arguments=("--child", sys.argv[2]))
 servers = start_servers("vllm", serve, model="m", log=Path(sys.argv[3]))
-print(servers.started[0].process.pid, flush=True)
+print(servers.started[0].process._process.pid, flush=True)
 time.sleep(3600)
 """
 
@@ -207,7 +207,7 @@ def test_what_can_be_seen_before_a_start(program, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"replicas": 0}, {"port": 80}, {"port": 65535, "replicas": 2}, {"threads": -1},
+    "bad", [{"replicas": 0}, {"port": 80}, {"port": 65535, "replicas": 2}, {"threads": -1}, {"max_length": 1},
             {"cache_gib": 0}, {"gpu_memory": 0.0}, {"start_seconds": 0.0}, {"restarts": -1}],
 )  # fmt: skip
 def test_bad_settings(bad):

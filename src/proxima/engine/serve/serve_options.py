@@ -1,12 +1,14 @@
 """The section `engine.serve`: settings of the servers that proxima starts itself."""
 
-import re
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from proxima.data import require, require_threads
 from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
+
+REFERENCE = "env:"  # prefix of a variable's value that refers to another variable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,7 @@ class Serve:
         replicas: servers of the same model, each with all weights.
         threads: OpenMP threads of each server on a CPU; 0: the cores, shared evenly among servers and trainer.
         dtype: of weights and computation; auto: the dtype of the model's files.
+        max_length: tokens of prompt and completion together, at least the run's maximum; null: the run's maximum.
         log_probs: the distribution that reported log-probs refer to: `processed`, the one actually sampled from, or
             `raw`.
         cache_gib: memory of each server's KV cache on a CPU, GiB.
@@ -30,8 +33,9 @@ class Serve:
         start_seconds: time that a server may take to answer after its start.
         restarts: most consecutive deaths of a server, each before it had answered for a minute; one more ends the run.
         arguments: additional server arguments, passed unchanged; they override those that proxima sets.
-        variables: additional environment variables of the server, which also inherits those of proxima. A secret must
-            be inherited, because this section is written to the run folder.
+        variables: additional environment variables of the server, which also inherits those of proxima. `env:NAME` is
+            the value of proxima's variable NAME, and the only form allowed for a secret: this section is written to the
+            run folder.
     """
 
     environment: str | None = None
@@ -40,6 +44,7 @@ class Serve:
     replicas: int = 1
     threads: int = 0
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    max_length: int | None = None
     log_probs: Literal["processed", "raw"] = "processed"
     cache_gib: int = 1
     gpu_memory: float = 0.4
@@ -54,6 +59,8 @@ class Serve:
         last = 65535 - self.replicas + 1
         require(self.port == 0 or 1024 <= self.port <= last, "port", self.port, f"must be 0 or in 1024..{last}")
         require_threads(self.threads, "0 shares the cores evenly")
+        valid = self.max_length is None or self.max_length >= 2
+        require(valid, "max_length", self.max_length, "must be >= 2 tokens", remedy="null: that of the run")
         require(self.cache_gib >= 1, "cache_gib", self.cache_gib, "must be >= 1 GiB")
         require(0 < self.gpu_memory <= 1, "gpu_memory", self.gpu_memory, "must be a share in (0, 1]")
         require(self.start_seconds > 0, "start_seconds", self.start_seconds, "must be > 0 seconds")
@@ -67,10 +74,23 @@ class Serve:
 def _check_variable(name: str, value: str) -> None:
     """Raise FieldError for an invalid variable, and for a secret in plain text. Messages never contain the value."""
     field = f"variables.{name}"
-    require(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None, field, HIDDEN, "must be a variable's name")
+    require(_is_name(name), field, HIDDEN, "must be a variable's name")
+    if value.startswith(REFERENCE):
+        named = _is_name(value.removeprefix(REFERENCE))
+        require(named, field, HIDDEN, "must name an environment variable", remedy=f"write env:{name}")
+        return
     plain = "\0" not in value and not (value and is_secret_name(name)) and not is_secret_value(value)
     reason = "looks like a secret, and this section is written to the run folder"
-    require(plain, field, HIDDEN, reason, remedy=f"export {name}, which the server inherits")
+    require(plain, field, HIDDEN, reason, remedy=f"export {name} and write env:{name}")
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and text.isascii()
+
+
+def value_of(value: str) -> str | None:
+    """The value of a variable; None: it refers to one that is not set."""
+    return os.environ.get(value.removeprefix(REFERENCE)) if value.startswith(REFERENCE) else value
 
 
 def _check_argument(word: str) -> None:
@@ -79,5 +99,5 @@ def _check_argument(word: str) -> None:
     option = name.startswith("-") and is_secret_name(name)
     shown = name if option else HIDDEN
     reason = "would show a secret in the list of processes"
-    remedy = "export it as an environment variable, which the server inherits; the API key is made"
+    remedy = "give it as an environment variable of the server: variables: {NAME: env:NAME}; the API key is made"
     require(not option and not is_secret_value(value or word), "arguments", shown, reason, remedy=remedy)

@@ -40,11 +40,6 @@ class ServerProcess:
             )
 
     @property
-    def pid(self) -> int:
-        """The pid of the process that guards the server; the server's processes are its descendants."""
-        return self._process.pid
-
-    @property
     def code(self) -> int | None:
         """Exit code of the server, 128 + N or -N after signal N; None while it runs."""
         return self._process.poll()
@@ -78,7 +73,7 @@ class ServerProcess:
         with self.log.open("rb") as stream:
             end = stream.seek(0, 2)
             stream.seek(max(self._begin, end - TAIL))
-            return stream.read().decode(errors="replace")
+            return self.launch.masked(stream.read().decode(errors="replace"))
 
     def describe_exit(self) -> str:
         """Describe how it ended, with the line of its log that explains why."""
