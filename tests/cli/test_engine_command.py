@@ -76,6 +76,14 @@ def test_a_server_with_a_key(proxima, monkeypatch):
     assert (code, out) == (2, "") and "refused with status 401" in err and "check token_env" in err
 
 
+def test_check_without_a_server(proxima, tmp_path, capsys):
+    url, folder = f"http://127.0.0.1:{kept_port()}", saved(tiny_model(), tmp_path / "tiny")
+    capsys.readouterr()  # the bars of `saved`
+    code, out, err = proxima("check", "vllm", f"url={url}", "--model", folder)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith(f"error: url={url!r} can't be reached; start it (`proxima engine serve RECIPE`), or let")
+
+
 class Inverse(FakeSglang):
     """Multiplies the logits by the temperature instead of dividing, and says otherwise; a law of its own finds one that
     draws at another temperature."""

@@ -113,7 +113,7 @@ def test_a_server_that_is_away_is_a_warning_and_all_of_them_an_error():
     [
         ({"url": "ftp://127.0.0.1"}, "must be http://HOST:PORT"),
         ({"url": "http://127.0.0.1:99999"}, "the port in 1..65535"),
-        ({"url": "http://127.0.0.1:0"}, "must have a port in 1..65535"),
+        ({"url": "http://127.0.0.1:0"}, "must be http://HOST:PORT, the port in 1..65535"),
         ({"url": "http://127.0.0.1:8001", "serve": Serve()}, "is not used where `serve` starts the servers; leave one"),
         ({"url": ""}, "url='' must name a server; give its address, http://HOST:PORT"),
         ({"url": ("http://127.0.0.1:1", "")}, "must name a server; give its address"),

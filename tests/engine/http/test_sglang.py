@@ -231,20 +231,6 @@ async def test_a_flush_that_fails_is_an_error(tiny):
         assert not talk.server.prefixes
 
 
-class ForgetsTheVersion(FakeSglang):
-    async def update_weights_from_disk(self, body):
-        return await super().update_weights_from_disk(body | {"weight_version": None})
-
-
-async def test_weights_that_were_loaded_under_another_name_are_an_error(tiny, other):
-    with ForgetsTheVersion(tiny, FakeSglangOptions()) as server:
-        client = ServerClient(Address(server.url), seconds=LONG)
-        dialect, facts = await detect_server(client)
-        with pytest.raises(ServerError, match="its weights are called 'default' after 'run-1' was loaded"):
-            await dialect.load_weights(client, facts, handover(other))
-        await client.close()
-
-
 async def test_weights_that_do_not_load_are_an_error(tiny, tmp_path):
     async with fake(tiny) as talk:
         with pytest.raises(ServerError, match="update_weights_from_disk: .*no model in"):

@@ -6,26 +6,20 @@ import ipaddress
 import os
 import re
 import ssl
-import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
-from proxima.data import FieldError, UserError, require
+from proxima.data import UserError, require
 from proxima.data.random import BUSY_SERVER, mix
 from proxima.engine.http.answer_values import error_message, missing, one_line
 from proxima.system.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body, stream_lines
 from proxima.system.secret_values import HIDDEN, is_secret_value
-
-# httpcore imports sniffio several times per call; if it is not installed, each import searches all of `sys.path`.
-if "sniffio" not in sys.modules and find_spec("sniffio") is None:
-    sys.modules["sniffio"] = None  # type: ignore[assignment]
 
 # Servers close a connection that has been idle for five seconds; a call sent at that moment may be lost.
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
@@ -89,10 +83,10 @@ class Address:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            numbered = parts.port is None or 0 < parts.port < 1 << 16
+            numbered = parts.port != 0
         except ValueError:  # an invalid port or host
-            raise FieldError("url", self.url, "must be http://HOST:PORT, the port in 1..65535") from None
-        require(numbered, "url", self.url, "must have a port in 1..65535")
+            numbered = False
+        require(numbered, "url", self.url, "must be http://HOST:PORT, the port in 1..65535")
         plain = parts.scheme in ("http", "https") and parts.hostname and not (parts.path.strip("/") or parts.query)
         require("@" not in parts.netloc, "url", HIDDEN, "must hold no password; give its variable in token_env")
         shown = HIDDEN if "?" in self.url else self.url  # a query may hold a key

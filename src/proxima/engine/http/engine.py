@@ -11,7 +11,7 @@ from proxima.engine.event_loop_thread import Arrivals, EventLoopThread
 from proxima.engine.http.client import Address
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
-from proxima.engine.http.replica import Replica, no_replica_left
+from proxima.engine.http.replica import Replica
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.server_checks import capabilities_of, check_facts, introduce
@@ -66,15 +66,12 @@ class HttpEngine:
         if servers is not None:
             addresses = [Address(url, token=servers.token) for url in servers.urls]
         self._replicas = replicas = [Replica(address, dialect, spec, self._tag) for address in addresses]
-        expected, _ = await introduce(replicas, rules.tokenizer)
-        serving = [replica for replica in replicas if replica.in_service]
-        if expected is None or not serving:
-            raise no_replica_left(replicas, "look at the server's log, start it again")
-        for replica in replicas:
-            if not replica.in_service:
-                replica.facts = expected
-                replica.proof.set_version(0, serving[0].proof.label)  # so that it can return before new weights arrive
-        self.facts = first = expected
+        self.facts = first = await introduce(replicas, rules.tokenizer)
+        label = next(replica.proof.label for replica in replicas if replica.in_service)
+        away = [replica for replica in replicas if not replica.in_service]
+        for replica in away:
+            replica.facts = first
+            replica.proof.set_version(0, label)  # so that it can return before new weights arrive
         if first.log_probs is None:
             raise UserError(f"engine: {first.server} gives no log-probs", remedy="nothing can be trained on it")
         self.rules = replace(
@@ -86,15 +83,13 @@ class HttpEngine:
             latest_routes=first.latest_routes,
         )
         self._pool = ReplicaPool(replicas, spec)
-        for replica in replicas:
-            if not replica.in_service:
-                self._pool.add_event(f"engine: {replica.url} is out of service: {replica.reason}")
-        self._keeper = ReplicaKeeper(self._pool, self._sync, expected, rules.tokenizer, self._tag, servers)
+        self._pool.events += [f"engine: {replica.url} is out of service: {replica.reason}" for replica in away]
+        self._keeper = ReplicaKeeper(self._pool, self._sync, first, rules.tokenizer, self._tag, servers)
 
     @property
     def capabilities(self) -> Capabilities:
-        capabilities = capabilities_of(self.spec, self.facts, plain=True, deterministic=self._pool.repeatable)
-        return replace(capabilities, max_length=self.rules.max_length)
+        capabilities = capabilities_of(self.spec, self.facts, plain=True)
+        return replace(capabilities, max_length=self.rules.max_length, deterministic=self._pool.repeatable)
 
     def check(self, needs: EngineRequirements) -> list[str]:
         """Like `ServerSpec.check`, for servers that the engine has started."""
@@ -187,9 +182,8 @@ class HttpEngine:
         await self._loop.run(self._pool.abort(lambda job: job.key[0] == prompt_uid))
 
     async def health(self) -> Health:
-        """`detail` has `replicas` (counts since the start), `events` (the latest lines for the user), `events_total`
-        (their number since the start), `log` (where the servers' log is) and `sync` (the figures of the last
-        `publish`)."""
+        """`detail` has `replicas` (counts since the start), `events` (lines for the user since the start), `log` (where
+        the servers' log is) and `sync` (the figures of the last `publish`)."""
 
         async def work() -> Health:
             pool, replicas = self._pool, self._pool.replicas
@@ -204,7 +198,6 @@ class HttpEngine:
                 detail={
                     "replicas": counts,
                     "events": list(pool.events),
-                    "events_total": pool.events_total,
                     "log": "the servers' own logs" if self._servers is None else None,  # None: in the run folder
                     "sync": self._keeper.figures,
                 },

@@ -95,8 +95,7 @@ class FolderSync:
             dtype: of the servers; None: not reported.
         """
         module = update.module
-        if module is None:
-            raise ValueError(f"servers take no {update.kind} update")
+        assert module is not None  # as the capabilities say
         self._staged = await self._compute(self._write, module, update.version, label, dtype)
         if self._perturbed is None:
             name = f"{label}-perturbed"

@@ -51,7 +51,7 @@ class ReplicaKeeper:
         self._idle_since: float | None = None  # no replica has worked or produced anything since then
         self._produced = 0  # tokens, completions and scores
         self._closed = False
-        self._tasks = [asyncio.create_task(self._watch(replica)) for replica in pool.replicas]
+        self._tasks = [asyncio.create_task(self._keep(replica)) for replica in pool.replicas]
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -68,52 +68,39 @@ class ReplicaKeeper:
         Raises:
             UserError: the weights did not arrive, or no replica is left.
         """
-        async with self._publishing:
-            await self._publish(update)
-
-    async def _publish(self, update: WeightUpdate) -> None:
         pool = self.pool
-        for replica in self._loading.keys() - self._interrupted:
-            self._loading[replica].reschedule(0.0)  # it would return with outdated weights; next time it may go on
-            self._interrupted.add(replica)
-        async with self._syncing:
-            label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
-            started_at = monotonic()
-            await self.sync.prepare(update, label, self.facts.dtype)
-            self._prepare_seconds = monotonic() - started_at
-            pool.loading = True
+        async with self._publishing:
+            for replica in self._loading.keys() - self._interrupted:
+                self._loading[replica].reschedule(0.0)  # it would return with outdated weights; next time it may go on
+                self._interrupted.add(replica)
+            async with self._syncing:
+                label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
+                started_at = monotonic()
+                await self.sync.prepare(update, label, self.facts.dtype)
+                self._prepare_seconds = monotonic() - started_at
+                pool.loading = True
+                try:
+                    if pool.spec.interrupt == "finish":
+                        await pool.drain()
+                    await pool.stop_sampling()
+                    # what it holds, and will continue under new weights, must be from the weights that it was given
+                    await pool.each(pool.serving, lambda replica: replica.proof.confirm(replica.proof.label))
+                    first, self._newest = self._newest is None, label
+                    self.version, self.reports = update.version, []
+                    await self._push_to_all(pool.serving, first=first)
+                except BaseException:
+                    pool.loading = False
+                    raise
             try:
-                if pool.spec.interrupt == "finish":
-                    await pool.drain()
-                await pool.stop_sampling()
-                await pool.each(pool.serving, self._confirm)
-                first, self._newest = self._newest is None, label
-                self.version, self.reports = update.version, []
-                await self._push_to_all(pool.serving, first=first)
-            except BaseException:
+                while not pool.serving:
+                    await pool.change()
+                if pool.paused:
+                    await pool.each([replica for replica in pool.serving if replica.running], Replica.hold)
+                else:
+                    await pool.each(pool.serving, Replica.resume)
+            finally:
                 pool.loading = False
-                raise
-        try:
-            while not pool.serving:
-                await pool.change()
-            if pool.paused:
-                await pool.each([replica for replica in pool.serving if replica.running], Replica.hold)
-            else:
-                await pool.each(pool.serving, Replica.resume)
-        finally:
-            pool.loading = False
-            pool.dispatch()
-
-    async def _confirm(self, replica: Replica) -> None:
-        """Check that the completions that it holds, and will continue under new weights, were sampled by the weights it
-        was given.
-
-        Raises:
-            ServerError: this could not be confirmed.
-        """
-        problem = await replica.proof.confirm(replica.proof.label)
-        if problem is not None:
-            raise ServerError(replica.url, "", problem)
+                pool.dispatch()
 
     async def _push_to_all(self, replicas: Sequence[Replica], *, first: bool) -> None:
         async def push(replica: Replica) -> None:
@@ -140,24 +127,21 @@ class ReplicaKeeper:
 
     # ---- health ------------------------------------------------------------------------------------------------------
 
-    async def _watch(self, replica: Replica) -> None:
+    async def _keep(self, replica: Replica) -> None:
         try:
-            await self._keep(replica)
+            while not self._closed:  # a call that fails while it is cancelled may hide the cancellation
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.pause_of(replica)):
+                        await replica.check_soon.wait()
+                replica.check_soon.clear()
+                if replica.in_service:
+                    await self._check(replica)
+                elif replica.state is not State.BARRED and not self.pool.asleep:  # the trainer has its devices
+                    await self._try_return(replica)
+                self._fail_if_none_works()
         except Exception as error:  # a bug; no caller may wait forever
             self.pool.give_up(error)
             raise
-
-    async def _keep(self, replica: Replica) -> None:
-        while not self._closed:  # a call that fails while it is cancelled may hide the cancellation
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.pause_of(replica)):
-                    await replica.check_soon.wait()
-            replica.check_soon.clear()
-            if replica.in_service:
-                await self._check(replica)
-            elif replica.state is not State.BARRED and not self.pool.asleep:  # the trainer has its devices
-                await self._try_return(replica)
-            self._fail_if_none_works()
 
     def pause_of(self, replica: Replica) -> float:
         """Seconds until the next health check; they grow with repeated failures."""
@@ -191,7 +175,7 @@ class ReplicaKeeper:
         except (ServerError, UserError) as error:
             reason = error.reason
             if isinstance(error, UserError) and replica.setbacks <= 2 and reason not in replica.reason:  # told once
-                self.pool.add_event(f"engine: {replica.url} stays out of service: {reason}")
+                self.pool.events.append(f"engine: {replica.url} stays out of service: {reason}")
             replica.reason = reason
             replica.state = State.LOCKED if isinstance(error, RefusedError) else State.AWAY
 

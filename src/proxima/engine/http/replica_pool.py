@@ -1,7 +1,7 @@
 """Many replicas as one: completions go to replicas with room, and to another replica when one fails."""
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +19,6 @@ from proxima.engine.protocol import PauseMode, ScoreRequest
 CONFIRM_SECONDS = 5.0  # for a server whose completion broke off to confirm its weights, so that the tokens can be kept
 STREAK = 3  # failures without a completion or a score between them, after which a replica is ejected
 BUSY_NEWS = 3  # consecutive waits for a busy server after which the user is notified
-EVENTS = 1000  # number of lines for the user that are kept
 
 
 class ReplicaPool:
@@ -41,8 +40,7 @@ class ReplicaPool:
         self.draining = 0  # calls of `drain` that have not returned
         self.asleep = False  # between `sleep` and `wake`
         self.counts = Counter[str]()
-        self.events: deque[str] = deque(maxlen=EVENTS)
-        self.events_total = 0  # since the start; `events` keeps the latest
+        self.events: list[str] = []  # lines for the user
         self.changed = asyncio.Event()
         self.repeatable = spec.seeded and all(replica.facts.batch_invariant for replica in replicas)
         self._tasks: dict[asyncio.Task[None], GenerationJob] = {}
@@ -53,11 +51,6 @@ class ReplicaPool:
     def serving(self) -> list[Replica]:
         """The replicas in service."""
         return [replica for replica in self.replicas if replica.in_service]
-
-    def add_event(self, text: str) -> None:
-        """Add a line for the user."""
-        self.events.append(text)
-        self.events_total += 1
 
     @property
     def jobs(self) -> list[GenerationJob]:
@@ -146,13 +139,14 @@ class ReplicaPool:
             broken = error
         finally:
             proof.attempts.remove(segment)
-        seconds = None if broken is None else CONFIRM_SECONDS
-        problem = await proof.confirm(label, seconds) if segment.is_unverified else None
-        if problem is not None:
+        try:
+            if segment.is_unverified:
+                await proof.confirm(label, None if broken is None else CONFIRM_SECONDS)
+        except WrongAnswerError as error:
             self.counts["tokens_lost"] += job.forget(segment)
-            self.suspect(replica, problem)
+            self.suspect(replica, error.reason)
             if broken is None and cancel_reason is None:
-                raise WrongAnswerError(problem)
+                raise
         if broken is not None:
             raise broken
         return cancel_reason
@@ -166,8 +160,7 @@ class ReplicaPool:
         """
         label = replica.proof.label
         scores = await replica.score(prompt, tokens)
-        if (problem := await replica.proof.confirm(label)) is not None:
-            raise WrongAnswerError(problem)
+        await replica.proof.confirm(label)
         return scores if replica.proof.label == label else None
 
     def _ended(self, job: GenerationJob, replica: Replica, *, aborted: bool) -> None:
@@ -191,9 +184,8 @@ class ReplicaPool:
             kept = job.keep()
         else:
             self.counts["tokens_lost"] += job.discard()
-        if not _busy(error):
-            job.tried.add(replica)
         if _is_failure(error):
+            job.tried.add(replica)
             self.counts["lost" if isinstance(error, WrongAnswerError) else "failed"] += 1
             job.failures = 0 if kept else job.failures + 1
         self._note_failure(replica, error, started_at)
@@ -219,8 +211,7 @@ class ReplicaPool:
             if replica.streak < STREAK:
                 self.suspect(replica, error.reason)
             else:
-                reason = f"{replica.streak} calls in a row failed, the last one with: {error.reason}"
-                self.eject(replica, ServerError(replica.url, "", reason))
+                self.eject(replica, error, f"{replica.streak} calls in a row failed, the last one with: ")
 
     def _wants_score(self, job: GenerationJob) -> bool:
         sampling = job.request.sampling
@@ -302,7 +293,7 @@ class ReplicaPool:
         replica.adapt(len(replica.running) // 2)
         replica.reason = error.reason
         if replica.busy_times == BUSY_NEWS:
-            self.add_event(f"engine: {replica.url} is busy, completions wait: {replica.reason}")
+            self.events.append(f"engine: {replica.url} is busy, completions wait: {replica.reason}")
         seconds = busy_seconds(replica.busy_times, error.retry_after, crc32(replica.url.encode()))
         replica.rest = asyncio.get_running_loop().call_later(seconds, self._rested, replica)
 
@@ -321,7 +312,7 @@ class ReplicaPool:
         reason = error.reason if isinstance(error, ServerError | RefusedError) else str(error)
         replica.leave(f"{what}{reason}", refused=isinstance(error, RefusedError))
         self.counts["ejected"] += 1
-        self.add_event(f"engine: {replica.url} is out of service: {replica.reason}")
+        self.events.append(f"engine: {replica.url} is out of service: {replica.reason}")
         if isinstance(error, RefusedError):
             replica.check_soon.set()  # whatever is between may have refused a single call; and it may be the last
         self.router.leave(replica)
@@ -331,7 +322,7 @@ class ReplicaPool:
         """Put a replica back into service; it has the newest weights."""
         replica.streak = 0
         self.counts["returned"] += 1
-        self.add_event(f"engine: {replica.url} is back, with weights of version {replica.proof.version}")
+        self.events.append(f"engine: {replica.url} is back, with weights of version {replica.proof.version}")
         self.trust(replica)
 
     def give_up(self, error: Exception) -> None:
@@ -406,16 +397,12 @@ class ReplicaPool:
         async def work_at(replica: Replica) -> None:
             try:
                 await work(replica)
-            except (RefusedError, ServerError) as error:
+            except (RefusedError, ServerError, WrongAnswerError) as error:
                 self.eject(replica, error)
 
         await asyncio.gather(*(work_at(replica) for replica in replicas))
 
 
-def _busy(error: Exception) -> bool:
-    return isinstance(error, ServerError) and error.busy
-
-
 def _is_failure(error: Exception) -> bool:
     """Return False if the server is busy or refuses our key: it would do so with every other call."""
-    return not _busy(error) and not isinstance(error, RefusedError)
+    return not isinstance(error, RefusedError) and not (isinstance(error, ServerError) and error.busy)

@@ -50,32 +50,24 @@ async def server_difference(replica: Replica, facts: ServerFacts, expected: Serv
         return "it takes no new weights"
     theirs = await replica.dialect.tokenize(replica.client, facts, SAMPLE_TEXT)
     ours = list(tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"])
-    if theirs == ours:
-        return None
-    differ = (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b)
-    at = next(differ, min(len(theirs), len(ours)))
-    return f"it has another tokenizer: token {at} of a text is {theirs[at : at + 1]}, not {ours[at : at + 1]}"
+    return None if theirs == ours else "it has another tokenizer"
 
 
-async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[ServerFacts | None, list[ServerError]]:
+async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> ServerFacts:
     """Query each new server's facts. It enters service if it matches the first one, and is away if it fails.
 
-    Returns: the facts of the first for later comparisons, None if no server answered; and the errors of those that
-    failed.
+    Returns: the facts of the first, for later comparisons.
 
     Raises:
-        FieldError: a server differs.
+        FieldError: a server differs, or all fail.
         UserError: the first failure that a retry would not fix.
     """
     results = await asyncio.gather(*map(_ask_facts, replicas))
     errors = [error for error in results if error is not None]
     new = [replica for replica, error in zip(replicas, results, strict=True) if error is None]
-    if not new:
-        return None, errors
-    expected = new[0].facts
     for replica in new:
         try:
-            problem = await server_difference(replica, replica.facts, expected, tokenizer)
+            problem = await server_difference(replica, replica.facts, new[0].facts, tokenizer)
             if problem is not None:
                 which = f": {replica.url}" if len(replicas) > 1 else ""  # the message shows the whole list
                 remedy = "start it like the trainer and the others"
@@ -84,7 +76,9 @@ async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[Server
         except ServerError as error:
             errors.append(error)
             replica.reason = f"{error.call or 'a call'} failed: {error.reason}"
-    return expected, errors
+    if not any(replica.in_service for replica in replicas):
+        raise _all_away(replicas, errors)
+    return new[0].facts
 
 
 async def _ask_facts(replica: Replica) -> ServerError | None:
@@ -117,10 +111,8 @@ def check_servers_of(spec: ServerSettings, needs: EngineRequirements) -> list[st
 async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
     replicas = [Replica(address, spec.dialect(), spec, "preflight") for address in spec.addresses]
     try:
-        _, errors = await introduce(replicas, needs.tokenizer)
+        await introduce(replicas, needs.tokenizer)
         serving = [replica for replica in replicas if replica.in_service]
-        if not serving:
-            raise _unreachable(spec, errors)
         away = [replica for replica in replicas if not replica.in_service]
         notes = [f"{replica.url} is out of service: {replica.reason}; the run begins without it" for replica in away]
         for replica in serving:
@@ -134,15 +126,15 @@ async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
         await asyncio.gather(*(replica.client.close() for replica in replicas))
 
 
-def _unreachable(spec: ServerSettings, errors: Sequence[ServerError]) -> FieldError:
-    reasons = "; ".join(dict.fromkeys(error.reason for error in errors))
+def _all_away(replicas: Sequence[Replica], errors: Sequence[ServerError]) -> FieldError:
+    reasons = "; ".join(dict.fromkeys(replica.reason for replica in replicas))
     if any(error.status is not None for error in errors):
         remedy = "see the log of the server, or check the address and the kind of the engine"
-    elif spec.dialect().kind in LAUNCHES:
+    elif replicas[0].dialect.kind in LAUNCHES:
         remedy = "start it (`proxima engine serve RECIPE`), or let the run start one: serve={} in place of url"
     else:
         remedy = "start the server, or correct the address"
-    return FieldError("url", ", ".join(spec.urls), reasons, remedy=remedy)
+    return FieldError("url", ", ".join(replica.url for replica in replicas), reasons, remedy=remedy)
 
 
 def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, url: str) -> list[str]:
@@ -195,21 +187,17 @@ def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineRequir
         raise FieldError("interrupt", spec.interrupt, reason, remedy="use recompute or finish")
 
 
-def capabilities_of(
-    spec: ServerSettings, facts: ServerFacts, *, plain: bool = False, deterministic: bool = False
-) -> Capabilities:
+def capabilities_of(spec: ServerSettings, facts: ServerFacts, *, plain: bool = False) -> Capabilities:
     """The capabilities of an engine over such servers.
 
     Args:
         plain: `score` refers to tokens given by a caller, not to completions under truncation.
-        deterministic: see `Capabilities`.
     """
     assert facts.log_probs is not None
     return Capabilities(
         weight_updates=frozenset({"module"}),
         score=plain or spec.untruncated == "score",
         in_flight=True,
-        deterministic=deterministic,
         log_probs=facts.log_probs,
         sampling_mask=spec.sampling_mask and facts.sampling_mask,
         sleeps=facts.sleeps,

@@ -31,7 +31,6 @@ async def find_facts(client: ServerClient) -> ServerFacts:
     meta = await _generate(client, {"return_sampling_mask": True}, max_new_tokens=2, top_k=2)
     masks = meta.get("output_token_sampling_mask")
     deterministic = settings.get("enable_deterministic_inference") is True
-    streams = "increments" if settings.get("incremental_streaming_output") is True else "whole answers again and again"
     return ServerFacts(
         server=f"sglang {one_line(settings.get('version', ''), 40)}".strip(),
         # the path of the model is that of the last weights
@@ -47,7 +46,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         routed_experts=settings.get("enable_return_routed_experts") is True,
         latest_routes=True,
         batch_invariant=deterministic,
-        more={"streams": streams} | ({"log-probs": why} if why else {}),
+        more={"log-probs": why} if why else {},
     )
 
 

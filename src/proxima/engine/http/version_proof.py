@@ -9,19 +9,15 @@ that ended, or produced a token, before the question. A label proves nothing abo
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError, ServerError
-from proxima.engine.http.dialect import ServerFacts, ServerHealth
+from proxima.engine.http.dialect import ServerHealth
 from proxima.engine.http.generation_job import GenerationJob, JobSegment
 
-
-class ProvedServer(Protocol):
-    """The part of a replica that its proof uses."""
-
-    facts: ServerFacts
-
-    async def health(self) -> ServerHealth: ...
+if TYPE_CHECKING:
+    from proxima.engine.http.replica import Replica
 
 
 class VersionProof:
@@ -30,8 +26,8 @@ class VersionProof:
     `version` and `label`: the weights that it was given last. `attempts`: the segments that it is generating.
     """
 
-    def __init__(self, server: ProvedServer) -> None:
-        self._server = server
+    def __init__(self, replica: "Replica") -> None:
+        self._replica = replica
         self.version = 0
         self.label: str | None = None
         self.attempts: list[JobSegment] = []
@@ -81,28 +77,32 @@ class VersionProof:
         Args:
             label: label of the weights that it should have; None: they are changing.
         """
-        facts = self._server.facts
+        facts = self._replica.facts
         if health.model is not None and health.model != facts.model:
             return f"it serves {health.model} now, not {facts.model}"
         if label is not None and health.weight_version != label:
             return f"it has weights {health.weight_version!r}, not {label!r}"
         return None
 
-    async def ask(self) -> ServerHealth:
+    async def ask(self, seconds: float | None = None) -> ServerHealth:
         """Return the result of a health check that is sent after this call. Calls that come during one share the next.
 
+        Args:
+            seconds: deadline of the check; None: that of any call.
+
         Raises:
-            ServerError, RefusedError: the check failed.
+            ServerError, RefusedError, TimeoutError: the check failed.
         """
         if self._next is None:
-            self._next = asyncio.create_task(self._send())
+            self._next = asyncio.create_task(self._send(seconds))
             self._next.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits
         return await asyncio.shield(self._next)  # others may wait for it too
 
-    async def _send(self) -> ServerHealth:
+    async def _send(self, seconds: float | None) -> ServerHealth:
         async with self._asking:
             self._next = None
-            return await self._server.health()
+            async with asyncio.timeout(seconds):  # a later question must not wait for a server that hangs
+                return await self._replica.health()
 
     async def answered(self) -> None:
         """Wait for the answers to all earlier calls: new weights must not be loaded between question and answer."""
@@ -111,27 +111,27 @@ class VersionProof:
         async with self._asking:
             pass
 
-    async def confirm(self, label: str | None, seconds: float | None = None) -> str | None:
+    async def confirm(self, label: str | None, seconds: float | None = None) -> None:
         """Ask the server whether it still has the weights `label`, with which it has sampled and scored.
 
         Args:
-            seconds: deadline of the answer; None: that of any call.
+            seconds: as for `ask`.
 
-        Returns: the reason why it is not confirmed; None: it is.
+        Raises:
+            WrongAnswerError: this could not be confirmed.
         """
         if label is None:  # it does not report its weights, and so accepts no new ones
-            return None
+            return
         segments = self.unverified()
         try:
-            async with asyncio.timeout(seconds):
-                problem = self.problem(await self.ask(), label)
-        except TimeoutError:
-            return "its weights could not be confirmed in time"
+            problem = self.problem(await self.ask(seconds), label)
+        except TimeoutError as error:
+            raise WrongAnswerError("its weights could not be confirmed in time") from error
         except (ServerError, RefusedError) as error:
-            return f"its weights could not be confirmed: {error.reason}"
-        if problem is None:
-            mark_confirmed(segments)
-        return problem
+            raise WrongAnswerError(f"its weights could not be confirmed: {error.reason}") from error
+        if problem is not None:
+            raise WrongAnswerError(problem)
+        mark_confirmed(segments)
 
     def unverified(self) -> list[JobSegment]:
         """The segments of running attempts that already have a token: a later answer covers these."""

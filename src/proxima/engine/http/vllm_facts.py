@@ -33,10 +33,6 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
     settings = await _optional(client.get("/server_info", {"config_format": "json"})) or {}
     config, device = settings.get("vllm_config") or {}, _of(settings, "vllm_config", "device_config", "device")
     first = await _first_choice(client)
-    backend = _of(config, "weight_transfer_config", "backend")
-    more = (
-        {"weight transfer": f"backend {backend} found, and not {TRANSFER}"} if backend not in (None, TRANSFER) else {}
-    )
 
     async def pair(prompt: tuple[int, ...], temperature: float) -> Pair | None:
         choice = await _tokens(client, prompt, temperature=temperature, top_k=2, logprobs=2, max_tokens=1, seed=1)
@@ -50,7 +46,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         dtype=plain_name(_of(config, "model_config", "dtype")),
         quantization=plain_name(_of(config, "model_config", "quantization")),
         log_probs=log_probs,
-        takes_weights=backend == TRANSFER,
+        takes_weights=_of(config, "weight_transfer_config", "backend") == TRANSFER,
         version_spans=bool(first.get("weight_versions")),
         keeps_kv=True,
         # on a CPU, a seeded request whose prompt is computed in several parts crashes the server
@@ -59,7 +55,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         routed_experts=isinstance(first.get("routed_experts"), str),
         batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT")) and device == "cuda",
         sleeps=bool(_of(config, "model_config", "enable_sleep_mode")),
-        more=more | ({"log-probs": why} if why else {}),
+        more={"log-probs": why} if why else {},
     )
 
 
