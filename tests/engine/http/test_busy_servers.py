@@ -125,11 +125,13 @@ async def test_a_server_that_stays_busy_ends_the_run_when_its_time_is_over(waits
 
 
 async def test_a_server_that_stays_busy_while_completions_must_be_finished_ends_the_run(fleet):
-    """They were interrupted by a pause, and new weights wait for them."""
+    """One broke off in a pause, and new weights wait for its end."""
     engine, servers = fleet(facts=ELSEWHERE, interrupt="finish", away_seconds=0.1, published=True)
     task = await begun(engine, servers, requests(1, 1, first=3))
     await engine.pause()
     make_busy(servers[0])
+    for call in engine._pool.replicas[0].running.values():
+        engine._loop.submit(call.limit, 0.0)
     for waits in (engine.publish(update(2)), task):
         with pytest.raises(UserError, match=r"the server is too busy or failing: .*status 429: come again"):
             await waits

@@ -155,11 +155,12 @@ def test_a_completion_between_makes_it_count_again(error):
 def test_an_automatic_limit_is_what_the_server_runs_without_queueing():
     replica = some_replica()
     replica.running = dict.fromkeys(range(100))
-    for _ in range(3):  # a queue that lasts is not taken off again and again
+    for most in (128, 64, 60, 60):  # a queue that lasts is not taken off again and again
         replica.adapt(40)
-        assert replica.limit == 60
-    replica.adapt(150)  # those of others
-    assert replica.limit == 1
+        assert replica.limit == most
+    for most in (30, 15, 7, 3, 1, 1):  # most of those that wait are of others
+        replica.adapt(150)
+        assert replica.limit == most
     replica.adapt(0, queued=True)  # it has room
     assert replica.limit == 1
     for most in (2, 4, 8):
@@ -172,9 +173,11 @@ def test_an_automatic_limit_is_what_the_server_runs_without_queueing():
     assert replica.limit == HIGHEST_LIMIT
 
 
-def test_a_limit_that_is_set_stays():
-    replica = Replica(Address("http://127.0.0.1:1"), PlainDialect(), Plain(max_running=4), "tag")
-    replica.running, replica.assigned = dict.fromkeys(range(4)), 4
+@pytest.mark.parametrize(("most", "pause"), [(4, "none"), (0, "held")])
+def test_a_limit_that_is_set_stays_and_any_in_a_pause(most, pause):
+    replica = Replica(Address("http://127.0.0.1:1"), PlainDialect(), Plain(max_running=most), "tag")
+    replica.pause, limit = pause, replica.limit
+    replica.running, replica.assigned = dict.fromkeys(range(limit)), limit
     replica.adapt(3)
     replica.adapt(0, queued=True)
-    assert replica.limit == 4
+    assert replica.limit == limit

@@ -158,16 +158,17 @@ class Replica:
 
     def adapt(self, waiting: int, *, queued: bool = False) -> None:
         """Unless the number of concurrent completions is set, make it what the server runs without queueing: fewer if
-        requests wait there, more if none do and completions wait here.
+        requests wait there, but not less than half at once, as a queue may be momentary; more if none do and
+        completions wait here. In a pause all requests may wait.
 
         Args:
             waiting: requests that the server has no room for.
             queued: completions are waiting for room.
         """
-        if self.spec.max_running:
+        if self.spec.max_running or self.pause != "none":
             return
         if waiting:
-            self.limit = max(1, min(self.limit, len(self.running) - waiting))
+            self.limit = max(1, self.limit // 2, min(self.limit, len(self.running) - waiting))
         elif queued and self.assigned >= self.limit:
             self.limit = min(2 * self.limit, HIGHEST_LIMIT)
 
