@@ -79,6 +79,16 @@ async def test_a_completion_that_always_fails_ends_the_run_in_one_line(fleet):
     assert server.calls["/generate"] == 3
 
 
+async def test_a_server_of_another_model_is_out_of_service(fleet):
+    asked = requests(4, 2)
+    engine, servers = fleet(2)
+    servers[0]._load = lambda _: (200, {"weight_version": servers[0].label, "model": "another"})
+    await until(lambda: engine._pool.counts["ejected"])
+    check(asked, await collect(engine, asked))
+    line = f"engine: {servers[0].url} is out of service: it serves another now, not formula"
+    assert line in (await engine.health()).detail["events"]
+
+
 @pytest.mark.parametrize("invariant", [True, False])
 async def test_failing_hanging_dying_and_coming_back(invariant, fleet):
     """Four servers, 5 % of calls failing and 5 % hanging, and one dies with what it runs and comes back."""

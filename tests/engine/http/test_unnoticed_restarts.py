@@ -2,7 +2,6 @@
 until that is noticed never counts."""
 
 import asyncio
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -125,7 +124,7 @@ async def test_one_question_answers_all_who_came_before_it():
             raise ServerError("http://x", "/load", "status 500")
         return ServerHealth(weight_version=f"v{number}")
 
-    check = VersionProof(SimpleNamespace(url="http://x", health=ask))
+    check = VersionProof(ask)
     first = asyncio.create_task(check.ask())
     await until(lambda: asked == [0])
     others = [asyncio.create_task(check.ask()) for _ in range(50)]
@@ -145,7 +144,7 @@ async def test_a_question_whose_asker_leaves_is_asked_again():
             await asyncio.sleep(0.001)
         return ServerHealth(weight_version="v")
 
-    check = VersionProof(SimpleNamespace(url="http://x", health=ask))
+    check = VersionProof(ask)
     first = asyncio.create_task(check.ask())
     await asyncio.sleep(0)
     second = asyncio.create_task(check.ask())

@@ -82,7 +82,7 @@ class Replica:
         self.url, self.dialect, self.spec, self.tag = address.url, dialect, spec, tag
         self.facts = ServerFacts(server="", model="")  # nobody has asked yet
         self.client = ServerClient(address, seconds=spec.call_seconds)
-        self.proof = VersionProof(self)
+        self.proof = VersionProof(self.health)
         self.state = State.AWAY
         self.reason = ""  # why it is not in service, or its last failure since it has produced something
         self.check_soon = asyncio.Event()  # set: check it now, or ask it now whether it can return
@@ -363,7 +363,7 @@ async def _read_out(chunks: AsyncIterator[Chunk]) -> None:
                 pass
 
 
-def no_replica_left(replicas: Sequence[Replica], remedy: str = "start it again") -> UserError:
+def no_replica_left(replicas: Sequence[Replica], remedy: str) -> UserError:
     """The error for a run without a working replica."""
     reasons = "; ".join(f"{replica.url}: {replica.reason}" for replica in replicas)
     whose = "the server is" if len(replicas) == 1 else f"all {len(replicas)} servers are"

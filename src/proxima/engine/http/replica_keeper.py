@@ -68,39 +68,42 @@ class ReplicaKeeper:
         Raises:
             UserError: the weights did not arrive, or no replica is left.
         """
-        pool = self.pool
         async with self._publishing:
-            for replica in self._loading.keys() - self._interrupted:
-                self._loading[replica].reschedule(0.0)  # it would return with outdated weights; next time it may go on
-                self._interrupted.add(replica)
-            async with self._syncing:
-                label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
-                started_at = monotonic()
-                await self.sync.prepare(update, label, self.facts.dtype)
-                self._prepare_seconds = monotonic() - started_at
-                pool.loading = True
-                try:
-                    if pool.spec.interrupt == "finish":
-                        await pool.drain()
-                    await pool.stop_sampling()
-                    # what it holds, and will continue under new weights, must be from the weights that it was given
-                    await pool.each(pool.serving, lambda replica: replica.proof.confirm(replica.proof.label))
-                    first, self._newest = self._newest is None, label
-                    self.version, self.reports = update.version, []
-                    await self._push_to_all(pool.serving, first=first)
-                except BaseException:
-                    pool.loading = False
-                    raise
+            await self._publish(update)
+
+    async def _publish(self, update: WeightUpdate) -> None:
+        pool = self.pool
+        for replica in self._loading.keys() - self._interrupted:
+            self._loading[replica].reschedule(0.0)  # it would return with outdated weights; next time it may go on
+            self._interrupted.add(replica)
+        async with self._syncing:
+            label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
+            started_at = monotonic()
+            await self.sync.prepare(update, label, self.facts.dtype)
+            self._prepare_seconds = monotonic() - started_at
+            pool.loading = True
             try:
-                while not pool.serving:
-                    await pool.change()
-                if pool.paused:
-                    await pool.each([replica for replica in pool.serving if replica.running], Replica.hold)
-                else:
-                    await pool.each(pool.serving, Replica.resume)
-            finally:
+                if pool.spec.interrupt == "finish":
+                    await pool.drain()
+                await pool.stop_sampling()
+                # what it holds, and will continue under new weights, must be from the weights that it was given
+                await pool.each(pool.serving, lambda replica: replica.proof.confirm(replica.proof.label))
+                first, self._newest = self._newest is None, label
+                self.version, self.reports = update.version, []
+                await self._push_to_all(pool.serving, first=first)
+            except BaseException:
                 pool.loading = False
-                pool.dispatch()
+                raise
+        try:
+            while not pool.serving:
+                await pool.change()
+            if pool.paused:
+                await pool.each([replica for replica in pool.serving if replica.running], Replica.hold)
+            else:
+                await pool.each(pool.serving, Replica.resume)
+        finally:
+            pool.loading = False
+            pool.dispatch()
 
     async def _push_to_all(self, replicas: Sequence[Replica], *, first: bool) -> None:
         async def push(replica: Replica) -> None:
@@ -161,7 +164,10 @@ class ReplicaKeeper:
                 pool.eject(replica, error)
             return
         settled = label == proof.label and not (loading or pool.loading)  # no new weights have come meanwhile
-        if problem := proof.problem(health, label if settled else None):
+        problem = proof.problem(health, label if settled else None)
+        if health.model not in (None, replica.facts.model):
+            problem = f"it serves {health.model} now, not {replica.facts.model}"
+        if problem is not None:
             pool.eject(replica, ServerError(replica.url, "", problem))
         elif replica.in_service:  # still
             if settled:

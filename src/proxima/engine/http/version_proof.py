@@ -7,27 +7,26 @@ that ended, or produced a token, before the question. A label proves nothing abo
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.dialect import ServerHealth
 from proxima.engine.http.generation_job import GenerationJob, JobSegment
 
-if TYPE_CHECKING:
-    from proxima.engine.http.replica import Replica
-
 
 class VersionProof:
     """The known facts about the weights of one replica.
 
     `version` and `label`: the weights that it was given last. `attempts`: the segments that it is generating.
+
+    Args:
+        health: asks the server for its health.
     """
 
-    def __init__(self, replica: "Replica") -> None:
-        self._replica = replica
+    def __init__(self, health: Callable[[], Awaitable[ServerHealth]]) -> None:
+        self._health = health
         self.version = 0
         self.label: str | None = None
         self.attempts: list[JobSegment] = []
@@ -72,14 +71,11 @@ class VersionProof:
         return {label: version for label, version in self._past_labels.items() if version in had}
 
     def problem(self, health: ServerHealth, label: str | None) -> str | None:
-        """Describe what is wrong with the state that the server reports; None: nothing.
+        """Describe what is wrong with the weights that the server reports; None: nothing.
 
         Args:
             label: label of the weights that it should have; None: they are changing.
         """
-        facts = self._replica.facts
-        if health.model is not None and health.model != facts.model:
-            return f"it serves {health.model} now, not {facts.model}"
         if label is not None and health.weight_version != label:
             return f"it has weights {health.weight_version!r}, not {label!r}"
         return None
@@ -102,7 +98,7 @@ class VersionProof:
         async with self._asking:
             self._next = None
             async with asyncio.timeout(seconds):  # a later question must not wait for a server that hangs
-                return await self._replica.health()
+                return await self._health()
 
     async def answered(self) -> None:
         """Wait for the answers to all earlier calls: new weights must not be loaded between question and answer."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxima.data import FieldError, UserError
-from proxima.engine.serve.serve_options import Serve, value_of
+from proxima.engine.serve.serve_options import Serve, variable_value
 from proxima.system.machine import usable_cores
 
 DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm"}  # created by `proxima engine install` in the current folder
@@ -125,7 +125,7 @@ def vllm_launch(
     return Launch(
         command=(str(program), "serve", model, *arguments, *serve.arguments),
         variables=variables,
-        hidden={name: value_of(value) or "" for name, value in serve.variables.items()},
+        hidden={name: variable_value(value) or "" for name, value in serve.variables.items()},
         url=f"http://127.0.0.1:{port}",
     )
 

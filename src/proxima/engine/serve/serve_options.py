@@ -88,7 +88,7 @@ def _is_name(text: str) -> bool:
     return text.isidentifier() and text.isascii()
 
 
-def value_of(value: str) -> str | None:
+def variable_value(value: str) -> str | None:
     """The value of a variable; None: it refers to one that is not set."""
     return os.environ.get(value.removeprefix(REFERENCE)) if value.startswith(REFERENCE) else value
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from proxima.data import FieldError, UserError, require
 from proxima.engine.serve.launch import LAUNCHES, Launch, find_executable
-from proxima.engine.serve.serve_options import Serve, value_of
+from proxima.engine.serve.serve_options import Serve, variable_value
 from proxima.engine.serve.server_log import doing, last_error
 from proxima.engine.serve.server_process import ServerProcess
 
@@ -231,7 +231,7 @@ def check_serve(kind: str, serve: Serve, *, model: str) -> None:
     find_executable(serve, kind)
     for name, value in serve.variables.items():
         reason = "must name an environment variable that is set"
-        require(value_of(value) is not None, f"variables.{name}", value, reason)
+        require(variable_value(value) is not None, f"variables.{name}", value, reason)
     if serve.port:
         for port in range(serve.port, serve.port + serve.replicas):
             if not is_free(port):
