@@ -130,21 +130,11 @@ async def test_a_server_that_stays_busy_while_completions_must_be_finished_ends_
     task = await begun(engine, servers, requests(1, 1, first=3))
     await engine.pause()
     make_busy(servers[0])
-    for call in engine._pool.replicas[0].running.values():
+    for call in list(engine._pool.replicas[0].running.values()):
         engine._loop.submit(call.limit, 0.0)
     for waits in (engine.publish(update(2)), task):
         with pytest.raises(UserError, match=r"the server is too busy or failing: .*status 429: come again"):
             await waits
-
-
-async def test_an_automatic_limit_halves_when_the_server_is_busy(fleet):
-    engine, (server,) = fleet(retries=0)
-    (replica,) = engine._pool.replicas
-    replica.limit = 8
-    make_busy(server, times=1)
-    asked = requests(4, 2)
-    check(asked, await collect(engine, asked))
-    assert replica.limit <= 4
 
 
 async def test_scoring_waits_for_a_busy_server_too(fleet):

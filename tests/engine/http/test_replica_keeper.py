@@ -181,3 +181,19 @@ def test_a_limit_that_is_set_stays_and_any_in_a_pause(most, pause):
     replica.adapt(3)
     replica.adapt(0, queued=True)
     assert replica.limit == limit
+
+
+def test_an_automatic_limit_halves_with_each_break_of_a_busy_server():
+    replica = some_replica()
+    replica.state, replica.limit, replica.running = State.READY, 8, dict.fromkeys(range(8))
+    pool = ReplicaPool([replica], Plain())
+
+    async def two_busy_answers():
+        for _ in range(2):
+            pool._rest(replica, BUSY)
+        assert replica.limit == 4 and replica.busy_times == 1
+        pool._rested(replica)
+        pool._rest(replica, BUSY)
+        assert replica.limit == 4  # that many of the eight it may run
+
+    asyncio.run(two_busy_answers())
