@@ -200,7 +200,7 @@ def test_a_failure_costs_one_cell_and_waits_to_be_asked_for(lab):
     first = {s.run.cell: s for s in made.run()}
     assert states(first.values()) == {"a": "failed", "b": "done", "c": "failed"}
     assert first["a"].error == f"exit code 1: ValueError: no luck; see {made.folder}/a/seed-1/output.txt"
-    assert first["c"].error.startswith("killed by SIGKILL: no output; see ")
+    assert first["c"].error.startswith("SIGKILL, which the kernel sends when memory runs out: no output; see ")
     ear = Ear()
     second = {s.run.cell: s for s in made.run(ear)}
     assert "running a" not in ear.heard and "running c" in ear.heard  # the killed one said nothing of having failed

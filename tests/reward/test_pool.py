@@ -211,7 +211,7 @@ def test_close_ends_everything_even_a_job_that_hangs(pool, tmp_path):
     answers, processes = asyncio.run(closed())
     assert [answer.value for answer in answers] == [None, None] and all(answer.error for answer in answers)
     assert_all_end(processes)
-    with pytest.raises(RuntimeError, match="the reward pool is closed"):
+    with pytest.raises(RuntimeError, match="the workers are closed"):
         asyncio.run(pool.run([regex("1")]))
 
 

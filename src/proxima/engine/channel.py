@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from proxima.data import Completion, NotFiniteError, Prompt, SamplingMask, UserE
 from proxima.engine.local import Local
 from proxima.engine.protocol import Health, InFlight, Request, Sampling, ScoreRequest
 from proxima.engine.shared_weights import TensorPlace
+from proxima.process.values import decode, encode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +52,9 @@ MOST = 1 << 30  # most bytes in a line of JSON
 
 
 def send(writer: asyncio.StreamWriter, message: Any) -> None:
-    """Queue a message without waiting. It may contain JSON values, arrays, bytes, exceptions and `VALUES`."""
+    """Queue a message without waiting. It may contain plain data, arrays, exceptions and `VALUES`."""
     arrays: dict[int, np.ndarray] = {}
-    content = _encode(message, arrays)
+    content = encode(message, partial(_encode, arrays))
     shapes = [(array.dtype.str, array.shape) for array in arrays.values()]
     writer.write(json.dumps([content, shapes]).encode() + b"\n")
     for array in arrays.values():
@@ -60,7 +62,7 @@ def send(writer: asyncio.StreamWriter, message: Any) -> None:
 
 
 async def receive(reader: asyncio.StreamReader) -> Any:
-    """Return the next message; tuples become lists.
+    """Return the next message.
 
     Raises:
         asyncio.IncompleteReadError, ConnectionError: the other end is closed.
@@ -70,44 +72,27 @@ async def receive(reader: asyncio.StreamReader) -> Any:
     for dtype, shape in shapes:
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         arrays.append(np.frombuffer(bytearray(await reader.readexactly(size)), dtype).reshape(shape))
-    return _decode(content, arrays)
+    return decode(content, partial(_decode, arrays))
 
 
-def _encode(value: Any, arrays: dict[int, np.ndarray]) -> Any:
-    """The value as JSON; an array is replaced by its index in `arrays`, which stores each array once."""
+def _encode(arrays: dict[int, np.ndarray], value: Any) -> list[Any]:
+    """The tag and the contents of an object; those of an array are its index in `arrays`, which stores each array
+    once."""
     name = type(value).__name__
     if isinstance(value, np.ndarray):
         arrays.setdefault(id(value), value)
-        return {"array": list(arrays).index(id(value))}
-    if isinstance(value, bytes):
-        array = np.frombuffer(value, np.uint8)
-        arrays[id(array)] = array
-        return {"bytes": len(arrays) - 1}
-    if VALUES.get(name) is type(value):
-        return {"value": name, "fields": {f.name: _encode(getattr(value, f.name), arrays) for f in fields(value)}}
+        return ["array", list(arrays).index(id(value))]
     if isinstance(value, UserError):
-        return {"error": name if name in ERRORS else "UserError", "reason": value.reason, "remedy": value.remedy}
+        return ["error", [name if name in ERRORS else "UserError", value.reason, value.remedy]]
     if isinstance(value, Exception):
-        return {"error": "RuntimeError", "reason": f"{name}: {value}"}
-    if isinstance(value, Mapping):
-        return {"mapping": {key: _encode(item, arrays) for key, item in value.items()}}
-    if isinstance(value, list | tuple):
-        return [_encode(item, arrays) for item in value]
-    return value
+        return ["error", ["RuntimeError", f"{name}: {value}", ""]]
+    return [name, {f.name: encode(getattr(value, f.name), partial(_encode, arrays)) for f in fields(VALUES[name])}]
 
 
-def _decode(content: Any, arrays: list[np.ndarray]) -> Any:
-    if isinstance(content, list):
-        return [_decode(item, arrays) for item in content]
-    if not isinstance(content, dict):
-        return content
-    if "array" in content:
-        return arrays[content["array"]]
-    if "bytes" in content:
-        return arrays[content["bytes"]].tobytes()
-    if "error" in content:
-        cls = ERRORS.get(content["error"])
-        return cls(content["reason"], remedy=content["remedy"]) if cls else RuntimeError(content["reason"])
-    if "mapping" in content:
-        return {key: _decode(item, arrays) for key, item in content["mapping"].items()}
-    return VALUES[content["value"]](**{key: _decode(item, arrays) for key, item in content["fields"].items()})
+def _decode(arrays: list[np.ndarray], tag: str, inside: Any) -> Any:
+    if tag == "array":
+        return arrays[inside]
+    if tag == "error":
+        name, reason, remedy = inside
+        return ERRORS[name](reason, remedy=remedy) if name in ERRORS else RuntimeError(reason)
+    return VALUES[tag](**{name: decode(item, partial(_decode, arrays)) for name, item in inside.items()})

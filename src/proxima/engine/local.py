@@ -243,8 +243,7 @@ class LocalEngine:
         ones and those waiting for their callers."""
         parts = self.scheduler.in_flight()
         for requests, done in list(self._callers.values()):
-            prompts = {request.key: request.prompt.tokens for request in requests}
-            parts += [InFlight.of(completion, prompts[completion.key]) for completion in tuple(done)]
+            parts += InFlight.not_taken(requests, tuple(done))
         return parts
 
     async def publish(self, update: WeightUpdate) -> None:

@@ -1,7 +1,6 @@
 """The local engine in a separate process, concurrently with the trainer."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
@@ -78,7 +77,7 @@ class ProcessEngine:
         seed: of `spec.noise`.
 
     Raises:
-        UserError: the decoder can't run this model, or the system can't pass file descriptors to another process.
+        UserError: the decoder can't run this model.
     """
 
     def __init__(
@@ -94,8 +93,6 @@ class ProcessEngine:
         self.spec = spec = spec or LocalProcess()
         self.compute = compute or ComputeThread()
         check_decoder(loaded.model, spec.decoder, spec.routed_experts)
-        if os.name != "posix":
-            raise UserError("engine.kind='local_process' needs Linux or macOS", remedy="use local")
         self._device = loaded.model.device
         self._version = 0
         self._weights, setup = self.compute.call(_share, loaded, spec, max_length, seed)
@@ -126,8 +123,7 @@ class ProcessEngine:
         """See `Engine`. The process sends a finished completion before it answers without it, so anything missing from
         its answer has already arrived here."""
         running: list[InFlight] = await self._supervisor.ask("in_flight")
-        here = [InFlight.of(completion, request.prompt.tokens) for completion, request in self._supervisor.not_taken()]
-        return list({part.key: part for part in [*running, *here]}.values())
+        return list({part.key: part for part in [*running, *self._supervisor.not_taken()]}.values())
 
     async def publish(self, update: WeightUpdate) -> None:
         """Copy the weights of a module of the same architecture to the shared memory, and make the process load them;

@@ -1,7 +1,7 @@
 """The engine protocol: prompts in, completions out, with log-probs and versions."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -161,6 +161,13 @@ class InFlight(Columns):
         """Convert a finished completion. No column is copied."""
         names = ("prompt_uid", "sample", "turn", "tokens", "policy_version", "temperature")
         return cls(prompt_tokens=prompt_tokens, **{name: getattr(completion, name) for name in names})
+
+    @classmethod
+    def not_taken(cls, requests: Iterable[Request], replies: Iterable[Any]) -> "list[InFlight]":
+        """The finished completions among the replies to requests that their caller has not taken yet."""
+        prompts = {request.key: request.prompt.tokens for request in requests}
+        completions = [reply for reply in replies if isinstance(reply, Completion)]
+        return [cls.of(completion, prompts[completion.key]) for completion in completions]
 
 
 @dataclass(frozen=True, kw_only=True)

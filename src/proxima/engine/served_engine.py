@@ -94,11 +94,6 @@ async def serve_engine(channel: socket.socket, fd: int, compute: ComputeThread) 
     os._exit(0)
 
 
-def main() -> None:
-    channel, fd = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    compute = ComputeThread()
-    compute.serve(serve_engine(channel, fd, compute))
-
-
 if __name__ == "__main__":
-    main()
+    compute = ComputeThread()
+    compute.serve(serve_engine(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), compute))

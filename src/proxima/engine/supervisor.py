@@ -18,12 +18,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from proxima.data import Completion, UserError
+from proxima.data import UserError
 from proxima.engine.channel import MOST, ProcessSetup, receive, send
 from proxima.engine.event_loop_thread import CLOSED, Arrivals, EventLoopThread
-from proxima.engine.protocol import Request
+from proxima.engine.protocol import InFlight, Request
 from proxima.engine.shared_weights import SharedWeights
-from proxima.process.kill import describe_exit
+from proxima.process.kill import describe_exit, wait_or_kill
 from proxima.process.start import start_module
 
 BEATS = 4  # health checks per timeout of an answer
@@ -37,25 +37,21 @@ class EngineCall:
     Args:
         method, arguments: of `ServedEngine.answer`.
         replies: those that the caller has not taken yet, `item` or `done`, or an exception to raise.
+        outstanding: the requests whose completions have not arrived, by key.
     """
 
     method: str
     arguments: tuple[Any, ...]
     replies: Arrivals[tuple[str, Any]] = field(default_factory=Arrivals)
-    outstanding: dict[tuple[int, int, int], list[Request]] = field(default_factory=dict)
+    outstanding: dict[tuple[int, int, int], Request] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.method == "generate":
-            for request in self.arguments[0]:
-                self.outstanding.setdefault(request.key, []).append(request)
+            self.outstanding = {request.key: request for request in self.arguments[0]}
 
     def unanswered(self) -> tuple[Any, ...]:
         """The arguments for a new process, without requests already answered."""
-        return (
-            ([request for same in self.outstanding.values() for request in same],)
-            if self.outstanding
-            else self.arguments
-        )
+        return (list(self.outstanding.values()),) if self.method == "generate" else self.arguments
 
 
 class Supervisor:
@@ -103,16 +99,14 @@ class Supervisor:
     @property
     def outstanding(self) -> int:
         """The number of completions that have not arrived."""
-        return sum(len(same) for call in list(self._calls.values()) for same in list(call.outstanding.values()))
+        return sum(len(call.outstanding) for call in list(self._calls.values()))
 
-    def not_taken(self) -> list[tuple[Completion, Request]]:
-        """Completions that have arrived but that their callers have not taken, each with its request."""
+    def not_taken(self) -> list[InFlight]:
+        """Completions that have arrived but that their callers have not taken."""
         completions = []
-        for call in list(self._callers.values()):
-            asked = {request.key: request for request in call.arguments[0]} if call.method == "generate" else {}
-            for reply in tuple(call.replies.items):
-                if not isinstance(reply, BaseException) and reply[0] == "item":
-                    completions.append((reply[1], asked[reply[1].key]))
+        for call in [call for call in list(self._callers.values()) if call.method == "generate"]:
+            values = [reply[1] for reply in tuple(call.replies.items) if isinstance(reply, tuple)]
+            completions += InFlight.not_taken(call.arguments[0], values)
         return completions
 
     async def replies(self, method: str, *arguments: Any) -> AsyncIterator[tuple[str, Any]]:
@@ -184,7 +178,7 @@ class Supervisor:
         if kind == "item" or call.method == "score":
             self._fruitless = 0
         if kind == "item":
-            call.outstanding[value.key].pop()
+            call.outstanding.pop(value.key, None)
         else:
             del self._calls[number]
             self._paused |= call.method == "pause" and kind == "done"
@@ -249,8 +243,7 @@ class Supervisor:
             self._writer = None
             if watching is not None:
                 watching.cancel()
-            process.kill()
-            process.wait()
+            wait_or_kill(process)
             if writer is not None:  # else the garbage collector would close the next process's descriptor
                 writer.transport.abort()
             ours.close()

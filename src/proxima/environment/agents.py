@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -132,10 +133,10 @@ class CommandAgents:
                 self._running.discard(process)
                 await process.wait()
         if process.returncode:
-            last = errors.decode(errors="replace").strip().splitlines()[-1:]
-            said = f": {last[0][:200]}" if last else ""
-            said += f" ({cut + cut_errors:,} bytes of its output are cut)" if cut or cut_errors else ""
-            raise EnvironmentFailure(f"the agent ended with {describe_exit(process.returncode)}{said}")
+            last, *_ = errors.decode(errors="replace").strip().splitlines()[-1:] or [""]
+            how = describe_exit(process.returncode, last[:200])
+            how += f" ({cut + cut_errors:,} bytes of its output are cut)" if cut or cut_errors else ""
+            raise EnvironmentFailure(f"the agent ended with {how}")
         lines = out.decode(errors="replace").strip().splitlines()
         if cut and len(lines) < 2:  # what is left of a number may be another one
             raise EnvironmentFailure(f"the last line of the agent's output has more than {KEPT_BYTES:,} bytes")
@@ -182,18 +183,18 @@ class _AgentProcess:
     """
 
     def __init__(self, reference: str) -> None:
-        self.waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.waiting: dict[int, Future[dict[str, Any]]] = {}
         self.ended = False
         self._numbers = count()
         self._program = Program((sys.executable, str(SCRIPT), reference), name="the agent's process")
         threading.Thread(target=self._read, daemon=True).start()
 
     async def play(self, job: AgentJob) -> float | None:
-        number, answered = next(self._numbers), asyncio.get_running_loop().create_future()
+        number, answered = next(self._numbers), Future[dict[str, Any]]()
         self.waiting[number] = answered
         try:
             self._program.write({"id": number, **vars(job), "row": dict(job.row)})
-            answer = await answered
+            answer = await asyncio.shield(asyncio.wrap_future(answered))
         except asyncio.CancelledError:  # an episode that takes too long, or the end of the run
             self.end()
             raise
@@ -211,24 +212,14 @@ class _AgentProcess:
                 answer = self._program.read()
                 if not isinstance(answer.get("id"), int) or not answer.keys() & {"reward", "error"}:
                     raise ProgramFailed(f"{self._program.name} wrote something that is not an answer")
-                self._hand_on(answer["id"], answer)
+                if (answered := self.waiting.pop(answer["id"], None)) is not None:
+                    answered.set_result(answer)
         except ProgramFailed as error:
             self.end()
             together = len(self.waiting) > 1
-            for number in list(self.waiting):
-                self._hand_on(number, EnvironmentFailure(str(error), collateral=together))
-
-    def _hand_on(self, number: int, value: dict[str, Any] | EnvironmentFailure) -> None:
-        """Pass an answer or a failure from the reader thread to the event loop that awaits it."""
-        if (answered := self.waiting.get(number)) is None:
-            return
-
-        def settle() -> None:
-            if not answered.done():
-                answered.set_exception(value) if isinstance(value, Exception) else answered.set_result(value)
-
-        with suppress(RuntimeError):  # the loop has ended
-            answered.get_loop().call_soon_threadsafe(settle)
+            while self.waiting:
+                _, answered = self.waiting.popitem()
+                answered.set_exception(EnvironmentFailure(str(error), collateral=together))
 
     def end(self) -> None:
         """Kill the process and everything that it started."""

@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 LONGEST = 1 << 20  # characters of a message
@@ -72,13 +73,11 @@ class Log(io.RawIOBase):
                 os.close(file)
         return len(data)
 
-    def begin(self, label: str) -> None:
-        """Begin the output of a call, even if an earlier call has replaced or closed the streams."""
+    def begin(self, path: str | None, label: str) -> None:
+        """Begin the output of a call, even if an earlier call has replaced or closed the streams. It goes to this file,
+        and so does the traceback if a signal ends the worker; None: it is discarded."""
         self.label, self.left, self.inside = f"[{os.getpid()} {label}] ".encode(errors="replace"), CALL_BYTES, False
         sys.stdout = sys.stderr = io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True)
-
-    def to(self, path: str | None) -> None:
-        """Write to this file from now on, including the traceback if a signal ends the worker; None: discard output."""
         if path == self.path:
             return
         faulthandler.disable()
@@ -106,14 +105,8 @@ def inspect_environment(**spec: Any) -> dict[str, Any]:
     try:
         return read_interface(**spec)
     except FieldError as error:
-        return {"problem": [error.field, _shown(error.value), error.bound, error.remedy]}
-
-
-def _shown(value: Any) -> Any:
-    try:
-        return json.loads(json.dumps(value))
-    except (RecursionError, TypeError, ValueError):
-        return repr(value)
+        value = json.loads(json.dumps(error.value, default=repr))
+        return {"problem": [error.field, value, error.bound, error.remedy]}
 
 
 def load_environment(
@@ -177,7 +170,7 @@ def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str,
             raise
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         text = f"error: {kind}{error}"[:1000].encode(errors="replace").decode()
-        return _answer(environment, text, tool) | {"error": True}
+        return _answer(environment, text, tool, role="tool", name=tool) | {"error": True}
     if isinstance(result, list | tuple | dict):
         try:
             result = json.dumps(result, ensure_ascii=False)
@@ -185,13 +178,13 @@ def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str,
             raise BadAnswer(f"{tool} returned a {type(result).__name__} that is not JSON: {error}") from error
     elif result is None or isinstance(result, bool | int | float):
         result = str(result)
-    return _answer(environment, result, tool)
+    return _answer(environment, result, tool, role="tool", name=tool)
 
 
 def respond(*, number: int, text: str) -> dict[str, Any]:
     """Return the environment's answer to a message that calls no tool."""
     environment = _environments[number]
-    return _answer(environment, _called(environment, environment.respond, text), "respond")
+    return _answer(environment, _called(environment, environment.respond, text), "respond", role="user")
 
 
 def end(*, number: int) -> dict[str, Any]:
@@ -250,15 +243,19 @@ def _reply(result: Any, who: str, default: str | None = None) -> Any:
     return Reply(content=result)
 
 
-def _answer(environment: Any, result: Any, who: str) -> dict[str, Any]:
+def _answer(environment: Any, result: Any, who: str, **message: str) -> dict[str, Any]:
+    """The answer to a turn: a text is the content of `message`, and an empty one of a user is no message."""
     reply = _reply(result, who)
     content = reply.content
-    content = (
-        _text(content, f"{who} returned") if isinstance(content, str) else _messages(content, who, OBSERVATION_ROLES)
-    )
+    if not isinstance(content, str):
+        messages = _messages(content, who, OBSERVATION_ROLES)
+    elif _text(content, f"{who} returned") or message["role"] == "tool":
+        messages = [{**message, "content": content}]
+    else:
+        messages = []
     done = getattr(environment, "done", None)
     return {
-        "content": content,
+        "messages": messages,
         "reward": _number(reply.reward, f"Reply.reward of {who}"),
         "done": _flag(reply.done, f"Reply.done of {who}") or (not callable(done) and _flag(done, "done")),
         "state": _state(reply.state, who),
@@ -332,16 +329,16 @@ def _swap_generators(number: int) -> None:
 
 
 def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a job so that its output goes to the log and its failures are described: a bad answer, or the place where an
-    exception was raised."""
+    """Wrap a job so that its output goes to the log, the seconds that it takes are measured, and its failures are
+    described: a bad answer, or the place where an exception was raised."""
 
     def run(log: str | None = None, label: str = "", **arguments: Any) -> Any:
-        _log.to(log)
-        _log.begin(label)
+        _log.begin(log, label)
         number = arguments.get("number", -1)
         try:
             _swap_generators(number)
-            return job(**arguments)
+            began = monotonic()
+            return {**job(**arguments), "seconds": monotonic() - began}
         except BadAnswer as error:
             return {"failure": str(error).encode(errors="backslashreplace").decode()}
         except BaseException as error:

@@ -6,18 +6,19 @@ sends an invalid reply, the episode whose call it ran fails; its other episodes 
 """
 
 import asyncio
-import threading
+import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from proxima.data import Message, ToolCall
-from proxima.environment.interface import HOST_PROCESS, EnvironmentSpec
-from proxima.process.keeper import KeptWorker, WorkerSource, prepared
+from proxima.environment.interface import HOST_PROCESS, EnvironmentInterface, EnvironmentSpec
+from proxima.process.keeper import KeptWorker, WorkerQueue, WorkerSource
 from proxima.process.worker import START_SECONDS, Worker
 
 
@@ -76,9 +77,7 @@ class Hosts:
     ) -> None:
         self.spec, self.call_seconds, self.start_seconds = spec, call_seconds, start_seconds
         self._numbers = count()
-        self.started = 0  # workers started so far
-        self._lock = threading.Lock()
-        self._log: Path | None = None
+        self.log: str | None = None
         options = {"warm_ups": [EnvironmentSpec.__module__], "restricted": False, "memory_mb": memory_mb}
         self._source = WorkerSource(HOST_PROCESS, "environment", options)
         try:
@@ -90,11 +89,7 @@ class Hosts:
 
     def log_to(self, file: Path | None) -> None:
         """Append the output of environments to a file from now on; None: discard it, the default."""
-        self._log = None if file is None else file.absolute()
-
-    def logged(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the log file to the arguments of a job."""
-        return {**arguments, "log": self._log and str(self._log)}
+        self.log = None if file is None else str(file.absolute())
 
     def start_worker(self) -> Worker:
         """Start a worker that has loaded the environment.
@@ -102,11 +97,8 @@ class Hosts:
         Raises: EnvironmentFailure.
         """
         try:
-            worker = self._source.fork()
-            with self._lock:
-                self.started += 1
-            load = ("load_environment", self.logged(self.spec.to_json()))
-            return prepared(worker, load, seconds=self.start_seconds)
+            load = {**self.spec.to_json(), "log": self.log}
+            return self._source.fork(("load_environment", load), seconds=self.start_seconds)
         except RuntimeError as error:
             raise EnvironmentFailure(f"it can't be loaded: {error}") from error
 
@@ -119,41 +111,44 @@ class Hosts:
             label: the episode's name in the log.
         Raises: EnvironmentFailure.
         """
-        host, number = min(self._hosts, key=lambda host: len(host.alive)), next(self._numbers)
-        host.alive.add(number)
-        try:
-            arguments = {"number": number, "row": dict(row), "seed": seed, "label": label}
-            value = await asyncio.wrap_future(host.submit("open_environment", arguments))
-        except BaseException:
-            host.drop(number)
-            raise
-        return Instance(self, host, number, value | {"label": label})
+        host = min(self._hosts, key=lambda host: len(host.alive))
+        instance = Instance(self.interface, host, next(self._numbers), label)
+        await instance.open(row, seed)
+        return instance
 
     def close(self) -> None:
         """Kill the workers, whatever they are doing. May be called twice."""
         self._source.close()
         for host in self._hosts:
-            host.close()
+            host.queue.close()
         with suppress(OSError):  # a worker creates it before it has anything to write
-            if self._log is not None and not self._log.stat().st_size:
-                self._log.unlink()
+            if self.log is not None and not os.stat(self.log).st_size:
+                os.unlink(self.log)
 
 
 class Instance:
     """An environment in a worker.
 
     Args:
-        opening: messages that replace the row's; None: keep the row's.
-        state: the environment's name for the state before the first turn.
-        seconds: time of its calls so far, without the time spent waiting for the worker.
+        label: the episode's name in the log.
     """
 
-    def __init__(self, hosts: Hosts, host: "_Host", number: int, opened: Mapping[str, Any]) -> None:
-        self._interface, self._host, self._epoch = hosts.interface, host, opened["epoch"]
-        self._number, self._label = number, opened["label"]
-        self.opening: tuple[Message, ...] | None = None if opened["opening"] is None else tuple(opened["opening"])
-        self.state: str | None = opened["state"]
-        self.seconds: float = opened["seconds"]
+    def __init__(self, interface: EnvironmentInterface, host: "_Host", number: int, label: str) -> None:
+        self._interface, self._host, self._number, self._label = interface, host, number, label
+        self._epoch: int | None = None  # None: it is not open yet
+        self.opening: tuple[Message, ...] | None = None  # messages that replace the row's; None: keep the row's
+        self.state: str | None = None  # the environment's name for the state before the first turn
+        self.seconds = 0.0  # time of its calls so far, without the time spent waiting for the worker
+
+    async def open(self, row: Mapping[str, Any], seed: int) -> None:
+        """Create the environment and reset it.
+
+        Raises: EnvironmentFailure.
+        """
+        self._host.alive.add(self._number)
+        opened = await self._run("open_environment", row=dict(row), seed=seed)
+        self.state = opened["state"]
+        self.opening = None if opened["opening"] is None else tuple(opened["opening"])
 
     async def call(self, calls: Sequence[ToolCall]) -> list[Answer]:
         """Run tool calls and return an answer for each, in order; after one that ended the episode, answers are empty.
@@ -168,12 +163,10 @@ class Instance:
             try:
                 arguments = self._interface.arguments_of(call)
             except ValueError as error:
-                answers.append(Answer(messages=(_tool_message(call, f"error: {error}"),), error=True))
+                told: Message = {"role": "tool", "name": call.name, "content": f"error: {error}"}
+                answers.append(Answer(messages=(told,), error=True))
                 continue
-            value = await self._run("call_tool", tool=call.name, arguments=arguments)
-            content = value.pop("content")
-            messages = (_tool_message(call, content),) if isinstance(content, str) else tuple(content)
-            answers.append(Answer(messages=messages, **value))
+            answers.append(await self._answer("call_tool", tool=call.name, arguments=arguments))
         return answers
 
     async def respond(self, text: str) -> Answer:
@@ -181,11 +174,7 @@ class Instance:
 
         Raises: EnvironmentFailure.
         """
-        value = await self._run("respond", text=text)
-        content = value.pop("content")
-        if isinstance(content, str):
-            content = [{"role": "user", "content": content}] if content else []
-        return Answer(messages=tuple(content), **value)
+        return await self._answer("respond", text=text)
 
     async def end(self) -> float | None:
         """Return the final reward, None if the environment has no such reward, and free the environment.
@@ -198,22 +187,26 @@ class Instance:
 
     def drop(self) -> None:
         """Free the environment without its reward. May be called twice."""
-        self._host.drop(self._number, self._epoch)
+        if self._number in self._host.alive:
+            self._host.alive.discard(self._number)
+            with suppress(EnvironmentFailure):
+                self._host.submit("drop", {"number": self._number}, self._epoch)
+
+    async def _answer(self, job: str, **arguments: Any) -> Answer:
+        value = await self._run(job, **arguments)
+        return Answer(**{**value, "messages": tuple(value["messages"])})
 
     async def _run(self, job: str, **arguments: Any) -> dict[str, Any]:
         try:
             call = {"number": self._number, "label": self._label, **arguments}
             future = self._host.submit(job, call, self._epoch)
             value = await asyncio.wrap_future(future)
-        except EnvironmentFailure:
+        except BaseException:
             self.drop()
             raise
         self.seconds += value.pop("seconds")
+        self._epoch = value.pop("epoch")
         return value
-
-
-def _tool_message(call: ToolCall, content: str) -> Message:
-    return {"role": "tool", "name": call.name, "content": content}
 
 
 class _Host:
@@ -223,39 +216,30 @@ class _Host:
 
     def __init__(self, hosts: Hosts) -> None:
         self.alive: set[int] = set()
-        self._hosts, self._kept = hosts, KeptWorker(hosts.start_worker)
-        self._queue = ThreadPoolExecutor(1, thread_name_prefix="environment")
+        self.queue = WorkerQueue(hosts.start_worker)
+        self._hosts, self._kept = hosts, self.queue.kept[0]
 
     def submit(self, job: str, arguments: Mapping[str, Any], epoch: int | None = None) -> Future[dict[str, Any]]:
-        """Queue a job; its future raises EnvironmentFailure. `epoch`: its environment's; None: the job opens it."""
+        """Queue a job; its future raises EnvironmentFailure. `epoch`: its environment's; None: it is not open yet."""
         try:
-            return self._queue.submit(self._run, job, arguments, epoch)
-        except RuntimeError as error:  # shut down
+            return self.queue.submit(partial(self._run, job, arguments, epoch))
+        except RuntimeError as error:
             raise EnvironmentFailure("the workers of the environments are closed") from error
 
-    def drop(self, number: int, epoch: int | None = None) -> None:
-        if number in self.alive:
-            self.alive.discard(number)
-            with suppress(EnvironmentFailure):
-                self.submit("drop", {"number": number}, self._kept.deaths if epoch is None else epoch)
-
-    def close(self) -> None:
-        self._queue.shutdown(wait=False, cancel_futures=True)
-
-    def _run(self, job: str, arguments: Mapping[str, Any], epoch: int | None) -> dict[str, Any]:
-        hosts, kept = self._hosts, self._kept
+    def _run(self, job: str, arguments: Mapping[str, Any], epoch: int | None, kept: KeptWorker) -> dict[str, Any]:
+        hosts = self._hosts
         if epoch not in (None, kept.deaths):
             raise EnvironmentFailure(f"another episode ended its worker: {kept.why}", collateral=True)
         result = None
-        for _ in range(2 if epoch is None else 1):  # a worker that died while it was idle is replaced
-            first = epoch is None and (kept.worker is None or kept.worker.jobs_done <= 1)  # it has only loaded
+        opens = job == "open_environment"
+        for _ in range(2 if opens else 1):  # a worker that died while it was idle is replaced
+            first = opens and (kept.worker is None or kept.worker.jobs_done <= 1)  # it has only loaded
             seconds = hosts.start_seconds if first else hosts.call_seconds
-            result = result or kept.run(job, hosts.logged(arguments), seconds)
+            result = result or kept.run(job, {**arguments, "log": hosts.log}, seconds)
         if result is None:
             raise EnvironmentFailure("its worker died between two calls")
         value = result.value or {}
         failure = result.error or value.get("failure")
         if failure is not None:
-            log = hosts.logged({})["log"]
-            raise EnvironmentFailure(failure if log is None else f"{failure}; see {Path(log).name}")
-        return {**value, "seconds": kept.seconds} | ({"epoch": kept.deaths} if epoch is None else {})
+            raise EnvironmentFailure(f"{failure}; see {os.path.basename(hosts.log)}" if hosts.log else failure)
+        return {**value, "epoch": kept.deaths}

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -24,6 +24,7 @@ from proxima.data import UserError
 from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.run_reader import read_summary
 from proxima.experiments.sweep_plan import PlannedRun, Sweep
+from proxima.process.kill import describe_exit, kill_group, wait_or_kill
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import FolderLock, is_locked
 from proxima.runtime.watch.observer import Record
@@ -229,9 +230,7 @@ class _SweepLoop:
             process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + SHUTDOWN_TIMEOUT
         for process in self.processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-            _signal_group(process, signal.SIGKILL)
+            wait_or_kill(process, max(0.0, deadline - time.monotonic()))
 
     def changed(self, progress: RunProgress, records: Sequence[Record] = ()) -> None:
         self.notify(lambda observer: observer.changed(progress, records))
@@ -255,7 +254,7 @@ class _SweepLoop:
             waiting.clear()
             if self.forwarded > 1:
                 for process in self.processes:
-                    _signal_group(process, signal.SIGKILL)
+                    kill_group(process.pid)
                 continue
             if n := len(self.processes):
                 self.warn(f"stopping {n} run{'s' * (n > 1)} after a checkpoint each; press Ctrl-C again to kill them")
@@ -284,12 +283,6 @@ class _SweepLoop:
                 signal.signal(number, handler)
 
 
-def _signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
-    """Signal the process and its children (reward workers)."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
-
-
 def _reason(run: PlannedRun, code: int, offset: int) -> str:
     """Return the exit code, and the last line that the process printed."""
     path = run.folder / OUTPUT
@@ -297,9 +290,8 @@ def _reason(run: PlannedRun, code: int, offset: int) -> str:
         output = path.read_bytes()[offset:].decode("utf-8", "replace")
     except OSError:
         output = ""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"{ended}: {lines[-1].removeprefix('error: ') if lines else 'no output'}; see {path}"
+    last, *_ = output.strip().splitlines()[-1:] or ["no output"]
+    return f"{describe_exit(code, last.strip().removeprefix('error: '))}; see {path}"
 
 
 def _facts(sweep: Sweep) -> dict[str, Any]:

@@ -5,10 +5,12 @@
     kill           a group, a tree; what an exit code means
     limits         memory, files, and what code may not do
     worker         killable workers for code that may hang or crash; `fork_server` forks them
-    keeper         keeps workers running: one that died is replaced, and so is their server
+    keeper         keeps workers running: one that died is replaced, and so is their server; calls queue for them
     code_runner    runs a program that a model wrote, in `code_process`
     program        a program that exchanges lines of JSON with us
     guardian       runs a command, such as a server, and leaves nothing of it behind
+    lines          lines of JSON over a socket, each read until a deadline
+    values         values as JSON that restores their types
     user_code      imports what a recipe names
 
 Imports: the standard library alone, so that a process starts in milliseconds. Imported by `engine`, `reward`,

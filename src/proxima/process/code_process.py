@@ -7,7 +7,6 @@ the tests, their asserts and their builtins are in another process.
 """
 
 import builtins
-import json
 import operator
 import os
 import signal
@@ -15,16 +14,18 @@ import socket
 import sys
 import types
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 from proxima.process.limits import confine, limit
+from proxima.process.lines import LineChannel
+from proxima.process.values import decode, encode
 
 LONGEST = 1_000_000  # items of an iterator
 FILE_BYTES = 16 << 20  # of a file, and of the standard output
 FILES = 64
 SOURCES = ("setup.py", "solution.py")
-_CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "value": lambda value: value,
     "call": lambda function, *arguments, **named: function(*arguments, **named),
@@ -35,36 +36,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "len": len,
     "str": str,
 }
-
-
-def encode(value: Any, other: Callable[[Any], Any]) -> Any:
-    """Encode plain data as JSON, subclasses as their base type; `other` encodes anything else."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    for tag, kind in _CONTAINERS.items():
-        if isinstance(value, kind):
-            return [tag, [encode(item, other) for item in value]]
-    if isinstance(value, dict):
-        return ["dict", [[encode(key, other), encode(item, other)] for key, item in value.items()]]
-    if isinstance(value, bytes | bytearray):
-        return ["bytes", bytes(value).hex()]
-    if isinstance(value, complex):
-        return ["complex", [value.real, value.imag]]
-    return other(value)
-
-
-def decode(value: Any, other: Callable[[str, Any], Any]) -> Any:
-    """Decode the output of `encode`; `other` gets the tag and the contents of anything else."""
-    if not isinstance(value, list):
-        return value
-    tag, inside = value
-    if tag in _CONTAINERS:
-        return _CONTAINERS[tag](decode(item, other) for item in inside)
-    if tag == "dict":
-        return {decode(key, other): decode(item, other) for key, item in inside}
-    if tag == "bytes":
-        return bytes.fromhex(inside)
-    return complex(*inside) if tag == "complex" else other(tag, inside)
 
 
 def limit_process(seconds: int, memory_mb: int) -> None:
@@ -99,7 +70,7 @@ def show_error(kind: type[BaseException], error: BaseException, frames: types.Tr
     sys.__excepthook__(kind, error.with_traceback(frames), frames)
 
 
-def serve_objects(channel: socket.socket) -> None:
+def serve_objects(channel: LineChannel) -> None:
     """Load the code, then apply operations to its objects until the socket closes."""
     kept: dict[int, Any] = {}
 
@@ -122,12 +93,12 @@ def serve_objects(channel: socket.socket) -> None:
             return {"error": type(error).__name__, "message": str(error)[:300]}
 
     names = run_files("solution")
-    defined = set(names) - set(dir(builtins))
-    defined |= {name for name in set(names) & set(dir(builtins)) if names[name] is not getattr(builtins, name)}
-    channel.sendall(json.dumps(sorted(defined)).encode() + b"\n")
-    for line in channel.makefile("rb"):
-        request = json.loads(line)
-        channel.sendall(json.dumps({"id": request["id"], **reply(request)}).encode() + b"\n")
+    defined = sorted(name for name, value in names.items() if value is not getattr(builtins, name, names))
+    channel.send(defined)
+    with suppress(EOFError):
+        while True:
+            request = channel.receive()
+            channel.send({"id": request["id"], **reply(request)})
 
 
 if __name__ == "__main__":
@@ -139,4 +110,4 @@ if __name__ == "__main__":
         channel.close()
         run_files("__main__")
     else:
-        serve_objects(channel)
+        serve_objects(LineChannel(channel))

@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from proxima.process.kill import kill_group
-from proxima.process.start import start_module
-
-VARIABLES = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+from proxima.process.kill import wait_or_kill
+from proxima.process.start import ONE_THREAD, start_module
 
 
 @contextmanager
@@ -30,7 +28,7 @@ def running_code(
     with tempfile.TemporaryDirectory(prefix="proxima-code-", ignore_cleanup_errors=True) as folder:
         for name, text in (("setup.py", setup), ("solution.py", code)):
             Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
-        environment = {**VARIABLES, "HOME": folder, "TMPDIR": folder}
+        environment = {"LANG": "C.UTF-8", **ONE_THREAD, "HOME": folder, "TMPDIR": folder}
         process, channel = start_module(
             "proxima.process.code_process", kind, *limits, flag="-I", cwd=folder, env=environment, **streams
         )
@@ -38,8 +36,7 @@ def running_code(
             with channel:
                 yield process, channel
         finally:
-            kill_group(process.pid)
-            process.wait()
+            wait_or_kill(process)
 
 
 def run_program(

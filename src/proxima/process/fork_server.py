@@ -22,12 +22,13 @@ from typing import Any
 from proxima.process.entry import end_with_parent
 from proxima.process.kill import adopt_orphans, kill_children
 from proxima.process.limits import confine, limit, limit_growth
+from proxima.process.lines import LineChannel
 
 
-def fork_server(control: socket.socket) -> None:
+def fork_server(control: LineChannel) -> None:
     """Serve `fork` requests (which pass a socket) with a process id, and `kill` with the signal that ended the
     worker."""
-    setup = json.loads(control.makefile("rb", buffering=0).readline())
+    setup = control.receive()
     sys.path[:] = setup["path"]
     try:
         jobs = importlib.import_module(setup["jobs"])
@@ -37,22 +38,22 @@ def fork_server(control: socket.socket) -> None:
             if function:
                 getattr(module, function)()
     except BaseException as error:
-        reply(control, {"error": f"{type(error).__name__}: {error}"[:500]})
+        control.send({"error": f"{type(error).__name__}: {error}"[:500]})
         return
-    reply(control, {"ready": True})
+    control.send({"ready": True})
     adopt_orphans()
     alive: set[int] = set()
     while True:
-        data, fds, _, _ = socket.recv_fds(control, 4096, 1)
+        data, fds, _, _ = socket.recv_fds(control.connection, 4096, 1)
         if not data:
             break
         request = json.loads(data)
         if request["do"] == "fork":
-            alive.add(pid := fork_worker(control, fds[0], setup | request, jobs))
-            reply(control, {"pid": pid})
+            alive.add(pid := fork_worker(control.connection, fds[0], setup | request, jobs))
+            control.send({"pid": pid})
         else:
             alive.discard(request["pid"])
-            reply(control, {"status": kill(request["pid"])})
+            control.send({"status": kill(request["pid"])})
             kill_children(besides=alive)
     kill_children()
 
@@ -133,11 +134,6 @@ def run(job: dict[str, Any], jobs: Any) -> tuple[bytes, bool]:
         return json.dumps({"id": job["id"], "error": message, "last": last}).encode() + b"\n", last
 
 
-def reply(control: socket.socket, message: dict[str, Any]) -> None:
-    """Send one line to the run."""
-    control.sendall(json.dumps(message).encode() + b"\n")
-
-
 def outlive_fork_server(control: socket.socket) -> None:
     """Return in a child, which becomes the fork server; this process waits for it to end and kills what it left behind.
     Because it does not hold the fork server's memory, the kernel does not choose it when memory runs out."""
@@ -154,4 +150,4 @@ if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     from_run = socket.socket(fileno=int(sys.argv[1]))
     outlive_fork_server(from_run)
-    fork_server(from_run)
+    fork_server(LineChannel(from_run))

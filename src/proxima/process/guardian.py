@@ -13,10 +13,9 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 
 from proxima.process.entry import end_with_parent
-from proxima.process.kill import adopt_orphans, kill_children, kill_group
+from proxima.process.kill import adopt_orphans, kill_children, wait_or_kill
 
 BEAT = 0.1  # seconds between checks that command and parent are still there
 
@@ -42,12 +41,8 @@ def guard(channel: socket.socket, command: list[str], patience: float) -> int:
     while process.poll() is None and not asked.is_set() and os.getppid() == parent:
         if select.select([channel], [], [], BEAT)[0]:
             break
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
-    kill_group(process.pid)
-    code = process.wait()
+    process.terminate()
+    code = wait_or_kill(process, patience)
     kill_children()
     return code if code >= 0 else 128 - code
 

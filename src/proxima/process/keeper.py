@@ -2,11 +2,14 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from time import monotonic
-from typing import Any
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from proxima.process import worker
 from proxima.process.worker import START_SECONDS, ForkServer, JobResult, Worker
+
+T = TypeVar("T")
 
 
 class WorkerSource:
@@ -20,43 +23,39 @@ class WorkerSource:
         self.jobs, self.who, self.options = jobs, who, options
         self.server: ForkServer | None = None
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
 
-    def fork(self, **limits: Any) -> Worker:
-        """Start a worker; `limits` override the options for this worker only.
+    def fork(self, *setup: tuple[str, Mapping[str, Any]], seconds: float = START_SECONDS, **limits: Any) -> Worker:
+        """Start a worker and prepare it.
 
-        Raises: RuntimeError: the source is closed, or the server can't start.
+        Args:
+            setup: jobs that it runs first, each within `seconds`.
+            limits: override the options for this worker only.
+        Raises: RuntimeError: the source is closed, the server can't start, or a job failed, and the worker is killed.
         """
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise RuntimeError(f"the {self.who} workers are closed")
             if self.server is not None and not self.server.alive:
                 self.server.close()  # if its parent was killed, it still has its workers
                 self.server = None
             if self.server is None:
                 self.server = worker.ForkServer(self.jobs, self.who, self.options)
-            return self.server.fork(**limits)
+            new = self.server.fork(**limits)
+        for job, arguments in setup:
+            result = new.run(job, arguments, seconds)
+            if result is None or result.error:
+                new.kill()
+                raise RuntimeError((result and result.error) or "it ended at once")
+        return new
 
     def close(self) -> None:
         """Kill the workers, whatever they are doing, and start no more. May be called twice."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             server, self.server = self.server, None
         if server is not None:
             server.close()
-
-
-def prepared(new: Worker, *jobs: tuple[str, Mapping[str, Any]], seconds: float = START_SECONDS) -> Worker:
-    """Run the jobs that prepare a new worker, each within `seconds`, and return it.
-
-    Raises: RuntimeError: a job failed, and the worker is killed.
-    """
-    for job, arguments in jobs:
-        result = new.run(job, arguments, seconds)
-        if result is None or result.error:
-            new.kill()
-            raise RuntimeError((result and result.error) or "it ended at once")
-    return new
 
 
 class KeptWorker:
@@ -69,17 +68,22 @@ class KeptWorker:
     def __init__(self, start: Callable[[], Worker]) -> None:
         self._start = start
         self.worker: Worker | None = None
-        self.deaths, self.why = 0, ""  # number of workers that have ended, and the reason of the last
-        self.seconds = 0.0  # of the last job
+        self.started = 0  # number of workers so far
+        self.deaths, self.why = 0, ""  # number of workers that have died, and the reason of the last
+
+    def ready(self) -> Worker:
+        """Return the worker, which is started if there is none; raises what `start` raises."""
+        if self.worker is None:
+            self.worker = self._start()
+            self.started += 1
+        return self.worker
 
     def run(
         self, job: str, arguments: Mapping[str, Any], seconds: float, cpu_seconds: float | None = None
     ) -> JobResult | None:
         """Run a job; see `Worker.run`. Raises what `start` raises."""
-        self.worker = kept = self.worker or self._start()
-        began = monotonic()
+        kept = self.ready()
         result = kept.run(job, arguments, seconds, cpu_seconds)
-        self.seconds = monotonic() - began
         if not kept.alive:
             self.worker, self.deaths = None, self.deaths + 1
             self.why = (result and result.error) or "it died between two calls"
@@ -90,3 +94,48 @@ class KeptWorker:
         if self.worker is not None:
             self.worker.kill()
             self.worker = None
+
+
+class WorkerQueue:
+    """Calls that wait for one of several workers, each with a daemon thread: a call that hangs can't keep this process
+    alive, as those of `concurrent.futures` do.
+
+    Args:
+        start: starts a worker.
+        workers: number of workers; they start with their first call.
+    """
+
+    def __init__(self, start: Callable[[], Worker], workers: int = 1) -> None:
+        self.kept = [KeptWorker(start) for _ in range(workers)]
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[KeptWorker], Any]] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._begun = self._closed = False
+
+    def submit(self, call: Callable[[KeptWorker], T]) -> "Future[T]":
+        """Queue a call, which gets the worker that is free. RuntimeError after `close`."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the workers are closed")
+            for kept in () if self._begun else self.kept:
+                threading.Thread(target=self._serve, args=(kept,), name="worker-queue", daemon=True).start()
+            self._begun = True
+            self._calls.put((future, call))
+        return future
+
+    def close(self) -> None:
+        """Take no more calls; the workers end after those that are queued. May be called twice."""
+        with self._lock:
+            self._closed = True
+            for _ in self.kept:
+                self._calls.put(None)
+
+    def _serve(self, kept: KeptWorker) -> None:
+        while (waiting := self._calls.get()) is not None:
+            future, call = waiting
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call(kept))
+                except BaseException as error:
+                    future.set_exception(error)
+        kept.replace()

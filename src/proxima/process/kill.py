@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Set
 from contextlib import suppress
@@ -18,6 +19,15 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def wait_or_kill(process: "subprocess.Popen[bytes]", seconds: float = 0.0) -> int:
+    """Wait `seconds` for a process to end by itself, then kill it and its group. Returns its exit code."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    kill_group(process.pid)
+    process.kill()
+    return process.wait()
+
+
 def adopt_orphans() -> None:
     """Make all descendants of this process, from now on, its children when their parents end."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -30,10 +40,8 @@ def kill_children(besides: Set[int] = frozenset()) -> None:
         for pid in orphans:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in orphans:
-            with suppress(OSError):
-                while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline:
-                    time.sleep(0.001)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.001)
 
 
 def _children() -> set[int]:
@@ -43,9 +51,9 @@ def _children() -> set[int]:
     return set()
 
 
-def describe_exit(code: int | None) -> str:
-    """Describe how a process ended, given its exit code; -N is signal N."""
-    if code is None or code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    return f"{name}, which the kernel sends when memory runs out" if -code == signal.SIGKILL else name
+def describe_exit(code: int, said: str = "") -> str:
+    """Describe how a process ended, given its exit code, where -N is signal N, and what it said last."""
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    if code == -signal.SIGKILL:
+        how += ", which the kernel sends when memory runs out"
+    return f"{how}: {said}" if said else how

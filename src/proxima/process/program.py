@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-from proxima.process.kill import describe_exit, kill_group
+from proxima.process.kill import describe_exit, kill_group, wait_or_kill
 from proxima.process.start import ENDS_WITH_US
 
 LINE_BYTES = 1 << 24  # maximum of a message
@@ -90,8 +90,7 @@ def _keep_last(stream: IO[bytes], last: deque[str]) -> None:
 
 
 def _ended(process: "subprocess.Popen[bytes]") -> None:
-    kill_group(process.pid)
-    process.wait()
+    wait_or_kill(process)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):

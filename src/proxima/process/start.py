@@ -10,6 +10,7 @@ from typing import Any
 
 from proxima.process import entry
 
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # variables
 START = Path(entry.__file__).resolve()
 # Options of `subprocess.Popen` for a program that is not ours: Linux kills it when the thread that started it ends.
 ENDS_WITH_US: dict[str, Any] = {"start_new_session": True, "preexec_fn": entry.end_with_parent}

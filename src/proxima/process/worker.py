@@ -5,13 +5,10 @@ anything else is killed, and its job fails. No worker outlives the run: when thi
 do the workers.
 """
 
-import json
 import os
 import secrets
-import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,7 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.process.start import start_module
+from proxima.process.kill import wait_or_kill
+from proxima.process.lines import LineChannel
+from proxima.process.start import ONE_THREAD, start_module
 
 START_SECONDS = 120.0  # to load math-verify, reasoning_gym or torch on a busy machine
 FORK_SERVER = "proxima.process.fork_server"
@@ -48,11 +47,9 @@ class ForkServer:
         self.who = who
         self._gone = False
         self._lock = threading.Lock()
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        environment = {**os.environ, **threads, "PYTHONDONTWRITEBYTECODE": "1"}
-        self._process, self._control = start_module(FORK_SERVER, env=environment)
-        self._control.settimeout(START_SECONDS)
-        self._replies = self._control.makefile("rb")
+        environment = {**os.environ, **ONE_THREAD, "PYTHONDONTWRITEBYTECODE": "1"}
+        self._process, control = start_module(FORK_SERVER, env=environment)
+        self._control = LineChannel(control)
         path = [os.path.abspath(entry) for entry in sys.path]
         try:
             reply = self._call({**options, "jobs": jobs, "path": path})
@@ -86,25 +83,16 @@ class ForkServer:
             return 0  # the fork server is gone, and its workers with it
 
     def close(self) -> None:
-        self._replies.close()
-        self._control.close()  # the fork server kills its workers, then exits
-        try:
-            self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._control.connection.close()  # the fork server kills its workers, then exits
+        wait_or_kill(self._process, 5.0)
 
     def _call(self, request: Mapping[str, Any], fd: int | None = None) -> dict[str, Any]:
         """Send a request, and `fd` if given, and return the reply; RuntimeError if the server is gone."""
-        line = json.dumps(request).encode() + b"\n"
         with self._lock:
             try:
-                if fd is None:
-                    self._control.sendall(line)
-                else:
-                    socket.send_fds(self._control, [line], [fd])
-                reply: dict[str, Any] = json.loads(self._replies.readline())
-            except (OSError, ValueError) as error:
+                self._control.send(request, () if fd is None else (fd,))
+                reply: dict[str, Any] = self._control.receive(time.monotonic() + START_SECONDS)
+            except (EOFError, OSError, ValueError) as error:
                 self._gone = True  # its parent may still be killing the processes it left behind
                 late = f"did not answer within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else "is gone"
                 raise RuntimeError(f"the process that starts {self.who} workers {late}") from error
@@ -115,7 +103,7 @@ class Worker:
     """One worker process and the socket to it."""
 
     def __init__(self, fork_server: ForkServer, pid: int, channel: socket.socket) -> None:
-        self._fork_server, self._pid, self._channel, self._buffer = fork_server, pid, channel, bytearray()
+        self._fork_server, self._pid, self._channel = fork_server, pid, LineChannel(channel, REPLY_BYTES)
         self.jobs_done, self.alive = 0, True
 
     def run(
@@ -124,65 +112,41 @@ class Worker:
         """Run a job of the table `JOBS` within `seconds` and return its result; None if the worker had already died."""
         job_id = secrets.token_hex(8)
         request = {"id": job_id, "job": job, "arguments": arguments, "cpu_seconds": cpu_seconds}
-        try:
-            line = json.dumps(request).encode() + b"\n"
-        except (TypeError, ValueError) as error:
-            return JobResult(error=f"can't be sent to a worker: {error}")
         deadline = time.monotonic() + seconds
         try:
-            self._channel.settimeout(seconds)
-            self._channel.sendall(line)
+            self._channel.connection.settimeout(seconds)
+            self._channel.send(request)
         except OSError:
             self.kill()
             return None
+        except (TypeError, ValueError) as error:
+            return JobResult(error=f"can't be sent to a worker: {error}")
         self.jobs_done += 1
-        answer = self._line(deadline)
-        if answer is None:
+        try:
+            reply = self._channel.receive(deadline)
+            if reply["id"] != job_id:
+                raise ValueError("a reply to something else")
+        except TimeoutError:
             self.kill()
             return JobResult(error=f"timed out after {seconds:g} s")
-        if not answer:
+        except (EOFError, OSError):
             return JobResult(error=_death(self.kill(), cpu_seconds))
-        reply = _reply(answer, job_id)
-        if reply is None or reply.get("last"):
+        except (LookupError, RecursionError, TypeError, ValueError):
             self.kill()
-        if reply is None:
             who = self._fork_server.who
             why = f"something wrote into its worker's socket; a {who} must leave open files and processes alone"
             return JobResult(error=why)
+        if reply.get("last"):
+            self.kill()
         return JobResult(value=reply.get("result"), error=reply.get("error"))
-
-    def _line(self, deadline: float) -> bytes | None:
-        """The next line, or its beginning if it is too long; empty if the worker is gone, None after the deadline."""
-        while b"\n" not in self._buffer and len(self._buffer) <= REPLY_BYTES:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0 or not select.select([self._channel], [], [], remaining)[0]:
-                return None
-            try:
-                part = self._channel.recv(1 << 16)
-            except OSError:
-                part = b""
-            if not part:
-                return b""
-            self._buffer += part
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return bytes(line) or b"\n"
 
     def kill(self) -> int:
         """Kill the worker if it is still running. Returns the signal that ended it, 0 if it exited by itself."""
         if not self.alive:
             return 0
         self.alive = False
-        self._channel.close()
+        self._channel.connection.close()
         return self._fork_server.kill(self._pid)
-
-
-def _reply(line: bytes, job_id: str) -> dict[str, Any] | None:
-    """A worker's reply to the job; None if the line is not one."""
-    try:
-        reply = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return reply if isinstance(reply, dict) and reply.get("id") == job_id else None
 
 
 def _death(status: int, cpu_seconds: float | None) -> str:

@@ -48,8 +48,6 @@ class ProcessRanks(Ranks):
 
     def end(self, outcome: Any) -> None:
         if not self.in_call and not self.losing():  # otherwise they receive nothing, and end when this process does
-            if self.watch is not None:
-                self.watch.release()
             self._broadcast(End(outcome))
 
     def receive(self) -> Message:

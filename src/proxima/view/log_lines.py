@@ -14,12 +14,12 @@ from io import FileIO
 from shlex import quote
 from typing import NamedTuple, TextIO
 
-from proxima.config.sections.placement_section import STARTED_AGAIN
+from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
 from proxima.config.step_size import group_arithmetic
 from proxima.data import Group
 from proxima.evaluate.headline import ACCURACY, Headline, judged_answers
 from proxima.evaluate.intervals import bound_keys
-from proxima.runtime.placement.process_group import is_launched
+from proxima.runtime.placement.process_group import is_rank
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage
@@ -358,7 +358,8 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     if summary.get("error"):
         parts.append(printable(str(summary["error"]), 300))
     if status != "done":
-        run = "" if info is None or is_launched() else f"proxima train {quote(str(info.folder))} --resume"
+        launched = is_rank() and not is_supervised()  # a resume needs the same launcher
+        run = "" if info is None or launched else f"proxima train {quote(str(info.folder))} --resume"
         how = run or "the same command with --resume"
         told_already = any(word in str(summary.get("error")) for word in ("--resume ", STARTED_AGAIN))  # the next step
         parts += [] if told_already else [f"resume: {how}"]

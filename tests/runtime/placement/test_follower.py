@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.data import UserError
-from proxima.runtime.placement.follower import RankModels, seen_checkpoint
+from proxima.runtime.placement import follower
+from proxima.runtime.placement.follower import RankModels, seen_here
+from proxima.train.checkpoint import read_checkpoint
 from proxima.train.messages import Stages
 
 
@@ -25,6 +27,7 @@ def test_late_stages_are_made_when_rank_0_says_so_and_once():
     assert models.stage("policy", "proximal_log_prob").policy is stack.model and len(made) == 1
 
 
-def test_a_node_that_does_not_see_the_checkpoint_loads_no_other_weights(tmp_path):
+def test_a_node_that_does_not_see_the_checkpoint_loads_no_other_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(follower, "FOLDER_SECONDS", 0.0)
     with pytest.raises(UserError, match="the checkpoint .*000002 is not visible on this node; set folder=PATH"):
-        seen_checkpoint(tmp_path / "checkpoints/000002")
+        seen_here("checkpoint", tmp_path / "checkpoints/000002", read_checkpoint)

@@ -9,9 +9,8 @@ import pytest
 from proxima.cli.main import main
 from proxima.config.sections.ranks_section import TorchrunPlacement
 from proxima.data import FieldError, UserError
-from proxima.runtime.placement import meeting, rank_watch
-from proxima.runtime.placement.meeting import slurm_variables
-from proxima.runtime.placement.process_group import adopt_launcher, is_first, is_rank
+from proxima.runtime.placement import meeting
+from proxima.runtime.placement.process_group import adopt_launcher, is_first, is_rank, slurm_variables
 from tests.ports import kept_port
 
 PLACE = {"SLURM_JOB_ID": "40123", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}
@@ -75,12 +74,13 @@ def test_rank_0_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    watches, make = [], rank_watch.RankWatch
+    watches, make = [], meeting.RankWatch
     as_rank(monkeypatch, 0, 0, size=3)
-    monkeypatch.setattr(meeting, "_store", lambda seconds: (SimpleNamespace(set=lambda key, value: None), "key"))
-    monkeypatch.setattr(rank_watch, "RankWatch", lambda *facts: watches.append(make(*facts)) or watches[0])
-    placement = TorchrunPlacement(timeout=1.0)
+    monkeypatch.setattr(meeting, "_store", lambda seconds: SimpleNamespace(set=lambda key, value: None))
+    monkeypatch.setattr(meeting, "RankWatch", lambda *watched: watches.append(make(*watched)) or watches[0])
+    monkeypatch.setattr(meeting, "rank_facts", lambda config: {})
+    config = SimpleNamespace(placement=TorchrunPlacement(timeout=1.0))
     line = r"^ranks 1-2 of 3 did not call port \d+ of .* within 1 s; its node has left or can't reach this one: "
-    with pytest.raises(UserError, match=line), meeting.first_rank(placement, {}):
+    with pytest.raises(UserError, match=line), meeting.met_ranks(config):
         pass
     watches[0].close()

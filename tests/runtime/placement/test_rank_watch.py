@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def watching(size: int, *, own: dict[str, Any] = IDLE, in_call: bool = False) -> Iterator[RankWatch]:
     """A watch whose thread has ended after the block, and with it all that it writes."""
     before = threading.enumerate()
-    watch = RankWatch(size, lambda: own, lambda: in_call, 600.0)
+    status = SimpleNamespace(beat=lambda: dict(own), call=own["call"], part=own["part"])
+    ranks: Any = SimpleNamespace(size=size, in_call=in_call, status=status)
+    watch = RankWatch(ranks, 600.0)
     (thread,) = (each for each in threading.enumerate() if each not in before)
     try:
         yield watch
@@ -208,6 +211,7 @@ def test_a_silent_rank_is_named_and_then_given_up() -> None:
     with met(3) as (watch, (silent, lively)), watch.attached(log, warnings.append, lambda: None):
         silent.send(beat=IDLE | {"call": "update of policy", "collective": "gather"})
         lively.send(beat=IDLE)
+        assert silent.receive() == [{"beat": True}]  # rank 0 lives
         eventually(lambda: all(peer.beat is not None for peer in watch.peers.values()))
         since = watch.peers[1].heard
         watch.peers[2].heard = since + 400

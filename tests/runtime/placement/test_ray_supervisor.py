@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,9 @@ from proxima.data import FieldError, UserError
 from proxima.runtime.placement import ray_supervisor
 from proxima.runtime.placement.node_actors import ActorPlace
 from proxima.runtime.placement.rank_group import RankGroup
-from proxima.runtime.placement.ray_supervisor import RankEnd, describe_end, first_cause, is_over, supervise
+from proxima.runtime.placement.ray_supervisor import RankEnd, describe_end, first_cause, supervise
 from tests import ray_cluster
+from tests.manual_clock import ManualClock
 from tests.processes import eventually, is_running
 
 pytest.importorskip("ray")
@@ -27,8 +29,8 @@ FUNCTIONS = "tests.runtime.placement.rank_functions"
 PLACE = {"ranks": 2, "gpus_per_rank": 0.0, "cpus_per_rank": 0.5}
 
 
-def end(rank: int, code: int | None, at: float = 0.0) -> RankEnd:
-    return RankEnd(rank=rank, exit_code=code, at=at, reason="its actor was killed" if code is None else "")
+def end(rank: int, code: int | None) -> RankEnd:
+    return RankEnd(rank=rank, exit_code=code, reason="its actor was killed" if code is None else "")
 
 
 PLACES = [ActorPlace(node=name, address=name, host=name) for name in "ab"]
@@ -37,7 +39,7 @@ PLACES = [ActorPlace(node=name, address=name, host=name) for name in "ab"]
 def test_the_last_line_of_a_rank_is_told(monkeypatch):
     monkeypatch.setattr("ray.nodes", list)
     group = RankGroup(hosts=(), places=PLACES, reports=())
-    ended = RankEnd(rank=1, at=0.0, exit_code=1, reason="RuntimeError: a bad day")
+    ended = RankEnd(rank=1, exit_code=1, reason="RuntimeError: a bad day")
     assert describe_end(ended, group) == "rank 1 on b ended with exit code 1; its last line: RuntimeError: a bad day"
 
 
@@ -57,14 +59,6 @@ def test_the_last_line_of_a_rank_is_told(monkeypatch):
 )
 def test_the_first_cause(ends, cause):
     assert first_cause(ends).rank == cause
-
-
-def test_when_a_run_is_over():
-    assert not is_over([], 2, 100.0)
-    assert is_over([end(0, 0), end(1, 0)], 2, 0.0)
-    assert not is_over([end(1, 0)], 2, 1000.0)  # rank 0 has still to write
-    assert not is_over([end(0, 0)], 2, 2.0) and is_over([end(0, 0)], 2, 4.0)
-    assert not is_over([end(1, -9)], 3, 2.0) and is_over([end(1, -9)], 3, 4.0)
 
 
 KILLED = "rank 1 on b died: SIGKILL, which the kernel sends when memory runs out"
@@ -95,67 +89,107 @@ def test_what_restarts_and_what_ends_a_run(case, monkeypatch, capsys):
     begun, stopped = [], []
 
     class Group(RankGroup):
-        def stop(self, bundles):
-            stopped.append(bundles)
+        def stop(self):
+            stopped.append(len(begun))
 
-    def start_group(spec, bundles, function, arguments, placed):
+    def start_group(spec, function, arguments, placed):
         begun.append(arguments)
         return Group(hosts=(), places=PLACES, reports=())
 
     monkeypatch.setattr(ray_supervisor, "connected", lambda spec: contextlib.nullcontext())
     monkeypatch.setattr(ray_supervisor, "fitted", lambda spec: spec)
-    monkeypatch.setattr(ray_supervisor, "reserve", lambda *_: f"bundles of start {len(begun)}")
     monkeypatch.setattr(ray_supervisor, "start_group", start_group)
     monkeypatch.setattr(ray_supervisor, "watch", lambda *_: starts[len(begun) - 1])
     monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}, {"NodeID": "b", "Alive": False}])
     assert supervise("a:b", RayPlacement(**PLACE, restarts=restarts), {"x": 1}) == code
     assert begun == [{"x": 1}, {"x": 1, "resume": True, "overwrite": False}][: len(starts)] and stopped == [
-        f"bundles of start {start}" for start in range(len(begun))
+        start + 1 for start in range(len(begun))
     ]
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == "" and len(lines) == len(said) and all(map(str.startswith, lines, said)), lines
 
 
-def test_ranks_end_when_a_server_is_at_an_address_that_they_do_not_know(monkeypatch):
-    monkeypatch.setattr("ray.wait", lambda *_, **options: ([], []))
+News = list[tuple[float, int, int | None]]  # when, which rank, and its exit code
+
+
+def watched(
+    monkeypatch: pytest.MonkeyPatch, news: News, ranks: int = 2, placed: Any = None, interrupts: Sequence[int] = ()
+) -> tuple[list[RankEnd], float]:
+    """How ranks end of which this is heard, and when their watch has; `news` may be empty."""
+    clock, reports = ManualClock(), [iter([(rank, number) for number in range(9)]) for rank in range(ranks)]
+    heard = {rank: (at, code) for at, rank, code in news}
+
+    def wait(waiting: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        ready = [report for rank, report in enumerate(reports) if report in waiting and rank in heard]
+        ready = [report for report in ready if heard[reports.index(report)][0] <= clock.now()]
+        if not ready:
+            clock.advance(timeout)
+        return ready, []
+
+    monkeypatch.setattr("ray.wait", wait)
+    monkeypatch.setattr("ray.get", lambda report: heard[report[0]][1])
     monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}])
-    group, polled = RankGroup(hosts=(), places=PLACES, reports=("0", "1")), []
-
-    def moved():
-        return 1 if len(polled) == 3 else None
-
-    placed = SimpleNamespace(poll=lambda: polled.append(1), moved=moved)
-    ends = ray_supervisor.watch(group, SimpleNamespace(count=0), placed)
-    end = ray_supervisor.first_cause(ends)
-    assert end.killed and len(polled) == 3
-    line = "rank 0 on .* died: it must connect to engine 1 at another address"
-    assert re.fullmatch(line, ray_supervisor.describe_end(end, group))
-
-
-@pytest.mark.parametrize(("told", "interrupts"), [({"0": 0}, 0), ({"1": None}, 0), ({}, 1)])
-def test_a_server_that_moves_does_not_end_what_is_ending(told, interrupts, monkeypatch):
-    """Rank 0 has ended and the other closes; a rank has failed and the cause is awaited; rank 0 writes a checkpoint."""
-    reports, asked = {name: iter([name]) for name in "01"}, []
-    ready = lambda waiting, **_: ([w for w in waiting if w in [reports[n] for n in told]], [])  # noqa: E731
-    monkeypatch.setattr("ray.wait", ready)
-    monkeypatch.setattr("ray.get", lambda name: told[name])
-    monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}])
-    monkeypatch.setattr(ray_supervisor, "is_over", lambda *_: len(asked) > 3)
+    monkeypatch.setattr(ray_supervisor, "time", SimpleNamespace(monotonic=clock.now))
     host = SimpleNamespace(interrupt=SimpleNamespace(remote=lambda: None))
-    group = RankGroup(hosts=(host,), places=PLACES, reports=tuple(reports.values()))
-    placed = SimpleNamespace(poll=lambda: asked.append(1), moved=lambda: 1)
-    ends = ray_supervisor.watch(group, SimpleNamespace(count=interrupts), placed)
-    assert not any("another address" in end.reason for end in ends)
+    group = RankGroup(hosts=(host,), places=PLACES, reports=reports)
+    return ray_supervisor.watch(group, interrupts, placed), clock.now()
+
+
+@pytest.mark.parametrize(
+    ("news", "ranks", "over"),
+    [
+        ([(0, 0, 0), (0, 1, 0)], 2, 0),
+        ([(0, 1, 0), (1000, 0, 0)], 2, 1000),  # rank 0 has still to write
+        ([(1, 0, 0)], 2, 4),  # the others have had time to end
+        ([(1, 1, -9), (2, 2, 1)], 3, 4),  # and to tell the cause
+    ],
+)
+def test_when_a_run_is_over(news: News, ranks: int, over: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, seconds = watched(monkeypatch, news, ranks)
+    assert [(end.rank, end.exit_code) for end in ends] == [(rank, code) for _, rank, code in news] and seconds == over
+
+
+class Moving:
+    """Servers of which one moves when they have been looked at `after` times."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.polled = after, 0
+        self.interrupts: list[int] = []
+
+    def poll(self) -> None:
+        self.polled += 1
+        if self.polled == 4:
+            self.interrupts += [2, 2]
+
+    def moved(self) -> int | None:
+        return 1 if self.polled >= self.after else None
+
+
+def test_ranks_end_when_a_server_is_at_an_address_that_they_do_not_know(monkeypatch):
+    servers = Moving(3)
+    (end,), _ = watched(monkeypatch, [], placed=servers)
+    assert end.killed and servers.polled == 3
+    line = "rank 0 on .* died: it must connect to engine 1 at another address"
+    assert re.fullmatch(line, describe_end(end, RankGroup(hosts=(), places=PLACES, reports=())))
+
+
+@pytest.mark.parametrize(("news", "interrupts"), [([(0, 0, 0)], 0), ([(0, 1, None)], 0), ([], 1)])
+def test_a_server_that_moves_does_not_end_what_is_ending(news, interrupts, monkeypatch):
+    """Rank 0 has ended and the other closes; a rank has failed and the cause is awaited; rank 0 writes a checkpoint."""
+    servers = Moving(1)
+    servers.interrupts += [2] * interrupts
+    ends, _ = watched(monkeypatch, news, placed=servers, interrupts=servers.interrupts)
+    assert servers.polled >= 4 and not any("another address" in end.reason for end in ends)
 
 
 def test_ctrl_c_before_there_are_ranks(monkeypatch):
-    def reserve(*_):
+    def start_group(*_):
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(ray_supervisor, "connected", lambda spec: contextlib.nullcontext())
     monkeypatch.setattr(ray_supervisor, "fitted", lambda spec: spec)
-    monkeypatch.setattr(ray_supervisor, "reserve", reserve)
+    monkeypatch.setattr(ray_supervisor, "start_group", start_group)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         supervise("a:b", RayPlacement(**PLACE), {})
@@ -179,7 +213,8 @@ def test_an_actor_that_is_killed_and_then_ctrl_c(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address())
     monkeypatch.setattr(ray_supervisor, "GRACE_SECONDS", 0.2)
     folder, acts = tmp_path / "run", [{"1": "actor"}, {"0": "interrupt"}]
-    code = supervised(folder, acts, restarts=1, env={"EXTRA": "yes"})
+    most = {"cpus_per_rank": 3.0}  # the second start needs what the first has given back
+    code = supervised(folder, acts, restarts=1, env={"EXTRA": "yes"}, **most)
     out, err = capsys.readouterr()
     host = os.uname().nodename
     printed = [line for line in out.splitlines() if "(raylet)" not in line]

@@ -29,7 +29,6 @@ def driver():
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """An actor may be slow."""
-    monkeypatch.setattr(reward_actors, "PING_SECONDS", 600.0)
     monkeypatch.setattr(reward_actors, "START_SECONDS", 600.0)
 
 

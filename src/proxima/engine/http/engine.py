@@ -142,13 +142,8 @@ class HttpEngine:
         async def work() -> list[InFlight]:
             parts = [job.in_flight() for job in self._pool.jobs if job.length]
             for arrivals, requests in list(self._callers.items()):
-                prompts = {request.key: request.prompt.tokens for request in requests}
-                ended = [
-                    completion
-                    for completion in tuple(arrivals.items)
-                    if isinstance(completion, Completion) and len(completion.tokens)
-                ]
-                parts += [InFlight.of(completion, prompts[completion.key]) for completion in ended]
+                ended = InFlight.not_taken(requests, tuple(arrivals.items))
+                parts += [part for part in ended if len(part.tokens)]
             return parts
 
         return await self._loop.run(work())

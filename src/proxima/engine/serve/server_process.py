@@ -1,14 +1,13 @@
 """One server in separate processes: start, readiness and health checks, stop. Restarts are handled in `servers.py`."""
 
 import signal
-import subprocess
 from pathlib import Path
 
 import httpx
 
 from proxima.engine.serve.launch import Launch
 from proxima.engine.serve.server_log import last_error
-from proxima.process.kill import describe_exit
+from proxima.process.kill import describe_exit, wait_or_kill
 from proxima.process.start import start_module
 
 PATIENCE = 10.0  # seconds from SIGTERM to SIGKILL
@@ -78,9 +77,8 @@ class ServerProcess:
     def describe_exit(self) -> str:
         """Describe how it ended, with the line of its log that explains why."""
         code = self.code or 0
-        how = describe_exit(128 - code if code - 128 in list(signal.Signals) else code)
-        reason = last_error(self.output())
-        return f"{how}: {reason}" if reason else how
+        code = 128 - code if code - 128 in list(signal.Signals) else code
+        return describe_exit(code, last_error(self.output()))
 
     def ask_to_stop(self) -> None:
         """Start stopping all its processes; `stop` waits until they have ended."""
@@ -89,9 +87,5 @@ class ServerProcess:
     def stop(self) -> None:
         """Stop all its processes and wait until they have ended. May be called twice."""
         self.ask_to_stop()
-        try:
-            self._process.wait(3 * PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # the server gets a SIGTERM from the kernel then
-            self._process.wait()
+        wait_or_kill(self._process, 3 * PATIENCE)  # if it is killed, the server gets a SIGTERM from the kernel
         self._http.close()

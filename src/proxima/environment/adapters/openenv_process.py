@@ -12,26 +12,13 @@ import sys
 from typing import Any
 
 
-class OpenEnvSession:
-    """A session with an OpenEnv server."""
+def open_session(url: str) -> Any:
+    """A client of an OpenEnv server, with a session."""
+    from openenv.core import GenericEnvClient  # type: ignore[import-not-found, unused-ignore]
 
-    def __init__(self, url: str) -> None:
-        from openenv.core import GenericEnvClient  # type: ignore[import-not-found, unused-ignore]
-
-        self.client = GenericEnvClient(base_url=url).sync()
-        self.client.connect()
-
-    def reset(self, **arguments: Any) -> dict[str, Any]:
-        return self._told(self.client.reset(**arguments))
-
-    def step(self, action: dict[str, Any]) -> dict[str, Any]:
-        return self._told(self.client.step(action))
-
-    def close(self) -> None:
-        self.client.close()
-
-    def _told(self, result: Any) -> dict[str, Any]:
-        return {"observation": result.observation, "reward": result.reward, "done": bool(result.done)}
+    client = GenericEnvClient(base_url=url).sync()
+    client.connect()
+    return client
 
 
 def main() -> None:
@@ -39,19 +26,20 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     sys.path[0] = os.getcwd()  # not this folder, whose files have the names of packages
-    sessions: dict[int, OpenEnvSession] = {}
+    sessions: dict[int, Any] = {}
     for line in sys.stdin:
         asked = json.loads(line)
         number, method, arguments = asked["number"], asked["method"], asked["arguments"]
         result: Any = {}
         try:
             if method == "make":
-                sessions[number] = OpenEnvSession(**arguments)
+                sessions[number] = open_session(**arguments)
             elif method == "drop":
                 with contextlib.suppress(Exception):
                     sessions.pop(number).close()
             else:
-                result = getattr(sessions[number], method)(**arguments)
+                step = getattr(sessions[number], method)(**arguments)
+                result = {"observation": step.observation, "reward": step.reward, "done": bool(step.done)}
             answer = json.dumps({"result": result})
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())

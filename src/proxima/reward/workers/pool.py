@@ -1,7 +1,6 @@
 """A pool of worker processes that can be killed: jobs go in, results or one-line errors come out, in the same order.
 
-Each slot of the pool is a daemon thread with its own worker (`process.worker`), for one job at a time. If a worker dies
-or misses a job's deadline, only that job fails.
+Its workers (`process.keeper`) run one job at a time. If one dies or misses a job's deadline, only that job fails.
 
 No maintained library passes the same tests (`tests/reward/test_pool.py`; tried: `concurrent.futures` of 3.11, loky 3.7,
 Pebble 5.2). In the first two, a worker that dies fails every job in the queue, and jobs have no deadlines. Pebble has
@@ -11,13 +10,11 @@ outlives a run that was killed.
 """
 
 import asyncio
-import queue
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from functools import partial
 
-from proxima.process.keeper import KeptWorker, WorkerSource, prepared
+from proxima.process.keeper import KeptWorker, WorkerQueue, WorkerSource
 from proxima.process.worker import JobResult, Worker
 from proxima.reward.base import Job
 
@@ -51,24 +48,20 @@ class WorkerPool:
         memory_mb: int = 1024,
         recycle: int = 5000,
     ) -> None:
-        self.workers, self.timeout, self.recycle, self.setup = workers, timeout, recycle, tuple(setup)
+        self.timeout, self.recycle, self.setup = timeout, recycle, tuple(setup)
         options = {"warm_ups": sorted(warm_ups), "restricted": restricted, "memory_mb": memory_mb}
         self._source = WorkerSource(GRADERS, "reward", options)
-        self._tasks: queue.SimpleQueue[tuple[Job, Future[JobResult]] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
-        self._closed = False
-        self.started = 0  # workers forked so far
+        self._queue = WorkerQueue(self._start_worker, workers)
+
+    @property
+    def started(self) -> int:
+        """The number of workers so far."""
+        return sum(kept.started for kept in self._queue.kept)
 
     def start(self) -> None:
         """Start the workers before the first `run`; returns at once."""
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the reward pool is closed")
-            while len(self._threads) < self.workers:
-                thread = threading.Thread(target=self._slot, name=f"reward-slot-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+        for _ in self._queue.kept:
+            self._queue.submit(KeptWorker.ready)  # the first job reports what goes wrong
 
     async def run(self, jobs: Sequence[Job]) -> list[JobResult]:
         """The result of each job, in the same order. An exception in a job is never raised here."""
@@ -80,29 +73,11 @@ class WorkerPool:
 
     def close(self) -> None:
         """Kill the workers, even if they are busy. Jobs that are still queued fail. May be called twice."""
-        with self._lock:
-            self._closed = True
-        for _ in self._threads:
-            self._tasks.put(None)
+        self._queue.close()
         self._source.close()
 
     def _submit(self, jobs: Sequence[Job]) -> "list[Future[JobResult]]":
-        if jobs:
-            self.start()
-        futures: list[Future[JobResult]] = [Future() for _ in jobs]
-        for task in zip(jobs, futures, strict=True):
-            self._tasks.put(task)
-        return futures
-
-    def _slot(self) -> None:
-        kept = KeptWorker(self._start_worker)
-        with suppress(Exception):  # the first job reports the same problem
-            kept.worker = self._start_worker()
-        while (task := self._tasks.get()) is not None:
-            job, future = task
-            if future.set_running_or_notify_cancel():
-                future.set_result(self._run(job, kept))
-        kept.replace()
+        return [self._queue.submit(partial(self._run, job)) for job in jobs]
 
     def _run(self, job: Job, kept: KeptWorker) -> JobResult:
         for _ in range(2):  # a worker that died while it was idle is replaced
@@ -117,7 +92,4 @@ class WorkerPool:
         return JobResult(error="two workers in a row died before they started on it")
 
     def _start_worker(self) -> Worker:
-        worker = self._source.fork()
-        with self._lock:
-            self.started += 1
-        return prepared(worker, *((job.grader, job.arguments) for job in self.setup))
+        return self._source.fork(*((job.grader, job.arguments) for job in self.setup))

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any
 
-from proxima.process.code_process import decode, encode
 from proxima.process.code_runner import run_program, running_code
 from proxima.process.entry import prctl
+from proxima.process.lines import LineChannel
+from proxima.process.values import decode, encode
 
 LINE_BYTES = 16 << 20  # of a reply
 PR_SET_DUMPABLE = 4  # controls whether other processes may read this one's memory
@@ -41,13 +42,12 @@ class Code:
 
     Args:
         channel: to its process.
-        replies: what comes from there.
     """
 
-    def __init__(self, channel: socket.socket, replies: BinaryIO) -> None:
+    def __init__(self, channel: socket.socket) -> None:
         self.given: dict[int, str] = {}  # names of the objects that the row's setup defines, in both processes
         self.broken = False
-        self._channel, self._replies = channel, replies
+        self._channel = LineChannel(channel, LINE_BYTES)
 
     def names(self) -> set[str]:
         """The names that the code defines, once it is loaded; BrokenCode if it can't be."""
@@ -68,7 +68,7 @@ class Code:
     def _send(self, do: str, arguments: Sequence[Any], encoded: Sequence[Any], named: Mapping[str, Any]) -> Any:
         request = {"id": secrets.token_hex(8), "do": do, "arguments": encoded, "named": named}
         try:
-            self._channel.sendall(json.dumps(request).encode() + b"\n")
+            self._channel.send(request)
             reply = self._line()
             if reply["id"] != request["id"]:
                 raise ValueError("a reply to something else")
@@ -84,12 +84,9 @@ class Code:
         raise (kind if raisable else RuntimeError)(message) from CodeRaised()  # type: ignore[misc]
 
     def _line(self) -> Any:
-        line = b""
-        with suppress(OSError):
-            line = self._replies.readline(LINE_BYTES)
         try:
-            return json.loads(line)
-        except (RecursionError, ValueError) as error:
+            return self._channel.receive()
+        except (EOFError, OSError, RecursionError, ValueError) as error:
             self.broken = True
             raise BrokenCode from error
 
@@ -176,8 +173,8 @@ def run_unit_tests(
     deadline, limits = time.monotonic() + seconds, (int(seconds) + 1, memory_mb)
     if "programs" in tests:
         return _run_programs(code, setup, limits, tests["programs"], deadline)
-    with running_code(code, setup, limits) as (_, channel), channel.makefile("rb") as replies:
-        module = Code(channel, replies)
+    with running_code(code, setup, limits) as (_, channel):
+        module = Code(channel)
         verdicts, timed_out, killed = _in_fork(lambda: _verdicts(module, tests, setup, entry_point), deadline)
     if any(isinstance(verdict, str) for verdict in verdicts):
         raise ValueError(f"the tests of this row can't be run: {verdicts[-1]}")

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,15 +39,12 @@ class DaemonThreads:
                 raise
 
     def _call(self, function: Callable[[], Any], ended: "Future[Any]") -> None:
-        result, raised = None, None
         try:
-            result = function()
+            tell = partial(ended.set_result, function())
         except BaseException as error:
-            raised = error
+            tell = partial(ended.set_exception, error)
         with self._lock:
             if ended.cancelled():
                 self._hung -= 1
-            elif raised is not None:
-                ended.set_exception(raised)
             else:
-                ended.set_result(result)
+                tell()

@@ -30,7 +30,7 @@ from proxima.runtime.watch.interrupt import signals_restored, stop_on_interrupt
 from proxima.runtime.watch.observer import Observer, WarningList
 from proxima.runtime.watch.timeline import Timeline
 from proxima.system.environment import describe_environment
-from proxima.train.checkpoint import DELETE, Checkpoint
+from proxima.train.checkpoint import DELETE, Checkpoint, read_checkpoint
 from proxima.train.ranks import Ranks
 from proxima.train.stack import POLICY
 
@@ -136,7 +136,7 @@ def _cancelled_with(ranks: Ranks, folder: RunFolder, observer: Observer) -> Iter
         except asyncio.CancelledError as error:
             if ranks.watch.cause(error) is None:
                 raise
-            raise RuntimeError("cancelled, as a rank has failed") from error  # `first_rank` reports which one
+            raise RuntimeError("cancelled, as a rank has failed") from error  # `meeting` reports which one
 
 
 async def _run(
@@ -291,12 +291,12 @@ def _restore(checkpoint: Checkpoint, stack: "TrainStack", others: "Mapping[str, 
 
 def _start_rank(make_work: "Callable[[], Workload]", ranks: Ranks, message: "Start") -> "RankModels":
     """What `_run` does on rank 0, on the others: data, files, weights, and the state of a checkpoint."""
-    from proxima.runtime.placement.follower import require_folder, seen_checkpoint
+    from proxima.runtime.placement.follower import seen_here
 
-    require_folder(message.folder)
+    seen_here("run folder", message.folder, Path.is_dir)
     work = make_work()
     _compare_files(work.hashes, ranks)
-    checkpoint = None if message.checkpoint is None else seen_checkpoint(message.checkpoint)
+    checkpoint = None if message.checkpoint is None else seen_here("checkpoint", message.checkpoint, read_checkpoint)
     loaded = _load_weights(work, checkpoint)
     models = work.rank_models(loaded, ComputeThread(), ranks, message.checkpoint)
     if checkpoint is not None:

@@ -9,7 +9,8 @@ itself is `launch`.
 On a Ray cluster, the launcher is ours. What runs below it is what torchrun would run:
 
     ray_supervisor      starts the ranks of a command, prints their output, and restarts them
-    ray_cluster         the cluster: connects to it, checks and reserves its devices; reports its errors in one line
+    ray_cluster         the cluster: connects to it, checks and reserves its devices, starts actors on them; reports its
+                        errors in one line
     rank_group          the ranks of one start, with the variables that torchrun would set
     node_actors         the actors on the nodes: one starts the process of a rank (`rank_process`), one a server
     engine_group        the servers of `placement.engines`, restarted while the run continues
@@ -18,6 +19,6 @@ On a Ray cluster, the launcher is ours. What runs below it is what torchrun woul
 
 Ray only places and watches processes: no tensor goes through it, and a rank finds the others by torch.distributed. An
 actor does not compute, so it can see how the process that it started ended.
-Imports: `config`, `data`, `engine`, `model`, `train`; torch.distributed and ray only inside functions. Imported by
-`launch`, and `api`.
+Imports: `config`, `data`, `engine`, `model`, `train`; `meeting`, and with it torch.distributed, only where there are
+several ranks, and ray only inside functions. Imported by `launch`, and `api`.
 """

@@ -5,7 +5,6 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from proxima import __version__
@@ -31,7 +30,7 @@ COPY = "copy the files of rank 0's node there, or use a shared file system"
 
 
 def rank_facts(config: Any) -> dict[str, Any]:
-    """This rank's facts: `same` has those that must agree between ranks; the others are about its node."""
+    """This rank's facts: `same` must agree between ranks, `lack` is what its node lacks."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,15 +41,18 @@ def rank_facts(config: Any) -> dict[str, Any]:
     same |= {path: value for path, value in flat_values(config).items() if path.split(".")[0] not in OWN}
     if same.get("placement.sharding.kind") == "hybrid":
         same[OF_NODE] = ranks_of_node
-    shared, disk = _free_bytes("/dev/shm"), _free_bytes(tempfile.gettempdir())
-    return {"same": same, "least_shared": LEAST_SHARED[device] * ranks_of_node, "shared_memory": shared, "disk": disk}
+    return {"same": same, "lack": lack_of_space(LEAST_SHARED[device] * ranks_of_node)}
 
 
-def _free_bytes(folder: str) -> int | None:
-    """Free bytes of a folder's file system; None if the folder is missing."""
-    with suppress(OSError):
-        return shutil.disk_usage(folder).free
-    return None
+def lack_of_space(shared: int) -> str:
+    """What this node lacks, and the remedy, if it needs that many bytes of shared memory; empty if it has all."""
+    bigger = "start its container with a larger one (docker run --shm-size=8g), or empty it"
+    needs = {"/dev/shm": (shared, bigger)}
+    needs[tempfile.gettempdir()] = LEAST_DISK, "free some space there, or set TMPDIR on that node"
+    for folder, (least, remedy) in needs.items():
+        if os.path.isdir(folder) and (free := shutil.disk_usage(folder).free) < least:
+            return f"{folder} has {free / MIB:,.1f} MiB free, and its node needs {least / MIB:,.0f}; {remedy}"
+    return ""
 
 
 def compare_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -59,20 +61,11 @@ def compare_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         UserError: names the first rank that differs or lacks something, both values and the remedy.
     """
-    first = next(iter(facts))
+    if (problem := conflict({name: node["same"] for name, node in facts.items()}, REMEDIES, ONE_RECIPE)) is not None:
+        raise problem
     for name, node in facts.items():
-        ours = facts[first]["same"]
-        for field in dict.fromkeys([*ours, *node["same"]]):
-            _same(name, first, field, node["same"].get(field), ours.get(field), REMEDIES.get(field, ONE_RECIPE))
-        least, shared, disk = node["least_shared"], node["shared_memory"], node["disk"]
-        if shared is not None and shared < least:
-            text = f"{name}: /dev/shm has {shared / MIB:,.1f} MiB free, and its node needs {least / MIB:,.0f}"
-            remedy = "start its container with a larger one (docker run --shm-size=8g), or empty it"
-            raise UserError(text, remedy=remedy)
-        if disk is not None and disk < LEAST_DISK:
-            folder = tempfile.gettempdir()
-            text = f"{name}: {folder} has {disk / MIB:,.1f} MiB free, and {LEAST_DISK / MIB:,.0f} are needed"
-            raise UserError(text, remedy="free some space there, or set TMPDIR on that node")
+        if node["lack"]:
+            raise UserError(f"{name}: {node['lack']}")
 
 
 def agree_on_files(hashes: Callable[[], Mapping[str, str]], ranks: Ranks) -> None:
@@ -84,31 +77,21 @@ def agree_on_files(hashes: Callable[[], Mapping[str, str]], ranks: Ranks) -> Non
     Raises:
         UserError: on rank 0; names rank, file and both hashes. The others raise Refused.
     """
-    gathered = ranks.gather(hashes() if os.environ.get("LOCAL_RANK", "0") == "0" else None)
-    problem = None
-    try:
-        compare_files({ranks.name(rank): hashed for rank, hashed in enumerate(gathered)})
-    except UserError as error:
-        problem = error
-    ranks.agree(problem)
+    reads = os.environ.get("LOCAL_RANK", "0") == "0"
+    gathered = ranks.gather({file: whole[:12] for file, whole in hashes().items()} if reads else None)
+    hashed = {ranks.name(rank): files for rank, files in enumerate(gathered) if files is not None}
+    ranks.agree(conflict(hashed, {}, COPY))
 
 
-def compare_files(hashes: Mapping[str, Mapping[str, str] | None]) -> None:
-    """Compare the hashes of the files that the ranks read, by the rank's name, rank 0 first; None: another rank of its
-    node has sent them.
-
-    Raises:
-        UserError: names rank, file and both hashes.
-    """
-    first = next(iter(hashes))
-    ours = hashes[first] or {}
-    for name, node in hashes.items():
-        for file in () if node is None else dict.fromkeys([*ours, *node]):
-            there, here = (hashed.get(file, "no such file")[:12] for hashed in (node or {}, ours))
-            _same(name, first, file, there, here, COPY)
-
-
-def _same(name: str, first: str, field: str, value: Any, expected: Any, remedy: str) -> None:
-    if value != expected:
-        shown, ours = (in_one_line(part) for part in (value, expected))
-        raise UserError(f"{name} differs from {first} in {field}: {shown} there, {ours} here", remedy=remedy)
+def conflict(values: Mapping[str, Mapping[str, Any]], remedies: Mapping[str, str], remedy: str) -> UserError | None:
+    """The error about the first rank whose values differ from those of the first one: the field, both values, and the
+    field's remedy, or `remedy`; None if all are the same."""
+    first = next(iter(values), "")
+    for name, theirs in values.items():
+        for field in dict.fromkeys([*values[first], *theirs]):
+            there, here = (fields.get(field, "missing") for fields in (theirs, values[first]))
+            if there != here:
+                shown = f"{in_one_line(there)} there, {in_one_line(here)} here"
+                what = f"{name} differs from {first} in {field}: {shown}"
+                return UserError(what, remedy=remedies.get(field, remedy))
+    return None

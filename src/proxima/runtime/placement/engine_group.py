@@ -6,7 +6,6 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from proxima.data import UserError, require
 from proxima.engine.serve import LAUNCHES, Serve, start_servers
 from proxima.runtime.placement.node_actors import ActorPlace, EngineHost
 from proxima.runtime.placement.placed_engine import KEY, URLS
-from proxima.runtime.placement.ray_cluster import actor_on, bundle_of, first_line_of, reserve, say
+from proxima.runtime.placement.ray_cluster import bundle_of, first_line_of, kill_actor, reserve, say, start_actor
 from proxima.runtime.state.folder import RunFolder
 
 LOOK_SECONDS = 0.5
@@ -91,16 +90,17 @@ class PlacedEngine:
 
     Args:
         host: its actor; None while it waits for its next start, at `again_at`.
-        pending: the outstanding call to the actor: `start`, or `watch` once the server has a place.
-        address: host and port where rank 0's node reaches it, or reached it last.
+        reports: the outstanding call to the actor, see `EngineHost.run`.
+        address: host and port where rank 0's node reaches it, or reached it last; `known`: where the ranks reach it.
         deaths: how many times it has died.
     """
 
     number: int
     host: Any = None
-    pending: Any = None
+    reports: Any = None
     place: ActorPlace | None = None
     address: tuple[str, int] = ("", 0)
+    known: tuple[str, int] = ("", 0)
     deaths: int = 0
     again_at: float = 0.0
 
@@ -124,7 +124,6 @@ class EngineGroup:
         alone = {"CPU": spec.cpus_per_engine} | ({"GPU": gpus} if gpus else {})
         self.bundles = reserve(spec, "engines", bundle_of(spec) if spec.colocate else alone)
         self.engines = [PlacedEngine(number) for number in range(spec.engines)]
-        self.known: list[tuple[str, int]] = []  # to the ranks: the address of each
         self.last_loss = ""  # which server died, and why
         self._await_all(deaths=0)
 
@@ -156,28 +155,24 @@ class EngineGroup:
             if engine.host is None:
                 if time.monotonic() >= engine.again_at:
                     start = self.plan.start_of(engine.number, self.key, remote=self.remote, port=engine.address[1])
-                    engine.host = actor_on(self.bundles, engine.number, EngineHost, **self.resources)
-                    engine.pending = engine.host.start.remote(start)
+                    engine.host = start_actor(EngineHost, (self.bundles, engine.number), **self.resources)
+                    engine.reports = engine.host.run.options(num_returns="streaming").remote(start)
                 continue
-            ready, _ = ray.wait([engine.pending], timeout=0)
+            ready, _ = ray.wait([engine.reports], timeout=0)
             if not ready:
                 continue
             try:
-                answer = ray.get(engine.pending)
+                answer = ray.get(next(engine.reports))
             except Exception as error:  # the server's reason, or Ray's errors about an actor
                 self._lose(engine, first_line_of(getattr(error, "cause", None) or error))
                 continue
             reached = answer if self.remote else replace(answer, address="127.0.0.1")  # it listens there alone
             engine.place, engine.address = reached, (reached.address, reached.port)
-            engine.pending = engine.host.watch.remote()
             say(f"engine {engine.number} on {answer.host} answers at {reached.address}:{reached.port}")
 
     def _lose(self, engine: PlacedEngine, reason: str) -> None:
-        import ray
-
-        with suppress(Exception):  # it is dead
-            ray.kill(engine.host)
-        engine.host = engine.pending = engine.place = None
+        kill_actor(engine.host)
+        engine.host = engine.reports = engine.place = None
         engine.deaths += 1
         seconds = min(LONGEST_BREAK, 2.0 ** (engine.deaths - 1))
         engine.again_at, self.last_loss = time.monotonic() + seconds, f"engine {engine.number} died: {reason}"
@@ -185,8 +180,7 @@ class EngineGroup:
 
     def moved(self) -> int | None:
         """The number of a server that answers at an address that the ranks don't know; None: they know all."""
-        pairs = zip(self.engines, self.known, strict=True)
-        return next((engine.number for engine, known in pairs if engine.address != known), None)
+        return next((engine.number for engine in self.engines if engine.address != engine.known), None)
 
     def attach(self, ranks: Sequence[ActorPlace]) -> dict[str, str]:
         """Return the variables with which the ranks find the servers.
@@ -202,5 +196,6 @@ class EngineGroup:
                 message = f"engine {engine.number} is on {engine.place.host}, and rank 0, which writes weights, is not"
                 remedy = "set engine.weight_folder to a folder that all nodes share"
                 raise UserError(message, remedy=remedy)
-        self.known = [engine.address for engine in self.engines]
-        return {URLS: ",".join(f"http://{host}:{port}" for host, port in self.known), KEY: self.key}
+            engine.known = engine.address
+        addresses = [engine.known for engine in self.engines]
+        return {URLS: ",".join(f"http://{host}:{port}" for host, port in addresses), KEY: self.key}

@@ -5,11 +5,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from proxima.data import UserError
 from proxima.train import ForwardStage, LogProbStage, TrainStack
-from proxima.train.checkpoint import Checkpoint, read_checkpoint
 from proxima.train.forward_stage import by_column
 from proxima.train.messages import End, Fill, Finish, Gather, Release, Save, Stages, Start, Update
 from proxima.train.ranks import Message, Ranks, Refused, SharedProblem
@@ -18,7 +17,7 @@ from proxima.train.stack import POLICY
 if TYPE_CHECKING:
     from proxima.runtime.state.summary import Summary
 
-
+T = TypeVar("T")
 FOLDER_SECONDS = 10.0  # for a shared file system to show a new folder
 SHARED = "set folder=PATH on a file system that all nodes share"
 
@@ -26,13 +25,11 @@ SHARED = "set folder=PATH on a file system that all nodes share"
 @dataclass(frozen=True, kw_only=True)
 class RankModels:
     """The objects that a rank computes with: the trained models by the name of their stack, and each stack's forward
-    stages by their column; `late_stages` builds the stages that rank 0 may never ask for, and `late` holds them once it
-    has asked."""
+    stages by their column; `late_stages` builds the stages that rank 0 may never ask for."""
 
     stacks: Mapping[str, TrainStack]
-    stages: Mapping[str, Mapping[str, ForwardStage]] = field(default_factory=dict)
+    stages: dict[str, dict[str, ForwardStage]] = field(default_factory=dict)
     late_stages: Callable[[], Sequence[ForwardStage]] = tuple
-    late: dict[str, ForwardStage] = field(default_factory=dict)
 
     @property
     def others(self) -> dict[str, TrainStack]:
@@ -41,30 +38,29 @@ class RankModels:
 
     def stage(self, target: str, column: str) -> ForwardStage:
         """The stage that fills a column; by default, one that computes the log-probs of the trained model."""
-        stages = self.stages.get(target) or self.late
+        stages = self.stages.get(target, {})
         return stages[column] if column in stages else LogProbStage(column, self.stacks[target].model)
 
     def take_part(self, message: Message) -> None:
         """Do what rank 0 does with its stacks and checkpoints."""
+        stack = self.stacks[getattr(message, "stack", POLICY)]
         match message:
             case Update():
                 updates, goes_on = message.updates, message.should_continue
-                stack = self.stacks[message.stack]
                 stack.update(message.objective, updates, planned=message.planned, should_continue=goes_on)
             case Fill():
-                self.stacks[message.stack].columns(self.stage(message.stack, message.column), message.trajectories)
+                stack.columns(self.stage(message.stack, message.column), message.trajectories)
             case Gather():
-                self.stacks[message.stack].gathered()
+                stack.gathered()
             case Release():
-                self.stacks[message.stack].release()
+                stack.release()
             case Stages():
-                self.late.update(by_column(self.late_stages()))
+                self.stages[message.stack] = by_column(self.late_stages())
             case Save():
-                policy = self.stacks[POLICY]
-                writer, loaded = policy.ranks.writer, policy.model.loaded
-                writer.write(message.folder, message.step, loaded, policy, {}, {}, self.others)
+                loaded, writer = stack.model.loaded, stack.ranks.writer
+                writer.write(message.folder, message.step, loaded, stack, {}, {}, self.others)
             case Finish():
-                self.stacks[POLICY].ranks.writer.finish()
+                stack.ranks.writer.finish()
             case _:
                 raise AssertionError(f"rank 0 has sent {message}")
 
@@ -97,22 +93,16 @@ def follow(start: Callable[[Start], RankModels], ranks: Ranks) -> "Summary":
     return summary
 
 
-def require_folder(folder: Path) -> None:
-    """Raise if this node does not see the run folder that rank 0 has created: all ranks write checkpoints."""
-    seconds = 0.0
-    while not folder.is_dir():
-        if seconds >= FOLDER_SECONDS:
-            raise UserError(f"the run folder {folder} is not visible on this node", remedy=SHARED)
-        time.sleep(0.5)
-        seconds += 0.5
-
-
-def seen_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint that rank 0 resumes from, as this node sees it.
+def seen_here(what: str, path: Path, read: Callable[[Path], T | None]) -> T:
+    """What this node reads at a path that rank 0 has written: all ranks write checkpoints there, and none may load
+    other weights.
 
     Raises:
-        UserError: this node does not see it, and must not load other weights.
+        UserError: this node does not see it.
     """
-    if (checkpoint := read_checkpoint(path)) is None:
-        raise UserError(f"the checkpoint {path} is not visible on this node", remedy=SHARED)
-    return checkpoint
+    deadline = time.monotonic() + FOLDER_SECONDS
+    while not (found := read(path)):
+        if time.monotonic() > deadline:
+            raise UserError(f"the {what} {path} is not visible on this node", remedy=SHARED)
+        time.sleep(0.5)
+    return found

@@ -2,19 +2,19 @@
 process exits."""
 
 import os
-import select
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from io import TextIOBase
 from typing import Any
 
 from proxima.runtime.placement.rank_messages import BEAT_SECONDS, Channel, RankFailure, silent_seconds
+from proxima.train.process_ranks import ProcessRanks
 
 LAST_WORDS = 30.0  # seconds that rank 0 has to end the run after an error of this rank
 GRACE = 1.0  # seconds that this process outlives rank 0, so that a launcher notices rank 0's end first
@@ -25,18 +25,15 @@ class Lifeline:
 
     Args:
         address, token: host and port of rank 0's `RankWatch`, and its token.
-        beat: returns what this rank is doing.
         timeout: of the placement.
     """
 
     def __init__(
-        self, address: tuple[str, int], token: str, facts: Mapping[str, Any],
-        beat: Callable[[], Mapping[str, Any]], timeout: float,
-    ) -> None:  # fmt: skip
-        self.beat, self.timeout = beat, timeout
+        self, address: tuple[str, int], token: str, ranks: ProcessRanks, facts: Mapping[str, Any], timeout: float
+    ) -> None:
+        self.ranks, self.timeout = ranks, timeout
         self._over, self.channel = threading.Event(), Channel(socket.create_connection(address, timeout=30))
-        self.rank = int(os.environ["RANK"])
-        self.channel.send(hello=self.rank, token=token, host=socket.gethostname(), facts=dict(facts))
+        self.channel.send(hello=ranks.rank, token=token, host=socket.gethostname(), facts=dict(facts))
         self._thread = threading.Thread(target=self._run, name="proxima-lifeline", daemon=True)
         self._thread.start()
 
@@ -57,28 +54,21 @@ class Lifeline:
             self.channel.connection.close()
 
     def _run(self) -> None:
-        if not self._released() and not self._over.wait(GRACE):
-            os._exit(1)
-
-    def _released(self) -> bool:
-        """Send signs of life until rank 0 lets this rank exit, or this rank is done; False if rank 0 is gone."""
+        """Send signs of life, which rank 0 answers; when rank 0 is gone, exit, unless this rank is done."""
         heard, warned = time.monotonic(), False
-        while not self._over.is_set():
-            with suppress(OSError, ValueError):  # closed
-                if select.select([self.channel.connection], [], [], BEAT_SECONDS)[0]:
-                    if (messages := self.channel.receive()) is None:
-                        return False
-                    if any("bye" in message for message in messages):
-                        return True
-                    heard, warned = time.monotonic(), False
-            self.channel.send(beat=dict(self.beat()))
+        while not self._over.wait(BEAT_SECONDS):
+            self.channel.send(beat=self.ranks.status.beat())
+            answers = self.channel.receive()
+            if answers:
+                heard, warned = time.monotonic(), False
             silent = time.monotonic() - heard
-            if self.rank == 1 and silent > silent_seconds(self.timeout) and not warned:
+            if answers is None or silent > self.timeout:
+                break
+            if self.ranks.rank == 1 and silent > silent_seconds(self.timeout) and not warned:
                 warned = True
                 print(f"rank 0 has not responded for {silent:.0f} s", file=sys.__stderr__, flush=True)
-            if silent > self.timeout:
-                return False
-        return True
+        if not self._over.wait(GRACE):
+            os._exit(1)
 
 
 class ForwardedLines(TextIOBase):

@@ -1,63 +1,59 @@
 """Rendezvous and shutdown of the ranks: the store, the lifelines, the comparison of facts, and the process group."""
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore
 
 from proxima.data import FieldError, UserError
 from proxima.process.entry import end_with_parent
+from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.placement.agreement import compare_facts, rank_facts
+from proxima.runtime.placement.lifeline import ForwardedLines, Lifeline, obey_rank_zero
+from proxima.runtime.placement.rank_watch import RankWatch, last_line, terminated_by_launcher
+from proxima.train.process_ranks import ProcessRanks
 from proxima.train.ranks import RankError, Ranks
-
-if TYPE_CHECKING:
-    from proxima.runtime.placement.lifeline import Lifeline
-    from proxima.train.process_ranks import ProcessRanks
+from proxima.train.sharded_checkpoint import ShardedWriter
 
 IDLE = timedelta(days=30)  # that a rank may wait for its next call; the watchdog ends a run that hangs
 SLACK = 120.0  # seconds that a collective waits longer than the watchdog, which can report more
 MEET_SECONDS = 300.0  # that a rank may start later than another; less with a shorter `placement.timeout`
+WATCH = "watch"  # key of the store: port and token of rank 0's watch
 _groups = count()
 
 
-def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torchrun would set, for a task of an `srun` whose script has exported MASTER_ADDR."""
-    if "RANK" in environment or "MASTER_ADDR" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
-        return {}
-    node = int(environment["SLURM_NODEID"])
-    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # as "2(x3),1"
-    tasks = [number for number, times in counts for _ in range(int(times or 1))]  # of each node
-    port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000
-    return {
-        "RANK": environment["SLURM_PROCID"],
-        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
-        "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": tasks[node],
-        "GROUP_RANK": str(node),
-        "MASTER_PORT": environment.get("MASTER_PORT", str(port)),
-    }
+@contextmanager
+def met_ranks(config: Any) -> Iterator[Ranks]:
+    """`ranks_of` in one of several processes."""
+    placement, facts = config.placement, rank_facts(config)
+    together = placement.tensor_parallel * placement.context_parallel
+    ranks = ProcessRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), together=together)
+    store = _store(_patience(placement))
+    member = _first_rank if ranks.rank == 0 else _other_rank
+    with member(store, ranks, facts, placement):
+        _connect(store, ranks, placement)
+        yield ranks
+    if not ranks.in_call and not ranks.losing():  # else others may wait in a collective, and this would wait for them
+        dist.destroy_process_group()
 
 
 @contextmanager
-def first_rank(placement: Any, facts: Mapping[str, Any]) -> Iterator[Ranks]:
-    """`ranks_of` on rank 0, of which these are the facts."""
-    from proxima.runtime.loop.training_loop import RunEnded
-    from proxima.runtime.placement.agreement import compare_facts
-    from proxima.runtime.placement.rank_watch import RankWatch, last_line, terminated_by_launcher
-
-    store, key = _store(_patience(placement))
-    ranks = _ranks(placement)
-    watch = RankWatch(ranks.size, ranks.status.beat, lambda: ranks.in_call, placement.timeout)
-    ranks.watch = watch
+def _first_rank(store: Any, ranks: ProcessRanks, facts: Mapping[str, Any], placement: Any) -> Iterator[None]:
+    """Within the block, rank 0 watches the others, which run the same; its end says why the run has ended."""
+    ranks.watch = watch = RankWatch(ranks, placement.timeout)
     with terminated_by_launcher(watch):
         try:
-            store.set(key, f"{watch.port} {watch.token}")
+            store.set(WATCH, f"{watch.port} {watch.token}")
             peers = watch.meet(_patience(placement))
             compare_facts({watch.name(0): facts} | {peers[rank].name: peers[rank].facts for rank in sorted(peers)})
-            _connect(store, key, ranks, placement)
-            yield ranks
+            yield
         except Exception as error:
             failure = watch.cause(error)
             if isinstance(error, RankError):  # the other ranks have continued, and know of the end
@@ -69,43 +65,33 @@ def first_rank(placement: Any, facts: Mapping[str, Any]) -> Iterator[Ranks]:
             if failure.refused:
                 raise UserError(last_line(failure)) from error
             raise RunEnded(last_line(failure), reported=True) from error
-        if ranks.in_call or watch.failure is not None:
-            return  # others may wait in a collective, and destroying the group would wait for them
-        watch.await_farewells()
-        watch.close()
-        _disconnect()
+        if not ranks.in_call and not ranks.losing():
+            watch.await_farewells()
+            watch.close()
 
 
 @contextmanager
-def other_rank(placement: Any, facts: Mapping[str, Any]) -> Iterator[Ranks]:
-    """`ranks_of` on another rank."""
-    from proxima.runtime.placement.lifeline import ForwardedLines, obey_rank_zero
-
-    store, key = _store(_patience(placement))
-    ranks = _ranks(placement)
-    lifeline = _lifeline(store, key, facts=facts, beat=ranks.status.beat, timeout=placement.timeout)
+def _other_rank(store: Any, ranks: ProcessRanks, facts: Mapping[str, Any], placement: Any) -> Iterator[None]:
+    """Within the block, this rank's lines and its errors go to rank 0."""
+    lifeline = _lifeline(store, ranks, facts, placement)
     obey_rank_zero()
     lines = ForwardedLines(lifeline)
     try:
         with redirect_stdout(lines), redirect_stderr(lines):
-            _connect(store, key, ranks, placement)
-            yield ranks
+            yield
     except BaseException as error:
         lifeline.report(error)
         raise SystemExit(1) from error
     lifeline.close()
-    _disconnect()
 
 
-def _lifeline(store: Any, key: str, **options: Any) -> "Lifeline":
-    from proxima.runtime.placement.lifeline import Lifeline
-
+def _lifeline(store: Any, ranks: ProcessRanks, facts: Mapping[str, Any], placement: Any) -> Lifeline:
     try:
-        port, token = store.get(key).decode().split()
+        port, token = store.get(WATCH).decode().split()
     except Exception:
-        raise _no_rank_zero(f"did not come within {store.timeout.total_seconds():g} s") from None
+        raise _no_rank_zero(f"did not come within {_patience(placement):g} s") from None
     try:
-        return Lifeline((os.environ["MASTER_ADDR"], int(port)), token, **options)
+        return Lifeline((os.environ["MASTER_ADDR"], int(port)), token, ranks, facts, placement.timeout)
     except OSError as error:
         raise _no_rank_zero(f"does not answer at port {port}: {error.strerror or error}") from None
 
@@ -116,13 +102,11 @@ def _no_rank_zero(what: str) -> UserError:
     return UserError(f"rank 0 ({place}) {what}", remedy=remedy)
 
 
-def _store(seconds: float) -> tuple[Any, str]:
-    """The store where the ranks meet, and a key for this group, as the same processes may form several in turn."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
+def _store(seconds: float) -> PrefixStore:
+    """The store where the ranks meet, with keys for this group, as the same processes may form several in turn."""
     if "TORCHELASTIC_RUN_ID" in os.environ:  # this process ends with torchrun, however that ends
         end_with_parent()
-    key, port = f"proxima/{next(_groups)}", os.environ["MASTER_PORT"]
+    port = os.environ["MASTER_PORT"]
     try:
         store = TCPStore(
             os.environ["MASTER_ADDR"],
@@ -137,41 +121,22 @@ def _store(seconds: float) -> tuple[Any, str]:
             raise _no_rank_zero(f"could not be reached within {seconds:g} s") from None
         reason = "is in use on this machine" if "EADDRINUSE" in str(error) else " ".join(str(error).split())
         raise FieldError("MASTER_PORT", port, reason, remedy="set another port for the ranks to meet at") from None
-    return store, key
+    return PrefixStore(f"proxima/{next(_groups)}", store)
 
 
-def _ranks(placement: Any) -> "ProcessRanks":
-    from proxima.train.process_ranks import ProcessRanks
-
-    together = placement.tensor_parallel * placement.context_parallel
-    return ProcessRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), together=together)
-
-
-def _connect(store: Any, key: str, ranks: "ProcessRanks", placement: Any) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.distributed_c10d import PrefixStore
-
-    from proxima.train.sharded_checkpoint import ShardedWriter
-
+def _connect(store: PrefixStore, ranks: ProcessRanks, placement: Any) -> None:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        store=PrefixStore(key, store),
+        store=store,
         rank=ranks.rank,
         world_size=ranks.size,
         timeout=timedelta(seconds=placement.timeout + SLACK),
     )
     ranks.objects = dist.new_group(backend="gloo", timeout=IDLE)
     ranks.writer = ShardedWriter()
-
-
-def _disconnect() -> None:
-    import torch.distributed as dist
-
-    dist.destroy_process_group()
 
 
 def _patience(placement: Any) -> float:

@@ -1,7 +1,6 @@
 """The actors of a run on a Ray cluster: one starts the process of a rank on its node, one a server. What an actor has
 started ends with it, however it ends."""
 
-import json
 import os
 import selectors
 import signal
@@ -11,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from proxima.process.lines import LineChannel
 from proxima.process.start import start_module
 
 CHUNK = 1 << 16
+OUTPUT = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:replace"}  # variables: a line arrives, whatever is in it
 QUIET_SECONDS = 0.5  # after which a dead process has nothing left to read; a child of it may hold its pipes open
 
 
@@ -69,10 +70,10 @@ class RankHost:
             "proxima.runtime.placement.rank_process",
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=os.environ | dict(environment),
+            env=os.environ | OUTPUT | dict(environment),
             cwd=folder if os.path.isdir(folder) else None,
         )
-        channel.sendall(json.dumps({"function": function, "arguments": dict(arguments)}).encode() + b"\n")
+        LineChannel(channel).send({"function": function, "arguments": dict(arguments)})
         rest, raylet = {1: b"", 2: b""}, os.getppid()
         with selectors.DefaultSelector() as selector:
             for stream, pipe in ((1, process.stdout), (2, process.stderr)):
@@ -97,22 +98,17 @@ class RankHost:
 
 
 class EngineHost:
-    """The actor of a server. Its calls run in threads; the server stops with it (`process.guardian`)."""
+    """The actor of a server, which stops with it (`process.guardian`)."""
 
-    servers: Any = None
-
-    def start(self, start: Callable[[], Any]) -> ActorPlace:
-        """Start the server; returns when it answers.
+    def run(self, start: Callable[[], Any]) -> Iterator[ActorPlace]:
+        """Start the server, yield its place when it answers, and wait until it is given up.
 
         Args:
             start: `start_servers` with its arguments.
 
         Raises:
-            UserError: the server did not start.
+            UserError: the server did not start, or is given up.
         """
-        self.servers = start()
-        return place_here(int(self.servers.urls[0].rpartition(":")[2]))
-
-    def watch(self) -> None:
-        """Wait until the server is given up, and raise the reason."""
-        raise self.servers.wait()
+        servers = start()
+        yield place_here(int(servers.urls[0].rpartition(":")[2]))
+        raise servers.wait()

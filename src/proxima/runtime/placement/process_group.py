@@ -1,8 +1,9 @@
 """Lets the processes of a run that torchrun, srun or Ray has started find one another."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,25 @@ START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=
 def adopt_launcher() -> None:
     """Set the variables of torchrun in a task of `srun`. Called when a command line starts, and when a run starts
     without one."""
-    if "SLURM_PROCID" in os.environ:
-        from proxima.runtime.placement.meeting import slurm_variables
+    os.environ.update(slurm_variables(os.environ))
 
-        os.environ.update(slurm_variables(os.environ))
+
+def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that torchrun would set, for a task of an `srun` whose script has exported MASTER_ADDR."""
+    if "RANK" in environment or "MASTER_ADDR" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
+        return {}
+    node = int(environment["SLURM_NODEID"])
+    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # as "2(x3),1"
+    tasks = [number for number, times in counts for _ in range(int(times or 1))]  # of each node
+    port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": tasks[node],
+        "GROUP_RANK": str(node),
+        "MASTER_PORT": environment.get("MASTER_PORT", str(port)),
+    }
 
 
 def is_rank() -> bool:
@@ -36,11 +52,6 @@ def is_rank() -> bool:
 def is_first() -> bool:
     """True if this process reports for the run: it is alone, or rank 0."""
     return not is_rank() or os.environ.get("RANK", "0") == "0"
-
-
-def is_launched() -> bool:
-    """True if torchrun or srun has started this process and others, so that a resume needs the same launcher."""
-    return is_rank() and not is_supervised()
 
 
 def places_ranks(config: Any) -> bool:
@@ -76,9 +87,8 @@ def check_before_imports(resolved: "Resolved[Any]", *, resume: bool, overwrite: 
         RunFolder(Path(folder).expanduser()).check(resume=resume, overwrite=overwrite)
 
 
-@contextmanager
-def ranks_of(config: Any) -> Iterator[Ranks]:
-    """Yield the ranks of the run, of which this process is one; they form a process group within the block.
+def ranks_of(config: Any) -> AbstractContextManager[Ranks]:
+    """The ranks of the run, of which this process is one; they form a process group within the block.
 
     Raises:
         FieldError: as `check_launch`.
@@ -87,12 +97,7 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
     """
     check_launch(config.placement)
     if not is_rank():
-        yield ALONE
-        return
-    from proxima.runtime.placement.agreement import rank_facts
-    from proxima.runtime.placement.meeting import first_rank, other_rank
+        return nullcontext(ALONE)
+    from proxima.runtime.placement.meeting import met_ranks
 
-    placement, facts = config.placement, rank_facts(config)
-    members = first_rank(placement, facts) if os.environ["RANK"] == "0" else other_rank(placement, facts)
-    with members as ranks:
-        yield ranks
+    return met_ranks(config)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from proxima.config.sections.placement_section import STARTED_BY
 from proxima.data import UserError
 from proxima.runtime.placement.node_actors import ActorPlace, RankHost
-from proxima.runtime.placement.ray_cluster import ADDRESS, actor_on, first_line_of, python_path
+from proxima.runtime.placement.ray_cluster import ADDRESS, bundle_of, first_line_of, kill_actor, reserve, start_actor
 
 if TYPE_CHECKING:
     from proxima.config.sections.ranks_section import RayPlacement
@@ -19,68 +19,66 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RankGroup:
-    """The actors of the ranks, their places, and the reports that they stream (see `RankHost.run`), each by rank."""
+    """The actors of the ranks, their places, and the reports that they stream (see `RankHost.run`), each by rank.
+
+    Args:
+        bundles: those of the ranks alone; None: they are the servers' too.
+    """
 
     hosts: Sequence[Any]
     places: Sequence[ActorPlace]
     reports: Sequence[Any]
+    bundles: Any = None
 
-    def name_of(self, rank: int) -> str:
-        """`rank 2 on NODE`."""
-        return f"rank {rank} on {self.places[rank].host}"
-
-    def stop(self, bundles: Any) -> None:
-        """Kill the actors, and with them the processes, even if some have died before, and give back their bundles;
-        None: these are the servers'."""
+    def stop(self) -> None:
+        """Kill the actors, and with them the processes, even if some have died before, and give back their bundles."""
         import ray
 
         for host in self.hosts:
+            kill_actor(host)
+        if self.bundles is not None:
             with suppress(Exception):
-                ray.kill(host)
-        if bundles is not None:
-            with suppress(Exception):
-                ray.util.remove_placement_group(bundles)
+                ray.util.remove_placement_group(self.bundles)
 
 
 def start_group(
-    spec: "RayPlacement", bundles: Any, function: str, arguments: Mapping[str, Any], engines: "EngineGroup | None"
+    spec: "RayPlacement", function: str, arguments: Mapping[str, Any], engines: "EngineGroup | None"
 ) -> RankGroup:
-    """Start the ranks; every one calls `function`, "module:name".
+    """Start the ranks, on nodes that are alive now; every one calls `function`, "module:name".
 
     Args:
-        bundles: reserved for the ranks, in the same number; None with `colocate`: they use those of the servers.
         arguments: JSON values.
 
     Raises:
+        FieldError: the cluster did not grant the devices in time.
         UserError: an actor can't be started.
     """
     import ray
 
-    shared = engines.devices() if engines is not None and spec.colocate else None
-    gpus = 0.0 if shared is not None else spec.gpus_per_rank  # else the server has them
+    servers = engines if spec.colocate else None  # they have the devices
+    own = None if servers else reserve(spec, "ranks", bundle_of(spec))
+    bundles, gpus = (servers.bundles, 0.0) if servers else (own, spec.gpus_per_rank)
     per_bundle = spec.ranks // spec.bundles
-    bundles = engines.bundles if engines is not None and bundles is None else bundles
     hosts = [
-        actor_on(bundles, index // per_bundle, RankHost, num_cpus=spec.cpus_per_rank, num_gpus=gpus)
+        start_actor(RankHost, (bundles, index // per_bundle), num_cpus=spec.cpus_per_rank, num_gpus=gpus)
         for index in range(spec.ranks)
     ]
     try:
         places = ray.get([host.place.remote() for host in hosts], timeout=spec.start_timeout)
     except Exception as error:
         raise _not_started(error, spec) from None
-    if shared is not None:
-        places = [replace(place, gpus=devices) for place, devices in zip(places, shared, strict=True)]
+    if servers:
+        places = [replace(place, gpus=devices) for place, devices in zip(places, servers.devices(), strict=True)]
     context = ray.get_runtime_context()
     order = rank_order(places, context.get_node_id())
     hosts, places = [hosts[index] for index in order], [places[index] for index in order]
-    common = {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", **spec.env}
+    common = {**spec.env, ADDRESS: str(context.gcs_address)}  # for actors of rank 0
     common |= {} if engines is None else engines.attach(places)
-    common[ADDRESS] = str(context.gcs_address)  # for actors of rank 0
     reports = [
         host.run.options(num_returns="streaming").remote(function, dict(arguments), common | variables, str(Path.cwd()))
         for host, variables in zip(hosts, rank_variables(places), strict=True)
     ]
-    return RankGroup(hosts=hosts, places=places, reports=reports)
+    return RankGroup(hosts=hosts, places=places, reports=reports, bundles=own)
 
 
 def _not_started(error: Exception, spec: "RayPlacement") -> UserError:

@@ -5,18 +5,16 @@ Its channel carries one line of JSON: `{"function": "module:name", "arguments": 
 code.
 """
 
-import importlib
-import json
+import pkgutil
 import signal
 import socket
 import sys
 
+from proxima.process.lines import LineChannel
+
 if __name__ == "__main__":
     # the raylet blocks SIGINT for all its descendants
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="replace")  # type: ignore[union-attr]
-    channel = socket.socket(fileno=int(sys.argv[1]))  # kept open: its end is this process's
-    call = json.loads(channel.makefile("rb").readline())
-    module, _, name = call["function"].partition(":")
-    sys.exit(getattr(importlib.import_module(module), name)(**call["arguments"]))
+    channel = LineChannel(socket.socket(fileno=int(sys.argv[1])))  # kept open: its end is this process's
+    call = channel.receive()
+    sys.exit(pkgutil.resolve_name(call["function"])(**call["arguments"]))

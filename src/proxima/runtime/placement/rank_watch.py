@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from typing import Any
 from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
 from proxima.data import UserError
 from proxima.runtime.placement.rank_messages import (
-    BEAT_SECONDS,
     Channel,
     FoldedLines,
     RankFailure,
@@ -29,7 +28,8 @@ from proxima.runtime.placement.rank_messages import (
     silent_seconds,
     span_of,
 )
-from proxima.runtime.watch.interrupt import signals_restored
+from proxima.runtime.watch.interrupt import signals_handled
+from proxima.train.process_ranks import ProcessRanks
 from proxima.train.rank_status import place_of
 
 TICK = 0.2  # seconds between checks
@@ -55,33 +55,28 @@ class HeardRank:
 
 
 class RankWatch:
-    """Listens to `size - 1` lifelines.
+    """Listens to the lifelines of the other ranks.
 
     Args:
-        own: returns what this rank is doing.
-        in_call: returns True if the other ranks are in the middle of a call.
         timeout: of the placement.
     """
 
-    def __init__(
-        self, size: int, own: Callable[[], Mapping[str, Any]], in_call: Callable[[], bool], timeout: float
-    ) -> None:
-        self.size, self.own, self.in_call = size, own, in_call
-        self.timeout, self.silent = timeout, silent_seconds(timeout)
+    def __init__(self, ranks: ProcessRanks, timeout: float) -> None:
+        self.ranks, self.timeout, self.silent = ranks, timeout, silent_seconds(timeout)
         self.token, self.lines = secrets.token_hex(16), FoldedLines()
         self.peers: dict[int, HeardRank] = {}
         self.failure: RankFailure | None = None
-        self._held: list[int] = []
-        self._causes: list[tuple[float, RankFailure]] = []  # when each was heard of
-        self._failed_at, self._closing = 0.0, CLOSING
+        self._opened = ExitStack()  # the connections
+        self._causes: list[RankFailure] = []
+        self._failed_at, self._closing = 0.0, CLOSING  # when the first cause was heard of, and the time to end after it
         self._changed = threading.Condition()
         self._taken = self._closed = False
         self._warn: Callable[[str], None] = lambda text: print(f"WARNING {text}", file=sys.stderr, flush=True)
-        self._cancel: Callable[[], None] | None = None
+        self._cancel: Callable[[], None] = lambda: None
         self._warn_after = self.silent
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
-        self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=size)
+        self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=ranks.size)
         self.port = int(self._listener.getsockname()[1])
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -96,18 +91,15 @@ class RankWatch:
             UserError: some have not connected in `seconds`, or one has failed since.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self.failure or not self._missing(), seconds)
+            self._changed.wait_for(lambda: self.failure or len(self.peers) == self.ranks.size - 1, seconds)
         if self.failure is not None:
             raise UserError(self.failure.text)
-        if missing := self._missing():
+        if missing := set(range(1, self.ranks.size)) - self.peers.keys():
             where = f"port {self.port} of {socket.gethostname()}"
-            late = f"{span_of(missing)} of {self.size} did not call {where} within {seconds:g} s"
+            late = f"{span_of(missing)} of {self.ranks.size} did not call {where} within {seconds:g} s"
             remedy = "its node has left or can't reach this one: see its own messages, then start all ranks again"
             raise UserError(late, remedy=remedy)
         return self.peers
-
-    def _missing(self) -> list[int]:
-        return [rank for rank in range(1, self.size) if rank not in self.peers]
 
     @contextmanager
     def attached(self, log: Path, warn: Callable[[str], None], cancel: Callable[[], None]) -> Iterator[None]:
@@ -122,7 +114,8 @@ class RankWatch:
         try:
             yield
         finally:
-            self._cancel, self._closing = None, 2 * SETTLE  # the run has ended in order: the process soon does too
+            self._cancel = lambda: None
+            self._closing = 2 * SETTLE  # the run has ended in order: the process soon does too
 
     @property
     def losing(self) -> bool:
@@ -146,47 +139,34 @@ class RankWatch:
         self.lines.flush(at_once=True)
 
     def await_farewells(self) -> None:
-        """Wait for the last lines of the other ranks, which know that the run has ended."""
+        """Wait until the other ranks, which know that the run has ended, are done, and for their last lines."""
         with self._changed:
-            self._changed.wait_for(lambda: all(peer.gone for peer in self.peers.values()), SETTLE)
+            self._changed.wait_for(lambda: all(peer.gone for peer in self.peers.values()), CLOSING)
         self.lines.flush(at_once=True)
-
-    def release(self) -> None:
-        """Let the other ranks exit: the run has ended."""
-        for peer in self.peers.values():
-            peer.channel.send(bye=True)
 
     def close(self) -> None:
-        self.lines.flush(at_once=True)
+        """End the watch; what it has heard is written by `await_farewells`."""
         self._closed = True
 
     # ---- the watching thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        beaten = time.monotonic()
-        while not self._closed:
-            for key, _ in self._selector.select(TICK):
-                if key.fileobj is self._listener:
-                    self._accept()
-                else:
-                    self._read(key.data)
-            now = time.monotonic()
-            if now - beaten >= BEAT_SECONDS:
-                beaten = now
-                for peer in self.peers.values():
-                    peer.channel.send(beat=True)
-            self.lines.flush()
-            self._judge(now)
-        for key in list(self._selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-        self._selector.close()
-        for descriptor in self._held:
-            os.close(descriptor)
+        with self._listener, self._selector, self._opened:
+            while not self._closed:
+                for key, _ in self._selector.select(TICK):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    else:
+                        self._read(key.data)
+                self.lines.flush()
+                self._judge(time.monotonic())
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         self._selector.register(connection, selectors.EVENT_READ, Channel(connection))
-        self._held.append(os.dup(connection.fileno()))  # Python closes sockets long before the process is gone
+        self._opened.enter_context(connection)
+        # a second descriptor: Python closes sockets long before the process is gone
+        self._opened.callback(os.close, os.dup(connection.fileno()))
 
     def _read(self, channel: Channel) -> None:
         messages = channel.receive()
@@ -195,9 +175,7 @@ class RankWatch:
             hello = messages.pop(0)
             if hello.get("token") == self.token:
                 peer = HeardRank(hello["hello"], hello["host"], hello["facts"], channel, time.monotonic())
-                with self._changed:
-                    self.peers[peer.rank] = peer
-                    self._changed.notify_all()
+                self.peers[peer.rank] = peer
             else:
                 messages = None  # not one of the ranks
         for message in messages or ():
@@ -214,13 +192,14 @@ class RankWatch:
                 hint = "it was killed, possibly out of memory (see dmesg there), or its node is gone"
                 again = f"; all ranks restart, if {STARTED_AGAIN} allows" if is_supervised() else ""
                 self._add(RankFailure(text=f"{peer.name} died{self._during()}: {hint}{again}"))
+        with self._changed:
+            self._changed.notify_all()
 
     def _hear(self, peer: HeardRank, message: Mapping[str, Any]) -> None:
-        peer.beat = message.get("beat", peer.beat)
+        if "beat" in message:
+            peer.beat = message["beat"]
+            peer.channel.send(beat=True)
         peer.gone = peer.gone or "bye" in message or "error" in message
-        if "bye" in message:
-            with self._changed:
-                self._changed.notify_all()
         for line in message.get("lines", ()):
             self.lines.add(peer.rank, line)
         if "error" in message:
@@ -230,21 +209,21 @@ class RankWatch:
             self._add(replace(failure, text=f"{peer.name}: {failure.text}"))
 
     def _during(self) -> str:
-        own = self.own()
-        place = ", ".join(filter(None, (own["call"], own["part"])))
-        return f" during {place}" if place and self.in_call() else ""
+        place = ", ".join(filter(None, (self.ranks.status.call, self.ranks.status.part)))
+        return f" during {place}" if place and self.ranks.in_call else ""
 
     def _add(self, cause: RankFailure) -> None:
-        self._causes.append((time.monotonic(), cause))
+        self._failed_at = self._failed_at or time.monotonic()
+        self._causes.append(cause)
 
     def _judge(self, now: float) -> None:
         """Find the first cause, and end the process if the run has not ended in order after it."""
         if self.failure is None:
             if not self._causes:
                 self._look(now)
-            first = next((cause for _, cause in self._causes if not cause.follows), None)
-            if first is not None or (self._causes and now - self._causes[0][0] >= SETTLE):
-                self._fail(first or self._causes[0][1], now)
+            first = next((cause for cause in self._causes if not cause.follows), None)
+            if first is not None or (self._causes and now - self._failed_at >= SETTLE):
+                self._fail(first or self._causes[0])
         elif now > self._failed_at + self._closing:
             self.lines.flush(at_once=True)
             if self._taken:
@@ -253,28 +232,25 @@ class RankWatch:
                 print(f"error: {last_line(self.failure)}", file=sys.stderr, flush=True)
             os._exit(2 if self.failure.refused else 1)  # the compute thread waits for a rank that will never respond
 
-    def _fail(self, failure: RankFailure, now: float) -> None:
+    def _fail(self, failure: RankFailure) -> None:
         with self._changed:
-            self.failure, self._failed_at = failure, now
+            self.failure = failure
             self._changed.notify_all()
         if not failure.refused and not self._taken:  # at once: a launcher will print many lines about it
             print(f"error: {last_line(failure)}", file=sys.stderr, flush=True)
-        if self._cancel is not None:
-            self._cancel()
+        self._cancel()
 
     def _look(self, now: float) -> None:
         """Warn when the run stalls, and end it after `timeout`."""
-        late = self.late(now)
-        if late is None:
-            self._warn_after = self.silent
-            return
-        seconds, what = late
+        seconds, what = self.late(now) or (0.0, "")
         if seconds >= self.timeout:
             remedy = "if it is only slow, raise placement.timeout"
             self._add(RankFailure(text=f"{what}, longer than placement.timeout={self.timeout:g}; {remedy}"))
         elif seconds >= self._warn_after:
             self._warn_after = 2 * seconds
             self._warn(what)
+        elif not what:
+            self._warn_after = self.silent
 
     def late(self, now: float) -> tuple[float, str] | None:
         """Seconds and a sentence about the rank that the others wait for; None if all progress, or all do the same."""
@@ -283,9 +259,9 @@ class RankWatch:
             seconds = now - silent.heard
             last = f"; it was last in {place_of(silent.beat)}" if silent.beat else ""
             return seconds, f"{silent.name} has not responded for {seconds:.0f} s{self._during()}{last}"
-        if not self.in_call():
+        if not self.ranks.in_call:
             return None
-        beats = {0: dict(self.own())}
+        beats = {0: self.ranks.status.beat()}
         for rank, peer in self.peers.items():
             if peer.beat is not None:
                 beats[rank] = {**peer.beat, "still": peer.beat["still"] + now - peer.heard}
@@ -324,7 +300,5 @@ def terminated_by_launcher(watch: RankWatch) -> Iterator[None]:
         if not watch.losing:
             raise KeyboardInterrupt
 
-    with signals_restored():
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handle)
+    with signals_handled(handle, [signal.SIGTERM]):
         yield

@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from proxima.config.sections.ranks_section import RayPlacement  # imports torch, which no reward actor needs
 
 ADDRESS = "RAY_ADDRESS"
+QUIET: Any = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}  # of `ray.init`
 LOOK_SECONDS = 1.0  # between two chances of a signal handler to run while Ray works
 
 
@@ -39,9 +40,8 @@ def connected(spec: "RayPlacement") -> Iterator[None]:
     address = spec.address or os.environ.get(ADDRESS)
     if address and address != "auto":
         _require_listener(address)
-    local: dict[str, Any] = {} if address else {"include_dashboard": False}
     try:
-        ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **local)
+        ray.init(address=address or "local", **QUIET)
     except Exception as error:  # Ray raises whatever its parts raise
         reason = first_line_of(error)
         if address is None:
@@ -64,10 +64,9 @@ def _require_listener(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
+        reason = f"has no cluster: {error.strerror or error}"
         remedy = f"start the cluster, or correct the address or {ADDRESS}; null starts one on this machine"
-        raise FieldError(
-            "placement.address", address, f"has no cluster: {error.strerror or error}", remedy=remedy
-        ) from (None)
+        raise FieldError("placement.address", address, reason, remedy=remedy) from None
 
 
 def first_line_of(error: BaseException) -> str:
@@ -150,8 +149,12 @@ def _is_granted(bundles: Any) -> bool:
         raise UserError(reason, remedy="see `ray status`; --resume continues the run") from None
 
 
-def actor_on(bundles: Any, index: int, kind: type, **resources: float) -> Any:
-    """Start an actor in a bundle. When it dies it stays dead: what runs again is decided by who watches it."""
+def start_actor(kind: type, place: tuple[Any, int] | None, *arguments: Any, **resources: float) -> Any:
+    """Start an actor. When it dies it stays dead: what runs again is decided by who watches it.
+
+    Args:
+        place: bundles, and the index of the one for the actor; None: any node.
+    """
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -159,11 +162,19 @@ def actor_on(bundles: Any, index: int, kind: type, **resources: float) -> Any:
     options = actor.options(
         max_restarts=0,
         max_concurrency=2,
-        scheduling_strategy=PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=index),
+        scheduling_strategy="SPREAD" if place is None else PlacementGroupSchedulingStrategy(*place),
         runtime_env={"env_vars": {"PYTHONPATH": python_path()}},
         **resources,
     )
-    return options.remote()
+    return options.remote(*arguments)
+
+
+def kill_actor(actor: Any) -> None:
+    """Kill an actor, which may be dead, and what it has started."""
+    import ray
+
+    with suppress(Exception):
+        ray.kill(actor)
 
 
 def python_path() -> str:

@@ -2,9 +2,9 @@
 It starts them, prints their output, and when one dies, kills the others and restarts all from the last checkpoint."""
 
 import gc
+import math
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from proxima.process.kill import describe_exit
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, engine_plan
 from proxima.runtime.placement.rank_group import RankGroup, start_group
 from proxima.runtime.placement.rank_messages import FoldedLines
-from proxima.runtime.placement.ray_cluster import bundle_of, connected, fitted, reserve, say
+from proxima.runtime.placement.ray_cluster import connected, fitted, say
 from proxima.runtime.state.folder import RunFolder, new_run_folder
-from proxima.runtime.watch.interrupt import SIGNALS, signals_restored
+from proxima.runtime.watch.interrupt import signals_handled, signals_restored
 
 if TYPE_CHECKING:
     from proxima.config.resolved import Resolved
@@ -62,29 +62,12 @@ class RankEnd:
     """
 
     rank: int
-    at: float
     exit_code: int | None = None
     reason: str = ""
 
     @property
     def killed(self) -> bool:
         return self.exit_code is None or self.exit_code < 0
-
-
-class Interrupts:
-    """Counts Ctrl-C and SIGTERM; `signals_restored` puts the handlers back. Before there are ranks that could write a
-    checkpoint, it raises KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.count, self.counting = 0, False
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                signal.signal(number, self._add)
-
-    def _add(self, number: int, frame: Any) -> None:
-        self.count += 1
-        if not self.counting:
-            raise KeyboardInterrupt
 
 
 def supervise(
@@ -107,21 +90,19 @@ def supervise(
         UserError: the ranks can't be started.
         KeyboardInterrupt: Ctrl-C while they are being started.
     """
-    with signals_restored(), connected(spec):
-        interrupts = Interrupts()
+    with signals_restored(), connected(spec):  # Ray sets a handler
         spec = fitted(spec)
         placed = None if engines is None else EngineGroup(spec, engines)
+        interrupts: list[int] = []
         for starts in range(spec.restarts + 1):
-            reserved = None if spec.colocate else reserve(spec, "ranks", bundle_of(spec))  # on nodes that are alive now
-            group = start_group(spec, reserved, function, arguments, placed)
-            interrupts.counting = True
+            group = start_group(spec, function, arguments, placed)
             try:
-                ends = watch(group, interrupts, placed)
+                with signals_handled(lambda number, frame: interrupts.append(number)):
+                    ends = watch(group, interrupts, placed)
             finally:
-                group.stop(reserved)
-                interrupts.counting = False
+                group.stop()
             end = first_cause(ends)
-            if interrupts.count and end.exit_code != 0:
+            if interrupts and end.exit_code != 0:
                 return INTERRUPTED
             cause = describe_end(end, group)
             if not end.killed:  # an exception would be raised again
@@ -136,14 +117,19 @@ def supervise(
         return FAILED
 
 
-def watch(group: RankGroup, interrupts: Interrupts, placed: EngineGroup | None) -> list[RankEnd]:
+def watch(group: RankGroup, interrupts: Sequence[int], placed: EngineGroup | None) -> list[RankEnd]:
     """Print the ranks' output until the run is over: that of rank 0 as it is, the lines of the others, which are those
-    from outside the run, with their rank. Returns how they ended, in the order in which it was noticed."""
+    from outside the run, with their rank. Returns how they ended, in the order in which it was noticed.
+
+    Args:
+        interrupts: a signal is added to them each time the user interrupts the run.
+    """
     import ray
 
     reports: dict[Any, int] = {report: rank for rank, report in enumerate(group.reports)}
     others, ends, last, passed_on = FoldedLines(say), list[RankEnd](), [""] * len(reports), 0
-    while not is_over(ends, len(group.reports), time.monotonic()):
+    deadline = math.inf
+    while reports and time.monotonic() < deadline:
         ready, _ = ray.wait(list(reports), num_returns=1, timeout=POLL_SECONDS)
         for report in ready:
             rank = reports[report]
@@ -154,7 +140,9 @@ def watch(group: RankGroup, interrupts: Interrupts, placed: EngineGroup | None) 
                 last[rank] = _reason(error)
             if told is None or isinstance(told, int):
                 del reports[report]
-                ends.append(RankEnd(rank=rank, at=time.monotonic(), exit_code=told, reason=last[rank]))
+                ends.append(RankEnd(rank=rank, exit_code=told, reason=last[rank]))
+                if rank == 0 or told != 0:
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
                 continue
             stream, lines = told
             if rank == 0:
@@ -167,24 +155,17 @@ def watch(group: RankGroup, interrupts: Interrupts, placed: EngineGroup | None) 
         if placed is not None:
             placed.poll()
             # a run that ends, as it should or not, needs no server
-            if not ends and not interrupts.count and (number := placed.moved()) is not None:
+            if not ends and not interrupts and (number := placed.moved()) is not None:
                 reason = f"it must connect to engine {number} at another address"
-                return [RankEnd(rank=0, at=time.monotonic(), reason=reason)]
-        if interrupts.count > passed_on:
-            passed_on = interrupts.count
+                return [RankEnd(rank=0, reason=reason)]
+        if len(interrupts) > passed_on:
+            passed_on = len(interrupts)
             if passed_on > 1 or any(end.rank == 0 for end in ends):
                 break
             say("stopping: rank 0 writes a checkpoint first; press Ctrl-C again to kill all ranks")
             group.hosts[0].interrupt.remote()
     others.flush(at_once=True)
-    return ends or [RankEnd(rank=0, at=time.monotonic(), exit_code=INTERRUPTED)]
-
-
-def is_over(ends: Sequence[RankEnd], ranks: int, now: float) -> bool:
-    """True if there is nothing left to wait for: all ranks have ended, or rank 0 has and the others had time to, or a
-    rank has failed and there was time to notice the cause."""
-    times = [end.at for end in ends if end.rank == 0 or end.exit_code != 0]
-    return len(ends) == ranks or now > min(times, default=now) + GRACE_SECONDS
+    return ends or [RankEnd(rank=0, exit_code=INTERRUPTED)]
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd:
@@ -202,7 +183,7 @@ def describe_end(end: RankEnd, group: RankGroup) -> str:
     """`rank 2 on NODE ended with exit code 1; its last line: …`."""
     import ray
 
-    name = group.name_of(end.rank)
+    name = f"rank {end.rank} on {group.places[end.rank].host}"
     if end.exit_code is None:
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         lost = group.places[end.rank].node not in alive

@@ -1,19 +1,16 @@
 """Reward workers on the nodes of a Ray cluster. Each actor has a worker as its child process, with the same limits as
 on rank 0's node: whatever a completion does there affects neither the actor nor the run, which receive only JSON from
-the worker. If an actor dies, its job is lost; the next job gets a new actor."""
+the worker. An actor that dies costs one job; the next job gets a new actor."""
 
-import logging
 import os
+import threading
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 from proxima.process.worker import START_SECONDS, JobResult
 from proxima.reward.base import Job
 from proxima.reward.workers.pool import WorkerPool
-from proxima.runtime.placement.ray_cluster import ADDRESS, first_line_of
-
-PING_SECONDS = 10.0  # in which an actor that is idle answers
+from proxima.runtime.placement.ray_cluster import ADDRESS, QUIET, first_line_of, kill_actor, start_actor
 
 
 class RewardActor:
@@ -38,14 +35,13 @@ class ActorPool(WorkerPool):
 
     def __init__(self, workers: int, **options: Any) -> None:
         super().__init__(workers, **options)
-        self._whole = options
+        self._whole, self._connecting = options, threading.Lock()
 
     def _start_worker(self) -> Any:
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the pool is closed")
+        if self._source.closed:
+            raise RuntimeError("the pool is closed")
+        with self._connecting:
             _connect()
-            self.started += 1
         return _ActorWorker(self._whole)
 
 
@@ -55,8 +51,7 @@ class _ActorWorker:
     def __init__(self, options: Mapping[str, Any]) -> None:
         import ray
 
-        actor: Any = ray.remote(RewardActor)
-        self._actor = actor.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD").remote(options)
+        self._actor = start_actor(RewardActor, None, options, num_cpus=1)
         self.alive, self.jobs_done = True, 0  # never recycled: the actor's own pool replaces the worker below it
         try:
             ray.get(self._actor.__ray_ready__.remote(), timeout=START_SECONDS)
@@ -65,32 +60,22 @@ class _ActorWorker:
             reason = "the cluster grants no core" if isinstance(error, TimeoutError) else first_line_of(error)
             raise RuntimeError(f"no actor after {START_SECONDS:g} s: {reason}") from error
 
-    def run(
-        self, grader: str, arguments: Mapping[str, Any], seconds: float, cpu_seconds: float | None
-    ) -> JobResult | None:
+    def run(self, grader: str, arguments: Mapping[str, Any], seconds: float, cpu_seconds: float | None) -> JobResult:
         """See `Worker.run`. The worker below the actor enforces the time limit; the timeout here is for a lost node."""
         import ray
 
+        job = Job(grader=grader, arguments=arguments, seconds=seconds, cpu_seconds=cpu_seconds)
         try:
-            ray.get(self._actor.__ray_ready__.remote(), timeout=PING_SECONDS)
-        except Exception:  # Ray's errors about an actor are many
-            self.kill()
-            return None
-        try:
-            job = Job(grader=grader, arguments=arguments, seconds=seconds, cpu_seconds=cpu_seconds)
-            result: Any = ray.get(self._actor.run.remote(job), timeout=seconds + 2 * START_SECONDS)
-            return cast(JobResult, result)
-        except Exception as error:
+            result: JobResult = ray.get(self._actor.run.remote(job), timeout=seconds + 2 * START_SECONDS)
+        except Exception as error:  # Ray's errors about an actor are many
             self.kill()
             return JobResult(error=f"its actor died: {first_line_of(error)}")
+        return result
 
     def kill(self) -> int:
         """Kill the actor and its child processes."""
-        import ray
-
         self.alive = False
-        with suppress(Exception):
-            ray.kill(self._actor)
+        kill_actor(self._actor)
         return 0
 
 
@@ -99,7 +84,4 @@ def _connect() -> None:
     import ray
 
     if not ray.is_initialized():
-        ray.init(
-            address=os.environ.get(ADDRESS, "auto"), logging_level=logging.ERROR, log_to_driver=False,
-            runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
-        )  # fmt: skip
+        ray.init(address=os.environ.get(ADDRESS, "auto"), **QUIET)

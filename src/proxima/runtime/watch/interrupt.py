@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,16 @@ def signals_restored() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def signals_handled(handler: Any, numbers: Iterable[signal.Signals] = SIGNALS) -> Iterator[None]:
+    """Within the block, the signals call a handler. Does nothing outside the main thread, which alone may."""
+    with signals_restored():
+        if threading.current_thread() is threading.main_thread():
+            for number in numbers:
+                signal.signal(number, handler)
+        yield
 
 
 def stop_on_interrupt(

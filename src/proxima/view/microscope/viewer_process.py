@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from proxima.data import UserError
+from proxima.process.kill import wait_or_kill
 from proxima.process.start import start_module
 from proxima.runtime.watch.observer import Observer, Record, RunInfo
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
@@ -40,8 +41,7 @@ class ViewerProcess:
 
     def end(self) -> None:
         self._channel.close()
-        self.process.kill()
-        self.process.wait()
+        wait_or_kill(self.process)
 
 
 class ViewerObserver(Observer):
