@@ -62,9 +62,9 @@ def test_probe_shows_what_a_server_can_do(proxima):
     by_name = {name: text.strip() for name, text in rows.items()}
     assert by_name["server"] == "sglang 0.0.fake" and by_name["max length"] == "510"
     assert by_name["log-probs"] == "untruncated: of softmax(logits / temperature), before top-k, top-p and min-p"
-    assert by_name["pauses"] == "yes" and by_name["seeds"] == "no" and by_name["quantization"] == "none"
+    assert by_name["takes weights"] == "yes" and by_name["seeds"] == "no" and by_name["quantization"] == "none"
     facts = json.loads(message)
-    assert facts["takes_weights"] and facts["pauses"] and facts["max_length"] == 510
+    assert facts["takes_weights"] and facts["max_length"] == 510
     assert facts["model"] == "tiny"
 
 
@@ -74,6 +74,14 @@ def test_a_server_with_a_key(proxima, monkeypatch):
         assert proxima("engine", "probe", server.url, "--token-env", "KEY_OF_MINE")[0] == 0
         code, out, err = proxima("engine", "probe", server.url)
     assert (code, out) == (2, "") and "refused with status 401" in err and "check token_env" in err
+
+
+def test_check_without_a_server(proxima, tmp_path, capsys):
+    url, folder = f"http://127.0.0.1:{kept_port()}", saved(tiny_model(), tmp_path / "tiny")
+    capsys.readouterr()  # the bars of `saved`
+    code, out, err = proxima("check", "vllm", f"url={url}", "--model", folder)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith(f"error: url={url!r} can't be reached; start it (`proxima engine serve RECIPE`), or let")
 
 
 class Inverse(FakeSglang):

@@ -87,6 +87,18 @@ class Request:
         """Prompt uid, sample and turn: the `key` of its completion."""
         return self.prompt.uid, self.sample, self.turn
 
+    def in_flight(self, tokens: Ints, policy_version: Ints) -> "InFlight":
+        """Its completion so far."""
+        return InFlight(
+            prompt_uid=self.prompt.uid,
+            sample=self.sample,
+            turn=self.turn,
+            prompt_tokens=self.prompt.tokens,
+            tokens=tokens,
+            policy_version=policy_version,
+            temperature=self.sampling.temperature,
+        )
+
 
 def check_prompt(prompt: Prompt, limit: int) -> None:
     """Raise UserError for a prompt without tokens, or with `limit` or more: prompt and one new token must fit in it."""

@@ -192,16 +192,9 @@ class Scheduler:
         return [self._so_far(running, unwritten.get(running.line, np.empty(0, np.int32))) for running in self.running]
 
     def _so_far(self, running: RunningRequest, unwritten: Ints) -> InFlight:
-        request, written = running.request, self.table.read(running.line)
-        return InFlight(
-            prompt_uid=request.prompt.uid,
-            sample=request.sample,
-            turn=request.turn,
-            prompt_tokens=request.prompt.tokens,
-            tokens=np.concatenate([written["tokens"], unwritten]),
-            policy_version=np.append(written["policy_version"], np.full_like(unwritten, self.version)),
-            temperature=request.sampling.temperature,
-        )
+        written = self.table.read(running.line)
+        versions = np.append(written["policy_version"], np.full_like(unwritten, self.version))
+        return running.request.in_flight(np.concatenate([written["tokens"], unwritten]), versions)
 
     def load(self, weights: nn.Module, version: int, keep: bool = False) -> None:
         """Copy new weights. The KV of running completions is recomputed before their next token, unless `keep`; that of

@@ -7,7 +7,7 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.protocol import EngineSetup
+from proxima.engine.protocol import EngineSetup, close_engine
 from proxima.laws.engine_case import EngineUnderTest, tiny_model
 from proxima.laws.engine_laws import ENGINE_LAWS
 from proxima.laws.law import Law, LawResult, check_laws, described, not_tried
@@ -40,7 +40,7 @@ def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
     A server answers as in a run: it is asked for what it can do, and `versions` pushes the weights of the model to it.
 
     Raises:
-        UserError: the engine is a server, and there is no model to compare with its own.
+        UserError: the engine is a server, and there is no model to compare with its own; or it can't be used.
     """
     if model is None and isinstance(spec, ServerSettings):
         raise UserError(
@@ -52,6 +52,8 @@ def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
         setup = EngineSetup.of(loaded())
     else:
         setup = EngineSetup(model_path=model, tokenizer=load_tokenizer(model), load_weights=loaded)
+    if isinstance(spec, ServerSettings) and spec.serve is None:
+        close_engine(spec.build(setup))  # what prevents this is about the server, and about no law
     # An engine that holds no weights here and was given no model may return anything, so it is not compared.
     compared = loaded if holds or model is not None else None
     quantized = getattr(spec, "quantization", None) is not None

@@ -25,7 +25,6 @@ FACTS: dict[str, Any] = {
     "model": "formula",
     "max_length": 256,
     "log_probs": "processed",
-    "pauses": True,
     "keeps_kv": True,
     "version_spans": True,
     "batch_invariant": True,
@@ -43,6 +42,8 @@ class FakeRequest:
     log_prob: list[float] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     ended: str | None = None
+    answered: bool = False  # a message was sent
+    hangs: bool = False
 
     @property
     def everything(self) -> list[int]:
@@ -174,6 +175,7 @@ class FakeServer(HttpListener):
             if fault in ("hang", "break") and (at == 1 or request.ended is not None):  # the first token may be the last
                 if fault == "break":
                     return
+                request.hangs = True
                 await asyncio.Event().wait()
             message = {"tokens": request.tokens[at:], "log_probs": request.log_prob[at:], "finish": request.ended}
             if fault == "nan":
@@ -182,10 +184,11 @@ class FakeServer(HttpListener):
                 message["prompt"], prompt = prompt, None
             if request.ended is not None and self.facts["version_spans"]:
                 message["spans"] = spans_of(request.labels)
-            writer.write(chunk(json.dumps(message).encode() + b"\n"))
+            request.answered = True
+            writer.write(chunk(f"data: {json.dumps(message)}\n\n".encode()))
             await writer.drain()
             if request.ended is not None:
-                writer.write(chunk(b""))
+                writer.write(chunk(b"data: [DONE]\n\n") + chunk(b""))
                 await writer.drain()
                 return
 
@@ -272,5 +275,5 @@ def spans_of(labels: list[str]) -> list[tuple[str, int, int]]:
     return [(labels[a], a, b) for a, b in zip(starts, [*starts[1:], len(labels)], strict=False)]
 
 
-def _respond(writer: asyncio.StreamWriter, status: int, answer: Any, *, last: bool = False) -> None:
-    writer.write(whole(status, json.dumps(answer).encode(), last=last))
+def _respond(writer: asyncio.StreamWriter, status: int, answer: Any, *, last: bool = False, more: str = "") -> None:
+    writer.write(whole(status, json.dumps(answer).encode(), last=last, more=more))

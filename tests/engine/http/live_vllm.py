@@ -17,6 +17,6 @@ needs_vllm = pytest.mark.skipif(EXECUTABLE is None or not MODEL.is_dir(), reason
 @contextmanager
 def live_server(folder: Path, *arguments: str, dtype: str = "float32", model: Path = MODEL) -> Iterator[str]:
     """The URL of a server that is ended with all its processes."""
-    serve = Serve(executable=EXECUTABLE, dtype=dtype, max_length=1024, eager=True, threads=1, arguments=arguments)
-    with start_servers("vllm", serve, model=str(model), key="", log=folder / "server.log") as servers:
+    serve = Serve(executable=EXECUTABLE, dtype=dtype, eager=True, threads=1, arguments=arguments)
+    with start_servers("vllm", serve, model=str(model), key="", max_length=1024, log=folder / "server.log") as servers:
         yield servers.urls[0]

@@ -13,6 +13,7 @@ import torch
 
 from proxima.data import Prompt, UserError
 from proxima.engine.event_loop_thread import EventLoopThread
+from proxima.engine.http.client import StreamSize
 from proxima.engine.http.dialect import Chunk, ServerFacts, ServerHealth, WeightHandover
 from proxima.engine.http.engine import HttpEngine
 from proxima.engine.http.generation_job import CompletionRules
@@ -45,9 +46,8 @@ class PlainDialect:
     async def stream(self, client, facts, request):
         body = asdict(request.sampling) | {"id": request.id, "tokens": list(request.tokens), "seed": request.seed or 0}
         body["cache_salt"] = request.cache_salt
-        async with client.lines("/generate", body) as lines:
-            async for line in lines:
-                content = json.loads(line)
+        async with contextlib.aclosing(client.events("/generate", body, StreamSize(1 << 20, 1 << 20))) as events:
+            async for content in events:
                 spans = content.get("spans")
                 yield Chunk(
                     tokens=np.array(content["tokens"], np.int32),
@@ -252,6 +252,28 @@ async def across_new_weights(engine: HttpEngine, servers: Sequence[FakeServer], 
     go_on(servers)
     await engine.resume()
     return await task
+
+
+@contextlib.asynccontextmanager
+async def hanging_calls_ended(engine: HttpEngine, servers: Sequence[FakeServer]):
+    """Meanwhile a completion that hangs has had its idle seconds at once; on a busy machine, any few seconds that a
+    test can wait for would be over for every completion."""
+
+    async def end_them() -> None:
+        while True:
+            for replica, server in zip(engine._pool.replicas, servers, strict=True):
+                for request in list(server.running.values()):
+                    key = tuple(map(int, request.body["id"].split("-")[1:4]))
+                    for call in list(replica.running.values()) if request.hangs else ():
+                        # what has not been read yet would begin its idle seconds again
+                        if call.job.key == key and call.answered == request.answered:
+                            request.hangs = False
+                            engine._loop.submit(call.limit, 0.0)
+            await asyncio.sleep(0.005)
+
+    task = asyncio.create_task(end_them())
+    yield
+    task.cancel()
 
 
 def hold_scores(server: FakeServer, times: float = float("inf")):

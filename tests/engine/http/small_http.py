@@ -74,10 +74,10 @@ class HttpListener:
         return Call(method, target, parts.path, dict(parse_qsl(parts.query)), content, headers)
 
 
-def whole(status: int, content: bytes, kind: str = "application/json", *, last: bool = False) -> bytes:
+def whole(status: int, content: bytes, kind: str = "application/json", *, last: bool = False, more: str = "") -> bytes:
     """The bytes of a response; `last`: the connection is closed after it, which a client must know: the next call on
-    it would be lost."""
-    head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n"
+    it would be lost. `more`: other header lines."""
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n{more}"
     return (head + "Connection: close\r\n" * last + "\r\n").encode() + content
 
 

@@ -1,5 +1,7 @@
 """Servers with too much to do slow a run down and do not end it; one that never does anything ends it, later."""
 
+import itertools
+
 import pytest
 
 from proxima.data import UserError
@@ -7,7 +9,7 @@ from proxima.engine.http.client import LONGEST_BREAK, SHORTEST_BREAK, _retry_aft
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_server import FakeServer, _respond
-from tests.engine.http.plain_dialect import check, requests
+from tests.engine.http.plain_dialect import ELSEWHERE, begun, check, engine_over, fakes, requests, update
 
 
 @pytest.fixture
@@ -54,6 +56,35 @@ def test_how_long_a_server_wants_to_be_left_alone(header, seconds):
     assert _retry_after({"Retry-After": header}) == seconds
 
 
+async def test_a_server_is_left_alone_for_as_long_as_it_asks(fleet, monkeypatch):
+    """Two of three of its answers are 429; without what it asks, each would cost an hour."""
+    monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 3600.0)
+    monkeypatch.setattr("proxima.engine.http.client.LONGEST_BREAK", 3600.0)
+    asked = requests(4, 3)
+    engine, (server,) = fleet(retries=0, max_running=4)
+    generate, calls = server._generate, itertools.count(1)
+
+    async def mostly_busy(reader, writer, body):
+        if next(calls) % 3 == 0:
+            return await generate(reader, writer, body)
+        _respond(writer, 429, {"error": "come again"}, last=True, more="Retry-After: 0\r\n")
+        await writer.drain()
+
+    server._generate = mostly_busy
+    check(asked, await collect(engine, asked))
+    counts = (await engine.health()).detail["replicas"]
+    assert counts["ejected"] == 0 and next(calls) > 3 * len(asked)
+
+
+def test_a_server_that_is_busy_at_the_start_is_waited_for(monkeypatch, tmp_path):
+    monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 0.002)
+    with fakes() as servers:
+        facts, busy = servers[0]._facts, iter([True] * 3)
+        servers[0]._facts = lambda body: (429, {"error": "come again"}) if next(busy, False) else facts(body)
+        with engine_over(servers, tmp_path):
+            assert servers[0].calls["/facts"] == 4
+
+
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_server_slows_the_run_and_does_not_end_it(status, fleet):
     """More answers of this kind than any number of retries."""
@@ -78,13 +109,32 @@ async def test_a_server_that_is_left_alone_gets_nothing_meanwhile(fleet, monkeyp
     assert 1 <= first <= 2 and servers[0].calls["/generate"] == first
 
 
-async def test_a_server_that_stays_busy_ends_the_run_when_its_time_is_over(fleet):
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda engine: engine.score([ScoreRequest(prompt_tokens=[1], tokens=[3])]),
+        lambda engine: collect(engine, requests(1, 1)),
+    ],
+    ids=["score", "completion"],
+)
+async def test_a_server_that_stays_busy_ends_the_run_when_its_time_is_over(waits, fleet):
     engine, (server,) = fleet(away_seconds=0.1, retries=0)
     make_busy(server)
-    with pytest.raises(UserError, match="too busy"):
-        await engine.score([ScoreRequest(prompt_tokens=[1], tokens=[3])])
-    with pytest.raises(UserError, match=r"too busy for a completion for 0.1 s: .*status 429: come again; .*max_run"):
-        await collect(engine, requests(1, 1))
+    with pytest.raises(UserError, match=r"the server is too busy or failing: .*status 429: come again; .*max_run"):
+        await waits(engine)
+
+
+async def test_a_server_that_stays_busy_while_completions_must_be_finished_ends_the_run(fleet):
+    """One broke off in a pause, and new weights wait for its end."""
+    engine, servers = fleet(facts=ELSEWHERE, interrupt="finish", away_seconds=0.1, published=True)
+    task = await begun(engine, servers, requests(1, 1, first=3))
+    await engine.pause()
+    make_busy(servers[0])
+    for call in list(engine._pool.replicas[0].running.values()):
+        engine._loop.submit(call.limit, 0.0)
+    for waits in (engine.publish(update(2)), task):
+        with pytest.raises(UserError, match=r"the server is too busy or failing: .*status 429: come again"):
+            await waits
 
 
 async def test_scoring_waits_for_a_busy_server_too(fleet):

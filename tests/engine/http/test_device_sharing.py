@@ -132,9 +132,8 @@ async def test_a_server_that_fails_is_ejected_and_returns_when_the_trainer_is_do
     await engine.sleep()
     if call == "wake":
         await engine.wake()
-    rows = (await engine.health()).detail["servers"]
-    assert [row["in_service"] for row in rows] == [False, True]
-    assert "broken on purpose" in rows[0]["reason"]
+    assert replicas(engine) == [False, True]
+    assert "broken on purpose" in engine._pool.replicas[0].reason
     servers[0].failing.clear()
     if call == "sleep":
         probed = servers[0].calls["/facts"]

@@ -30,7 +30,7 @@ async def test_it_is_ejected_with_its_reason_and_returns_once_it_has_the_weights
     servers[1].ignores_weights = True
     await engine.publish(update(2))
     health, calls = await engine.health(), servers[1].calls["/generate"]
-    assert [server["in_service"] for server in health.detail["servers"]] == [True, False]
+    assert replicas(engine) == [True, False]
     assert health.detail["sync"]["replicas"] == 1 and health.version == 2
     (line,) = health.detail["events"]
     assert line.startswith(f"engine: {servers[1].url} is out of service: new weights: ") and "nats off" in line

@@ -14,8 +14,8 @@ def test_the_only_server_that_fails_while_it_is_compared_is_one_line(call, tmp_p
         with pytest.raises(UserError) as caught, engine_over(servers, tmp_path):
             pass
     assert str(caught.value) == (
-        f"engine: the server is out of service: {servers[0].url}: {call} failed: status 500: broken on purpose;"
-        " look at the server's log, start it again, and resume the run (--resume)"
+        f"url={servers[0].url!r} {call} failed: status 500: broken on purpose;"
+        " see the log of the server, or check the address and the kind of the engine"
     )
 
 

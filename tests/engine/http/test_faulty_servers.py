@@ -10,7 +10,18 @@ import pytest
 from proxima.data import UserError
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
-from tests.engine.http.plain_dialect import WEIGHTS, PlainDialect, check, go_on, held, replicas, requests, until, update
+from tests.engine.http.plain_dialect import (
+    WEIGHTS,
+    PlainDialect,
+    check,
+    go_on,
+    hanging_calls_ended,
+    held,
+    replicas,
+    requests,
+    until,
+    update,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,18 +30,16 @@ from tests.engine.http.plain_dialect import WEIGHTS, PlainDialect, check, go_on,
 )
 async def test_one_bad_completion_is_asked_for_again_and_is_the_same(fault, count, fleet):
     asked = requests(4, 3)
-    quick = (
-        {"idle_seconds": 0.1, "retries": 1000} if fault == "hang" else {}
-    )  # others may seem to hang, again and again
-    engine, servers = fleet(count, **quick)
+    engine, servers = fleet(count)
     clean = await collect(engine, asked)
     for server in servers:
         server.script += [None, fault]
-    given = await collect(engine, asked)
+    async with hanging_calls_ended(engine, servers):
+        given = await collect(engine, asked)
     counts = (await engine.health()).detail["replicas"]
     check(asked, given)
     assert given == clean and engine.capabilities.deterministic  # the draws belong to the request
-    assert counts["retried"] == count or (fault == "hang" and counts["retried"] > count)
+    assert counts["retried"] == count
     assert counts["lost"] == (count if fault == "nan" else 0)
 
 
@@ -70,12 +79,22 @@ async def test_a_completion_that_always_fails_ends_the_run_in_one_line(fleet):
     assert server.calls["/generate"] == 3
 
 
+async def test_a_server_of_another_model_is_out_of_service(fleet):
+    asked = requests(4, 2)
+    engine, servers = fleet(2)
+    servers[0]._load = lambda _: (200, {"weight_version": servers[0].label, "model": "another"})
+    await until(lambda: engine._pool.counts["ejected"])
+    check(asked, await collect(engine, asked))
+    line = f"engine: {servers[0].url} is out of service: it serves another now, not formula"
+    assert line in (await engine.health()).detail["events"]
+
+
 @pytest.mark.parametrize("invariant", [True, False])
 async def test_failing_hanging_dying_and_coming_back(invariant, fleet):
     """Four servers, 5 % of calls failing and 5 % hanging, and one dies with what it runs and comes back."""
     asked, later = requests(12, 4), requests(6, 4, first=100)
     facts, rates = {"batch_invariant": invariant}, {"error": 0.05, "hang": 0.05}
-    engine, servers = fleet(4, facts=facts, rates=rates, slow=0.001, idle_seconds=0.1, max_running=8, retries=1000)
+    engine, servers = fleet(4, facts=facts, rates=rates, slow=0.001, max_running=8)
 
     async def die_and_return():
         await until(lambda: servers[0].calls["/generate"] >= 8)
@@ -84,11 +103,12 @@ async def test_failing_hanging_dying_and_coming_back(invariant, fleet):
         servers[0].come_back()
 
     await engine.publish(update(1))
-    disaster = asyncio.create_task(die_and_return())
-    check(asked, await collect(engine, asked), 1)
-    await disaster
-    await until(lambda: engine._pool.counts["returned"] >= 1)
-    check(later, await collect(engine, later), 1)
+    async with hanging_calls_ended(engine, servers):
+        disaster = asyncio.create_task(die_and_return())
+        check(asked, await collect(engine, asked), 1)
+        await disaster
+        await until(lambda: engine._pool.counts["returned"] >= 1)
+        check(later, await collect(engine, later), 1)
     health = await engine.health()
     assert health.detail["replicas"]["retried"] > 0
     assert health.detail["replicas"]["ejected"] >= 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, UserError
-from proxima.engine.http.client import Address, ServerClient, ServerError
+from proxima.engine.http.client import Address, ServerClient, ServerError, StreamSize
 from proxima.engine.http.dialect import Chunk
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.local import collect
@@ -171,8 +171,7 @@ async def test_a_token_is_not_sent_where_a_server_points_to(monkeypatch):
         with pytest.raises(ServerError, match="status 307"):
             await client.get("/here")
         with pytest.raises(ServerError, match="status 307"):
-            async with client.lines("/here", {}):
-                pass
+            await anext(client.events("/here", {}, StreamSize(1, 1)))
         await client.close()
     assert len(heard) == 2 and all("Bearer secret" in entry for entry in heard)
 

@@ -8,7 +8,7 @@ from proxima.data import UserError
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_server import FakeServer, _respond
-from tests.engine.http.plain_dialect import check, engine_over, fakes, replicas, requests, until, update
+from tests.engine.http.plain_dialect import check, engine_over, fakes, held, replicas, requests, until, update
 
 CALLS = ("facts", "load", "tokenize", "score", "pause", "resume", "weights", "forget")
 
@@ -43,7 +43,7 @@ async def test_a_server_that_refuses_completions_alone_does_not_return_for_ever(
         await collect(engine, requests(4, 2))
     said, counts = str(error.value), (await engine.health()).detail["replicas"]
     assert said.count("\n") == 0 and f"refused with status {status}: your plan has no completions" in said
-    assert "3 times in a row, without a completion between" in said and "token_env" in said
+    assert "3 times in a row, without a completion between" in said and "check token_env" in said
     assert counts["ejected"] == 3 and counts["returned"] == 2
     assert server.calls["/weights"] == 3  # and again at each return
 
@@ -58,23 +58,22 @@ async def test_refusals_with_completions_between_do_not_add_up(fleet):
         check(requests(1, 1), await task)
 
 
-async def test_a_server_that_always_has_other_weights_again_is_given_up(fleet, monkeypatch):
-    """It passes the probe at each return, and calls its weights otherwise a moment later."""
+@pytest.mark.parametrize("tokens", [0, 1])
+async def test_a_server_that_always_has_other_weights_again_is_given_up(tokens, fleet, monkeypatch):
+    """It passes the probe at each return, and calls its weights otherwise a moment later, whatever it has produced."""
     monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.02)
     monkeypatch.setattr("proxima.engine.http.replica.FRUITLESS", 4)
     engine, (server,) = fleet(away_seconds=3600.0, published=True)
-    server.stop_after = 0
-    answered, load = 0, server._load
+    server.stop_after, load = tokens, server._load
 
     def flaps(body):
-        nonlocal answered
-        answered += 1
         status, answer = load(body)
-        return status, answer | ({"weight_version": "another"} if answered % 4 == 0 else {})
+        return status, answer | ({"weight_version": "another"} if held(server, tokens) else {})
 
     server._load = flaps
     with pytest.raises(UserError, match=r"it has weights 'another'.*4 times in a row"):
-        await collect(engine, requests(1, 1))
+        await collect(engine, requests(1, 1, first=3))
+    assert server.begun == 4
 
 
 @pytest.mark.parametrize(

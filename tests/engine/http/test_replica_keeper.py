@@ -1,17 +1,17 @@
-"""What a health check that fails says of a server, by what came from it meanwhile."""
+"""What a health check that fails says of a server, by what came from it meanwhile; and which one is given work."""
 
 import asyncio
-from collections import Counter
-from functools import partial
+import itertools
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
-from proxima.engine.http.client import RefusedError, ServerError
+from proxima.engine.http.client import Address, RefusedError, ServerError
+from proxima.engine.http.replica import FRUITLESS, HEALTHY, HIGHEST_LIMIT, REFUSALS, Replica, State
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import STREAK, ReplicaPool
-from proxima.engine.http.replica_states import Event
+from tests.engine.http.plain_dialect import Plain, PlainDialect
 
 BUSY = ServerError("http://h", "/load", "come again", status=429)
 FAILED = ServerError("http://h", "/load", "status 500", status=500)
@@ -19,48 +19,181 @@ REFUSED = RefusedError("refused with status 401")
 
 
 def checked(error, tokens):
-    """The events of a health check that ends so, while so many tokens come; and whether the server is overloaded."""
-    moves, overloads = [], []
+    """The errors that eject a server whose health check ends so, while so many tokens come."""
+    ejections = []
 
     async def health():
         replica.received += tokens
         raise error
 
-    replica = SimpleNamespace(
-        received=5,
-        health=health,
-        proof=SimpleNamespace(label=None, unverified=tuple),
-        overloaded=lambda now, reason: overloads.append(reason),
-    )
+    replica = SimpleNamespace(received=5, health=health, proof=SimpleNamespace(label=None, unverified=tuple))
     keeper = ReplicaKeeper.__new__(ReplicaKeeper)
-    keeper.pool = pool = SimpleNamespace(loading=False, move=lambda replica, event, reason: moves.append(event))
-    pool.eject = partial(ReplicaPool.eject, pool)
+    keeper.pool = SimpleNamespace(loading=False, eject=lambda replica, error: ejections.append(error))
     asyncio.run(keeper._check(replica))
-    return moves, overloads
+    return ejections
 
 
-@pytest.mark.parametrize(("error", "event"), [(REFUSED, Event.REFUSED), (FAILED, Event.EJECTED)])
-def test_one_that_produces_tokens_is_only_slow(error, event):
-    assert checked(error, tokens=3) == ([], [])
-    assert checked(error, tokens=0) == ([event], [])
+@pytest.mark.parametrize(("error", "ejected"), [(REFUSED, True), (FAILED, True), (BUSY, False)])
+def test_one_that_produces_tokens_is_only_slow_and_one_that_is_busy_is_left_alone(error, ejected):
+    assert checked(error, tokens=3) == []
+    assert checked(error, tokens=0) == ([error] if ejected else [])
 
 
-@pytest.mark.parametrize("tokens", [0, 3])
-def test_one_that_is_busy_is_left_alone(tokens):
-    assert checked(BUSY, tokens) == ([], ["come again"])
-
-
-@pytest.mark.parametrize(("error", "ejected"), [(FAILED, True), (BUSY, False), (REFUSED, False)])
-def test_only_a_failure_of_a_completion_ends_a_streak(error, ejected):
+@pytest.mark.parametrize(("error", "counts"), [(FAILED, True), (BUSY, False), (REFUSED, False)])
+def test_only_failures_make_a_streak_that_ejects(error, counts):
     """A busy answer to one of the requests that were running beside those that failed ejects nobody again."""
-    moves = []
-    job = SimpleNamespace(tried=set(), failures=0, discard=lambda: 0, wanted=False)
+    ejections, suspects = [], []
     pool = SimpleNamespace(
-        repeatable=True,
-        counts=Counter(),
-        _note_failure=lambda *_: None,
-        move=lambda replica, event, reason: moves.append(event),
+        eject=lambda replica, error, what="": ejections.append(what + error.reason),
+        suspect=lambda replica, reason: suspects.append(reason),
+        _rest=lambda replica, error: None,
     )
-    ReplicaPool._failed(pool, job, Mock(streak=STREAK), error, 0.0)
-    assert moves == ([Event.EJECTED] if ejected else [])
-    assert pool.counts["failed"] == job.failures == int(ejected)
+    replica = some_replica()
+    replica.streak = STREAK - 2
+
+    async def two_failures():
+        for _ in range(2):
+            ReplicaPool._note_failure(pool, replica, error, asyncio.get_running_loop().time())
+
+    asyncio.run(two_failures())
+    assert suspects == ["status 500"] * counts and replica.streak == STREAK - 2 + 2 * counts
+    assert ejections == (
+        ["3 calls in a row failed, the last one with: status 500"]
+        if counts
+        else [REFUSED.reason] * 2 * (error is REFUSED)
+    )
+
+
+def some_replica():
+    return Replica(Address("http://127.0.0.1:1"), PlainDialect(), Plain(), "tag")
+
+
+def test_attempts_that_fail_together_count_once():
+    """However long it takes until the last has failed: the cause may have been momentary."""
+    replica = some_replica()
+    for now in (10.0, 11.0, 12.0):
+        replica.failed(started_at=9.0, now=now)
+    assert replica.streak == 1
+    replica.failed(started_at=10.0, now=13.0)  # it began after the first failure
+    assert replica.streak == 2
+    replica.succeeded()
+    assert replica.streak == 0
+
+
+def test_an_ejected_replica_is_healthy_again_after_completions_alone():
+    replica = some_replica()
+    replica.leave("broken", refused=False)
+    replica.state = State.READY
+    for completed in range(HEALTHY):
+        replica.served()
+        assert replica.setbacks == 1 and not replica.works, completed
+        replica.succeeded()
+    assert replica.setbacks == 0 and replica.works
+
+
+@pytest.mark.parametrize("produces", ["received", "successes", None])
+def test_a_run_whose_servers_produce_something_goes_on_however_they_fail(produces):
+    replica, errors, now = some_replica(), [], 0.0
+    replica.state = State.SUSPECT
+    keeper = ReplicaKeeper.__new__(ReplicaKeeper)
+    keeper._idle_since, keeper._produced, keeper.servers = None, 0, None
+    keeper.pool = SimpleNamespace(
+        replicas=[replica],
+        serving=[replica],
+        jobs=[object()],
+        scores=0,
+        asleep=False,
+        sends=True,
+        spec=Plain(away_seconds=600.0),
+        give_up=errors.append,
+    )
+
+    async def watch():
+        nonlocal now
+        asyncio.get_running_loop().time = lambda: now
+        for now in (0.0, 300.0, 599.0, 600.0):
+            if produces is not None:
+                setattr(replica, produces, getattr(replica, produces) + 1)
+            keeper._fail_if_none_works()
+            assert len(errors) == (produces is None and now == 600.0)
+
+    asyncio.run(watch())
+
+
+def test_only_a_ready_replica_that_neither_rests_nor_pauses_is_given_work():
+    replica = some_replica()
+    for state, pause, rest in itertools.product(State, ("none", "held", "stopped", "asleep"), (None, Mock())):
+        replica.state, replica.pause, replica.rest = state, pause, rest
+        assert replica.has_room == (state is State.READY and pause == "none" and rest is None)
+        assert replica.in_service == (state in (State.READY, State.SUSPECT))
+
+
+@pytest.mark.parametrize(("error", "most"), [(REFUSED, REFUSALS), (FAILED, FRUITLESS)])
+def test_a_replica_that_is_ejected_again_and_again_is_barred(error, most):
+    replica = some_replica()
+    pool = ReplicaPool([replica], Plain())
+    for times in range(1, most + 1):
+        pool.welcome(replica)
+        pool.eject(replica, error)
+        assert replica.state is (State.BARRED if times == most else State.AWAY)
+    assert replica.reason == f"{error.reason} ({most} times in a row, without a completion between)"
+    pool.eject(replica, error)  # late
+    assert pool.counts["ejected"] == most
+
+
+@pytest.mark.parametrize("error", [REFUSED, FAILED])
+def test_a_completion_between_makes_it_count_again(error):
+    replica = some_replica()
+    pool = ReplicaPool([replica], Plain())
+    for _ in range(2 * FRUITLESS):
+        pool.welcome(replica)
+        replica.succeeded()
+        pool.eject(replica, error)
+    assert replica.state is State.AWAY
+
+
+def test_an_automatic_limit_is_what_the_server_runs_without_queueing():
+    replica = some_replica()
+    replica.running = dict.fromkeys(range(100))
+    for most in (128, 64, 60, 60):  # a queue that lasts is not taken off again and again
+        replica.adapt(40)
+        assert replica.limit == most
+    for most in (30, 15, 7, 3, 1, 1):  # most of those that wait are of others
+        replica.adapt(150)
+        assert replica.limit == most
+    replica.adapt(0, queued=True)  # it has room
+    assert replica.limit == 1
+    for most in (2, 4, 8):
+        replica.assigned = replica.limit
+        replica.adapt(0)  # nothing waits for more
+        replica.adapt(0, queued=True)
+        assert replica.limit == most
+    replica.limit = replica.assigned = HIGHEST_LIMIT - 1
+    replica.adapt(0, queued=True)
+    assert replica.limit == HIGHEST_LIMIT
+
+
+@pytest.mark.parametrize(("most", "pause"), [(4, "none"), (0, "held")])
+def test_a_limit_that_is_set_stays_and_any_in_a_pause(most, pause):
+    replica = Replica(Address("http://127.0.0.1:1"), PlainDialect(), Plain(max_running=most), "tag")
+    replica.pause, limit = pause, replica.limit
+    replica.running, replica.assigned = dict.fromkeys(range(limit)), limit
+    replica.adapt(3)
+    replica.adapt(0, queued=True)
+    assert replica.limit == limit
+
+
+def test_an_automatic_limit_halves_with_each_break_of_a_busy_server():
+    replica = some_replica()
+    replica.state, replica.limit, replica.running = State.READY, 8, dict.fromkeys(range(8))
+    pool = ReplicaPool([replica], Plain())
+
+    async def two_busy_answers():
+        for _ in range(2):
+            pool._rest(replica, BUSY)
+        assert replica.limit == 4 and replica.busy_times == 1
+        pool._rested(replica)
+        pool._rest(replica, BUSY)
+        assert replica.limit == 4  # that many of the eight it may run
+
+    asyncio.run(two_busy_answers())

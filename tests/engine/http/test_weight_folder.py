@@ -43,13 +43,15 @@ def test_a_folder_is_the_model(kind: str, tiny_model: Callable[[str], Path], tmp
     assert AutoTokenizer.from_pretrained(folder)(text).input_ids == loaded.tokenizer(text).input_ids
 
 
-def test_the_dtype_is_the_servers(llama: LoadedModel, tmp_path: Path) -> None:
+def test_the_dtype_is_the_servers_and_what_cannot_be_written_is_refused(llama: LoadedModel, tmp_path: Path) -> None:
     folder = written(WeightFolders(tmp_path), llama, dtype="bfloat16")
     weights = load_file(folder / "model-00001.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     name = "model.norm.weight"
     assert torch.equal(weights[name], llama.model.get_parameter(name).to(torch.bfloat16))
-    assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == torch.bfloat16
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"written to .*/file/below: Not a directory; set engine\.weight_folder"):
+        written(WeightFolders(tmp_path / "file" / "below"), llama)
     with pytest.raises(UserError, match="'int3'"):
         written(WeightFolders(tmp_path), llama, dtype="int3")
 
@@ -58,15 +60,11 @@ def test_the_two_newest_are_kept_and_close_removes_all(llama: LoadedModel) -> No
     folders = WeightFolders()
     made = [written(folders, llama, f"v{version}") for version in range(4)]
     assert [folder.exists() for folder in made] == [False, False, True, True]
-    assert written(folders, llama, "v3") == made[3]
-    assert [folder.exists() for folder in made] == [False, False, True, True]
     folders.close()
     assert not made[3].parent.exists()
 
 
-def test_what_is_half_written_has_not_the_name(
-    llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_half_written_is_removed(llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = WeightFolders(tmp_path)
     before = written(folders, llama)
     content = (before / "model-00001.safetensors").read_bytes()
@@ -76,7 +74,7 @@ def test_what_is_half_written_has_not_the_name(
 
     monkeypatch.setattr(weight_folder, "save_file", full)
     with pytest.raises(UserError, match=r"No space left on device.*engine\.weight_folder"):
-        written(folders, llama)
+        written(folders, llama, "v2")
     assert (before / "model-00001.safetensors").read_bytes() == content
     assert sorted(path.name for path in before.parent.iterdir()) == [".held", "v1"]
 

@@ -50,7 +50,7 @@ def test_a_secret_in_plain_text_is_refused_without_telling_it(settings, field):
     ],
 )
 def test_what_is_no_secret_is_allowed(name, value):
-    assert Serve(variables={name: value}, arguments=("--served-model-name", value)).environment_of(name) == value
+    assert Serve(variables={name: value}, arguments=("--served-model-name", value)).variables == {name: value}
     assert not is_secret_name(name) and not is_secret_value(value)
     for option in ("--max-num-batched-tokens", "--tokenizer-mode", "--ssl-keyfile", "--enable-auto-tool"):
         assert not is_secret_name(option)
@@ -64,7 +64,7 @@ def test_a_reference_is_what_is_written_and_its_value_what_the_server_gets(tmp_p
     said, log = [], tmp_path / "engine.log"
     with start_servers("vllm", serve, model="m", key=None, log=log, report=said.append) as servers:
         (model,) = ask(servers.urls[0], "/v1/models", servers.token)["data"]
-        place = Path(f"/proc/{servers.started[0].process.pid}/cmdline")
+        place = Path(f"/proc/{servers.started[0].process._process.pid}/cmdline")
         commands = " ".join(model["argv"]) + (place.read_text() if place.exists() else "")
         shown = servers.started[0].process.output() + servers.started[0].launch.masked(f"error: {SECRET} is bad")
     assert model["environment"]["HF_TOKEN"] == SECRET and model["environment"]["LEVEL"] == "DEBUG-level"

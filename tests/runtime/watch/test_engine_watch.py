@@ -3,34 +3,22 @@
 from typing import Any
 
 from proxima.engine import Health
-from proxima.engine.http.replica_pool import EVENTS, ReplicaPool
 from proxima.runtime.watch.engine_watch import EngineWatch
-from tests.engine.http.plain_dialect import Plain
 
 
 def news(watch: EngineWatch, **detail: Any) -> list[str]:
     return watch.health_warnings(Health(ok=True, version=0, detail=detail))
 
 
-def test_each_event_is_reported_once_even_if_no_longer_kept() -> None:
-    pool, watch = ReplicaPool([], Plain()), EngineWatch("engine.log")
-    reported = list[str]()
-    for number in range(2 * EVENTS + 7):
-        pool.add_event(f"event {number}")
+def test_each_event_is_reported_once() -> None:
+    watch, events, reported = EngineWatch("engine.log"), list[str](), list[str]()
+    for number in range(37):
+        events.append(f"event {number}")
         if number % 10 == 0:
-            reported += news(watch, events=list(pool.events), events_total=pool.events_total)
-    reported += news(watch, events=list(pool.events), events_total=pool.events_total)
-    assert reported == [f"event {number}" for number in range(2 * EVENTS + 7)]
-    assert news(watch, events=list(pool.events), events_total=pool.events_total) == []
-
-
-def test_events_that_nobody_asked_for_in_time_are_counted() -> None:
-    pool, watch = ReplicaPool([], Plain()), EngineWatch("engine.log")
-    for number in range(EVENTS + 3):
-        pool.add_event(f"event {number}")
-    first, *others = news(watch, events=list(pool.events), events_total=pool.events_total)
-    assert first == "3 earlier lines about servers were dropped"
-    assert others == [f"event {number}" for number in range(3, EVENTS + 3)]
+            reported += news(watch, events=events)
+    reported += news(watch, events=events)
+    assert reported == events
+    assert news(watch, events=events) == []
 
 
 def test_a_lost_answer_points_to_a_log_that_is_there() -> None:

@@ -51,6 +51,8 @@ def with_server(place: ServerPlace, use: "Callable[[ServerClient], Awaitable[T]]
         try:
             return await use(client)
         except ServerError as error:
+            if error.status is None:
+                raise UserError(f"{error.url}: {error.reason}", remedy="start it, or check the address") from error
             raise UserError(str(error), remedy="see the server's log") from error
         finally:
             await client.close()

@@ -3,7 +3,7 @@
 `dialect.py` has what differs between servers; `vllm.py` and `sglang.py` implement it for the newest two minor versions
 of each; `vllm_facts.py` and `sglang_facts.py` find out what a server can do. The rest does not know which server it
 talks to: `client.py` (one address, deadlines, the peer's name in every error), `replica.py` (one server and its running
-requests), `replica_states.py` (the table of its states and transitions), `version_proof.py` (which weights it has),
+requests), `version_proof.py` (which weights it has),
 `replica_pool.py` (which replica gets a request), `replica_keeper.py` (health checks, return to service, new weights),
 `engine.py` (the `Engine` over them), `folder_sync.py` (how new weights get there) and `weight_probe.py` (checks that a
 server computes with them).

@@ -6,26 +6,20 @@ import ipaddress
 import os
 import re
 import ssl
-import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
-from proxima.data import FieldError, UserError, require
+from proxima.data import UserError, require
 from proxima.data.random import BUSY_SERVER, mix
 from proxima.engine.http.answer_values import error_message, missing, one_line
 from proxima.system.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body, stream_lines
 from proxima.system.secret_values import HIDDEN, is_secret_value
-
-# httpcore imports sniffio several times per call; if it is not installed, each import searches all of `sys.path`.
-if "sniffio" not in sys.modules and find_spec("sniffio") is None:
-    sys.modules["sniffio"] = None  # type: ignore[assignment]
 
 # Servers close a connection that has been idle for five seconds; a call sent at that moment may be lost.
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
@@ -89,10 +83,10 @@ class Address:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            numbered = parts.port is None or 0 < parts.port < 1 << 16
+            numbered = parts.port != 0
         except ValueError:  # an invalid port or host
-            raise FieldError("url", self.url, "must be http://HOST:PORT, the port in 1..65535") from None
-        require(numbered, "url", self.url, "must have a port in 1..65535")
+            numbered = False
+        require(numbered, "url", self.url, "must be http://HOST:PORT, the port in 1..65535")
         plain = parts.scheme in ("http", "https") and parts.hostname and not (parts.path.strip("/") or parts.query)
         require("@" not in parts.netloc, "url", HIDDEN, "must hold no password; give its variable in token_env")
         shown = HIDDEN if "?" in self.url else self.url  # a query may hold a key
@@ -133,8 +127,8 @@ class StreamSize:
         line, total: most bytes of one line, and of the whole stream.
     """
 
-    line: int = ANSWER
-    total: int = 16 * ANSWER
+    line: int
+    total: int
 
 
 class ServerClient:
@@ -216,19 +210,40 @@ class ServerClient:
         except (TooLargeError, UnreadableError) as error:
             raise ServerError(self.url, path, f"not JSON but {self.excerpt(body)}", OK) from error
 
-    @asynccontextmanager
-    async def lines(self, path: str, body: Any, size: StreamSize | None = None) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a streamed response to a POST; leaving closes the connection. The caller limits its time.
+    async def events(self, path: str, body: Any, size: StreamSize) -> AsyncGenerator[dict[str, Any], None]:
+        """The JSON objects of a streamed response to a POST, up to its `[DONE]`. If it is read to its end, the
+        connection is reused; closing it earlier closes the connection. The caller limits its time.
 
         Raises:
-            ServerError: as for `get`, also while reading.
+            ServerError: as for `get`, also while reading; an event that is not a JSON object; an error that the server
+                sent as an event; a response that breaks off.
         """
-        timeout, size = httpx.Timeout(None, connect=self.seconds), size or StreamSize()
+        timeout, done = httpx.Timeout(None, connect=self.seconds), False
         with self._transfer(path, self.seconds):
             async with self._http.stream("POST", path, json=body, timeout=timeout) as response:
                 await self._check_status(path, response)
                 async with aclosing(stream_lines(response, line=size.line, total=size.total)) as lines:  # type: ignore[type-var]
-                    yield lines
+                    async for line in lines:
+                        if done or not line.startswith(b"data:"):
+                            continue  # blank lines between events, comments, and fields that no server of ours uses
+                        data = line.removeprefix(b"data:").strip()
+                        done = data == b"[DONE]"
+                        if not done:
+                            yield self._event(path, data)
+        if not done:
+            raise ServerError(self.url, path, "the stream was cut off")
+
+    def _event(self, path: str, data: bytes) -> dict[str, Any]:
+        try:
+            event = parse_json(data)
+        except (TooLargeError, UnreadableError) as error:
+            reason = f"streamed data that is not JSON: {self.excerpt(data)}"
+            raise ServerError(self.url, path, reason) from error
+        if not isinstance(event, dict):
+            raise ServerError(self.url, path, f"streams something else than a JSON object: {self.excerpt(data)}")
+        if event.get("error") is not None:
+            raise ServerError(self.url, path, f"ended with an error: {self.excerpt(data)}")
+        return event
 
     @contextmanager
     def _transfer(self, path: str, seconds: float) -> Iterator[None]:
@@ -294,42 +309,6 @@ def busy_seconds(times: int, retry_after: float | None, key: int = 0) -> float:
         return min(retry_after, LONGEST_BREAK)
     seconds = min(SHORTEST_BREAK * 2.0 ** min(times - 1, 30), LONGEST_BREAK)
     return seconds * (1 - mix(BUSY_SERVER, key, times) / 2**65)
-
-
-async def stream_events(
-    client: ServerClient, path: str, body: Any, size: StreamSize | None = None
-) -> AsyncGenerator[dict[str, Any], None]:
-    """The JSON objects of a streamed response to a POST, up to its `[DONE]`. If it is read to its end, the connection
-    is reused; closing it earlier closes the connection.
-
-    Raises:
-        ServerError: as for `ServerClient.lines`; an event that is not a JSON object; an error that the server sent as
-            an event; a response that breaks off.
-    """
-    done = False
-    async with client.lines(path, body, size) as lines:
-        async for line in lines:
-            if done or not line.startswith(b"data:"):
-                continue  # blank lines between events, comments, and fields that no server of ours uses
-            data = line[5:].strip()
-            if data == b"[DONE]":
-                done = True
-                continue
-            try:
-                event = parse_json(data)
-            except (TooLargeError, UnreadableError) as error:
-                raise ServerError(
-                    client.url, path, f"streamed data that is not JSON: {client.excerpt(data)}"
-                ) from error
-            if not isinstance(event, dict):
-                raise ServerError(
-                    client.url, path, f"streams something else than a JSON object: {client.excerpt(data)}"
-                )
-            if event.get("error") is not None:
-                raise ServerError(client.url, path, f"ended with an error: {client.excerpt(data)}")
-            yield event
-    if not done:
-        raise ServerError(client.url, path, "the stream was cut off")
 
 
 @contextmanager

@@ -22,15 +22,11 @@ async def detect_server(client: ServerClient, kind: str | None = None) -> "tuple
         kind: one of `DIALECTS`; None: detected by asking.
 
     Raises:
-        UserError: no server answers, it is not of a known kind, or a call to it fails.
+        ServerError: no server answers, or a call to it fails.
+        UserError: it is not of a known kind.
     """
-    try:
-        dialect = DIALECTS[kind or await _find_kind(client)]()
-        return dialect, await dialect.probe(client)
-    except ServerError as error:
-        if error.status is None:
-            raise UserError(f"{client.url}: {error.reason}", remedy="start it, or check the address") from error
-        raise UserError(str(error), remedy="see the server's log") from error
+    dialect = DIALECTS[kind or await _find_kind(client)]()
+    return dialect, await dialect.probe(client)
 
 
 async def _find_kind(client: ServerClient) -> str:

@@ -22,7 +22,8 @@ LogProbMode = Literal["processed", "untruncated", "raw"]
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
     """A server's capabilities, found by asking it. Nothing is inferred from a version number. What all supported
-    versions do is not asked: they score given tokens and, if they can be paused, have the modes `abort` and `keep`.
+    versions do is not asked: they score given tokens, repeat the prompt that a completion continues, and can be paused
+    with the modes `abort` and `keep` if they take weights.
 
     Args:
         server: name and version, for messages: `vllm 0.32.0`.
@@ -33,11 +34,9 @@ class ServerFacts:
         log_probs: the distribution that the log-prob of a sampled token refers to: `processed`, the one actually
             sampled from; `untruncated`, softmax(logits / temperature), regardless of top-k, top-p and min-p; or `raw`,
             softmax(logits). None: there are no log-probs.
-        takes_weights: it loads new weights from a folder.
+        takes_weights: it loads new weights from a folder, can be paused for that, which ends its completions or holds
+            them, and reports the version of its weights.
         version_spans: each completion says which weights sampled which of its tokens.
-        prompt_echo: each completion repeats, with its first tokens, the prompt that it continues; one that does not is
-            not a valid answer.
-        pauses: it can be paused, which ends its completions or holds them, and reports the version of its weights.
         keeps_kv: completions that it holds while new weights arrive can keep their KV; else it computes the KV again.
         seeds: a request can have a seed.
         sampling_mask: with each token it returns the tokens that could have been sampled.
@@ -57,8 +56,6 @@ class ServerFacts:
     log_probs: LogProbMode | None = None
     takes_weights: bool = False
     version_spans: bool = False
-    prompt_echo: bool = False
-    pauses: bool = False
     keeps_kv: bool = False
     seeds: bool = False
     sampling_mask: bool = False
@@ -144,7 +141,7 @@ class WeightHandover:
         version: their version.
         label: the server's name for this version, which distinguishes it from the versions of other runs.
         folder: a complete Hugging Face folder with them: config, tokenizer, safetensors. The server must see the path.
-        seconds: deadline of the whole update.
+        seconds: deadline of each call of the update.
     """
 
     version: int
@@ -158,12 +155,12 @@ class ServerHealth:
     """A server's response to a health check.
 
     Args:
-        waiting: requests that wait for a slot; None: not reported.
+        waiting: requests that wait for a slot; 0 if not reported.
         weight_version: the server's label of its weights; None: not reported.
         model: the server's name for the model that it serves; None: not reported.
     """
 
-    waiting: int | None = None
+    waiting: int = 0
     weight_version: str | None = None
     model: str | None = None
 

@@ -4,8 +4,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from itertools import count
-from typing import Any
 
 from proxima.data import Completion, UserError
 from proxima.data.columns import Floats
@@ -13,7 +11,7 @@ from proxima.engine.event_loop_thread import Arrivals, EventLoopThread
 from proxima.engine.http.client import Address
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
-from proxima.engine.http.replica import Replica, no_replica_left
+from proxima.engine.http.replica import Replica
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.server_checks import capabilities_of, check_facts, introduce
@@ -51,8 +49,7 @@ class HttpEngine:
         self.spec, self._sync, self._servers = spec, sync, servers
         self._tag = secrets.token_hex(4)
         self._loop = EventLoopThread("proxima-servers")
-        self._callers: dict[int, tuple[Sequence[Request], Arrivals[Completion]]] = {}
-        self._numbers = count(1)
+        self._callers: dict[Arrivals[Completion], Sequence[Request]] = {}
         self._replicas: list[Replica] = []
         try:
             self._loop.call(self._connect(rules))
@@ -69,36 +66,30 @@ class HttpEngine:
         if servers is not None:
             addresses = [Address(url, token=servers.token) for url in servers.urls]
         self._replicas = replicas = [Replica(address, dialect, spec, self._tag) for address in addresses]
-        expected, _ = await introduce(replicas, rules.tokenizer)
-        serving = [replica for replica in replicas if replica.in_service]
-        if expected is None or not serving:
-            raise no_replica_left(replicas, "look at the server's log, start it again")
-        limits = [replica.facts.max_length for replica in replicas if replica.facts.max_length]
-        for replica in replicas:
-            if not replica.in_service:
-                replica.facts = expected.facts
-                replica.proof.set_version(0, serving[0].proof.label)  # so that it can return before new weights arrive
-        self.facts = first = expected.facts
+        self.facts = first = await introduce(replicas, rules.tokenizer)
+        label = next(replica.proof.label for replica in replicas if replica.in_service)
+        away = [replica for replica in replicas if not replica.in_service]
+        for replica in away:
+            replica.facts = first
+            replica.proof.set_version(0, label)  # so that it can return before new weights arrive
         if first.log_probs is None:
             raise UserError(f"engine: {first.server} gives no log-probs", remedy="nothing can be trained on it")
         self.rules = replace(
             rules,
-            max_length=min([rules.max_length, *limits]),
+            max_length=min(rules.max_length, first.max_length or rules.max_length),  # no server has less
             log_probs=first.log_probs,
             sampling_mask=spec.sampling_mask and first.sampling_mask,
             routes=rules.routes if spec.routed_experts else None,
             latest_routes=first.latest_routes,
         )
         self._pool = ReplicaPool(replicas, spec)
-        for replica in replicas:
-            if not replica.in_service:
-                self._pool.add_event(f"engine: {replica.url} is out of service: {replica.reason}")
-        self._keeper = ReplicaKeeper(self._pool, self._sync, expected, tag=self._tag, servers=servers)
+        self._pool.events += [f"engine: {replica.url} is out of service: {replica.reason}" for replica in away]
+        self._keeper = ReplicaKeeper(self._pool, self._sync, first, rules.tokenizer, self._tag, servers)
 
     @property
     def capabilities(self) -> Capabilities:
-        capabilities = capabilities_of(self.spec, self.facts, plain=True, deterministic=self._pool.repeatable)
-        return replace(capabilities, max_length=self.rules.max_length)
+        capabilities = capabilities_of(self.spec, self.facts, plain=True)
+        return replace(capabilities, max_length=self.rules.max_length, deterministic=self._pool.repeatable)
 
     def check(self, needs: EngineRequirements) -> list[str]:
         """Like `ServerSpec.check`, for servers that the engine has started."""
@@ -114,8 +105,8 @@ class HttpEngine:
         """
         arrivals = Arrivals[Completion]()
         jobs = [GenerationJob(request, self.rules, arrivals.put) for request in requests]
-        number, remaining = next(self._numbers), len(jobs)
-        self._callers[number] = requests, arrivals
+        remaining = len(jobs)
+        self._callers[arrivals] = requests
         try:
             if self._loop.closed:
                 raise RuntimeError("the engine is closed")
@@ -125,7 +116,7 @@ class HttpEngine:
                 remaining -= 1
                 yield completion
         finally:
-            del self._callers[number]
+            del self._callers[arrivals]
             if remaining:
                 self._loop.submit(self._pool.withdraw, jobs)
 
@@ -150,7 +141,7 @@ class HttpEngine:
 
         async def work() -> list[InFlight]:
             parts = [job.in_flight() for job in self._pool.jobs if job.length]
-            for requests, arrivals in list(self._callers.values()):
+            for arrivals, requests in list(self._callers.items()):
                 ended = InFlight.not_taken(requests, tuple(arrivals.items))
                 parts += [part for part in ended if len(part.tokens)]
             return parts
@@ -186,9 +177,8 @@ class HttpEngine:
         await self._loop.run(self._pool.abort(lambda job: job.key[0] == prompt_uid))
 
     async def health(self) -> Health:
-        """`detail` has `replicas` (counts since the start), `servers` (one mapping each), `events` (the latest lines
-        for the user), `events_total` (their number since the start), `log` (where the servers' log is) and `sync` (the
-        figures of the last `publish`)."""
+        """`detail` has `replicas` (counts since the start), `events` (lines for the user since the start), `log` (where
+        the servers' log is) and `sync` (the figures of the last `publish`)."""
 
         async def work() -> Health:
             pool, replicas = self._pool, self._pool.replicas
@@ -202,9 +192,7 @@ class HttpEngine:
                 tokens=sum(replica.received for replica in replicas),
                 detail={
                     "replicas": counts,
-                    "servers": [_described(replica) for replica in replicas],
                     "events": list(pool.events),
-                    "events_total": pool.events_total,
                     "log": "the servers' own logs" if self._servers is None else None,  # None: in the run folder
                     "sync": self._keeper.figures,
                 },
@@ -223,7 +211,7 @@ class HttpEngine:
             await self._keeper.close()
             closed = RuntimeError("the engine is closed")
             self._pool.give_up(closed)
-            for _, arrivals in list(self._callers.values()):
+            for arrivals in list(self._callers):
                 arrivals.put(closed)
             await self._sync.close()
 
@@ -234,15 +222,3 @@ class HttpEngine:
 
 # counts of `health().detail["replicas"]`; `lost` are completions whose answer was invalid
 COUNTED = ("ejected", "returned", "retried", "completed", "lost", "tokens_lost")
-
-
-def _described(replica: Replica) -> dict[str, Any]:
-    return {
-        "url": replica.url,
-        "server": replica.facts.server,
-        "in_service": replica.in_service,
-        "reason": replica.reason,
-        "running": len(replica.running),
-        "limit": replica.limit,
-        "version": replica.proof.version,
-    }

@@ -95,8 +95,7 @@ class FolderSync:
             dtype: of the servers; None: not reported.
         """
         module = update.module
-        if module is None:
-            module = await self._compute(self._load, update.checkpoint)
+        assert module is not None  # as the capabilities say
         self._staged = await self._compute(self._write, module, update.version, label, dtype)
         if self._perturbed is None:
             name = f"{label}-perturbed"
@@ -198,11 +197,6 @@ class FolderSync:
         if self.setup.compute is not None:
             return await self.setup.compute.run(work, *arguments)
         return await asyncio.to_thread(work, *arguments)
-
-    def _load(self, checkpoint: Path) -> nn.Module:
-        from proxima.model.load import load
-
-        return load(str(checkpoint)).model
 
     def _write(self, module: nn.Module, version: int, label: str, dtype: str | None) -> StagedWeights:
         handover = self._write_folder(self._folders, module, version, label, dtype)

@@ -93,6 +93,16 @@ class JobSegment:
             self.masks = [SamplingMask.joined(self.masks).part(0, length)]
 
     @property
+    def is_unverified(self) -> bool:
+        """True if the server has not confirmed which weights sampled its tokens."""
+        return bool(self.tokens) and self.spans is None and not self.confirmed
+
+    @property
+    def is_mismatched(self) -> bool:
+        """True if a server attributes tokens to weights that it did not have."""
+        return any(version in self.mismatched for version, _, _ in self.spans or ())
+
+    @property
     def versions(self) -> Ints:
         """[T] the policy version of each token."""
         column = np.empty(len(self.tokens), np.int32)
@@ -166,9 +176,10 @@ class GenerationJob:
 
     # ---- an attempt --------------------------------------------------------------------------------------------------
 
-    def begin(self, version: int) -> None:
+    def begin(self, version: int) -> JobSegment:
         """Start an attempt at a replica with these weights."""
         self.current = JobSegment([(0, version)])
+        return self.current
 
     def token_request(self, name: str, *, salt: str | None, seeded: bool, chunk_tokens: int) -> TokenRequest:
         """The request to a server for the tokens that are still missing."""
@@ -282,26 +293,12 @@ class GenerationJob:
         segment, self.current = self.current, None
         return 0 if segment is None else len(segment.tokens)
 
-    def since(self, first: int) -> list[JobSegment]:
-        """The segments from index `first` on."""
-        return self._segments[first:]
-
-    def has_unverified_tokens(self, since: int) -> bool:
-        """Return True if the server has not confirmed which weights sampled some tokens from segment `since` on."""
-        return any(segment.tokens and segment.spans is None and not segment.confirmed for segment in self.since(since))
-
-    def has_mismatched_tokens(self, since: int) -> bool:
-        """Return True if a server attributes tokens, from segment `since` on, to weights that it did not have."""
-        return any(
-            version in segment.mismatched for segment in self.since(since) for version, _, _ in segment.spans or ()
-        )
-
-    def forget(self, since: int) -> int:
-        """Drop the segments from `since` on and any finish reason. Returns the number of dropped tokens."""
-        lost = sum(len(segment.tokens) for segment in self.since(since))
-        del self.kept[since:]
+    def forget(self, segment: JobSegment) -> int:
+        """Drop the last attempt, whose segment this is, and any finish reason. Returns the number of dropped tokens."""
+        if segment in self.kept:
+            self.kept.remove(segment)
         self.current = self.reason = None
-        return lost
+        return len(segment.tokens)
 
     def _reason_so_far(self) -> FinishReason | None:
         tokens, stop = self.tokens, self.request.sampling.stop
@@ -311,16 +308,7 @@ class GenerationJob:
 
     def in_flight(self) -> InFlight:
         """The completion so far."""
-        uid, sample, turn = self.key
-        return InFlight(
-            prompt_uid=uid,
-            sample=sample,
-            turn=turn,
-            prompt_tokens=self.request.prompt.tokens,
-            tokens=self.tokens,
-            policy_version=self.policy_version,
-            temperature=self.request.sampling.temperature,
-        )
+        return self.request.in_flight(self.tokens, self.policy_version)
 
     def finish(self, reason: FinishReason) -> None:
         """Deliver the completion with the tokens so far, once, and only if the caller has not left."""

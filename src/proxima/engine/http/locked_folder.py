@@ -5,7 +5,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -26,22 +25,16 @@ class LockedFolder:
     """
 
     def __init__(self, parent: Path, *, shared: bool = False) -> None:
-        self._file: IO[bytes] | None = None
-        while self._file is None:
-            if shared:
-                self.path = parent / f"{PREFIX}{secrets.token_hex(8)}"
-                self.path.mkdir()
-            else:
-                self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-            self._file = _lock(self.path / LOCK_FILE, may_fail=shared)
+        self.path = parent / f"{PREFIX}{secrets.token_hex(8)}"
+        self.path.mkdir(0o777 if shared else 0o700)
+        self._file = _lock(self.path, may_fail=shared)
         self._file.write(_kernel())
         self._file.flush()
 
     def remove(self) -> None:
         """Remove the folder and its contents. May be called twice."""
         shutil.rmtree(self.path, ignore_errors=True)
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
 
 def _kernel() -> bytes:
@@ -51,21 +44,20 @@ def _kernel() -> bytes:
     return b""
 
 
-def _lock(path: Path, *, may_fail: bool) -> IO[bytes] | None:
-    """Create a file and lock it. None: another process mistook it for a leftover in between.
+def _lock(folder: Path, *, may_fail: bool) -> IO[bytes]:
+    """Create the lock file of a folder. It is locked before it has its name, lest another process take it for a
+    leftover.
 
     Args:
         may_fail: a file system without locks is not an error: there no process can mistake it for a leftover.
     """
-    file = path.open("xb")
+    file = (folder / f"{LOCK_FILE}.{os.getpid()}").open("xb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:
         if not may_fail:
             raise
-    if not os.fstat(file.fileno()).st_nlink:
-        file.close()
-        return None
+    os.rename(file.name, folder / LOCK_FILE)
     return file
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import count
 from typing import Literal
 
@@ -13,18 +14,33 @@ from proxima.engine.http.answer_checks import WrongAnswerError, check_finite
 from proxima.engine.http.client import Address, RefusedError, ServerClient, ServerError
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth
 from proxima.engine.http.generation_job import GenerationJob
-from proxima.engine.http.replica_states import IN_SERVICE, TRANSITIONS, Action, Event, State
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.version_proof import VersionProof
 
 ABORT_SECONDS = 5.0  # for a server that aborted a completion to send its last tokens
 READ_OUT_SECONDS = 1.0  # for the end of an answer whose tokens have all arrived
-REFUSALS, FRUITLESS = 3, 10  # ejections in a row without a completion, for a refused key and for anything
-HEALTHY = 32  # completions after which an ejected replica that returned counts as healthy
-FIRST_LIMIT, HIGHEST_LIMIT = 64, 4096  # concurrent completions, if the limit adapts
+HEALTHY = 32  # completions and scores after which an ejected replica that returned counts as healthy
+# ejections without a completion or a score between them after which a replica may not return: those for a refused key,
+# because a server may refuse completions and accept all else, and those for whatever reason
+REFUSALS, FRUITLESS = 3, 10
+FIRST_LIMIT, HIGHEST_LIMIT = 256, 4096  # concurrent completions, if the limit adapts
 
 CancelReason = Literal["interrupted", "aborted"]
 Failure = ServerError | WrongAnswerError | RefusedError  # the failure of a call that may succeed at another server
+
+
+class State(Enum):
+    """Whether a replica is given work and, if not, what it is waiting for.
+
+    Three other properties are not states: the pause mode last set (`Replica.pause`), which the engine decides for all
+    replicas, the break of a busy server (`Replica.rest`), and its weights (`version_proof.py`).
+    """
+
+    READY = "is given work"
+    SUSPECT = "a call failed; gets no work until a health check passes"
+    AWAY = "out of service, as at first; asked now and then whether it is well"
+    LOCKED = "out of service because it refused our key when it was asked again; asked now and then too"
+    BARRED = "out of service for good: ejected again and again, and completed nothing between"
 
 
 @dataclass(eq=False)
@@ -55,7 +71,8 @@ class RunningCall:
 
 
 class Replica:
-    """One server and its running completions. `state` is one of `replica_states`; `proof` tracks its weights.
+    """One server and its running completions. `ReplicaPool` and `ReplicaKeeper` change its `state`; `proof` tracks its
+    weights.
 
     Args:
         tag: prefix of its request ids, unique to the engine.
@@ -65,23 +82,23 @@ class Replica:
         self.url, self.dialect, self.spec, self.tag = address.url, dialect, spec, tag
         self.facts = ServerFacts(server="", model="")  # nobody has asked yet
         self.client = ServerClient(address, seconds=spec.call_seconds)
-        self.proof = VersionProof(self)
+        self.proof = VersionProof(self.health)
         self.state = State.AWAY
-        self.reason = ""  # why it is not in service, or too busy
+        self.reason = ""  # why it is not in service, or its last failure since it has produced something
         self.check_soon = asyncio.Event()  # set: check it now, or ask it now whether it can return
         # running completions were held in place, or ended; asleep: ended, and its devices are released to the trainer
         self.pause: Literal["none", "held", "stopped", "asleep"] = "none"
         self.running: dict[GenerationJob, RunningCall] = {}
         self.limit = spec.max_running or FIRST_LIMIT
         self.assigned = self.scoring = 0  # completions and scores assigned to it
-        self.completed = 0  # since the last ejection
-        self.received = 0  # tokens, ever
+        self.received = self.successes = 0  # tokens; completions and scores; ever
         self.streak = 0  # consecutive failures since the last completion
         self._failed_at = 0.0  # when the last failure that counts was noticed
         self.refusals = self.fruitless = 0  # ejections for a refused key, and all ejections, since its last completion
         self.setbacks = 0  # ejections, and new weights that it failed to take, since it was last healthy, see HEALTHY
-        self.busy_since: float | None = None  # it has produced nothing since then
-        self.busy_times = 0  # in a row
+        self._healthy_at = 0  # the number of successes with which it is healthy again
+        self.busy_times = 0  # in a row, without a token between
+        self.rest: asyncio.TimerHandle | None = None  # ends its break, if it is busy
         self._numbers = count(1)
 
     async def health(self) -> ServerHealth:
@@ -90,25 +107,20 @@ class Replica:
 
     # ---- its state ---------------------------------------------------------------------------------------------------
 
-    def move(self, event: Event) -> Action:
-        """Enter the next state; return the action that the pool must take."""
-        self.state, action = TRANSITIONS[self.state, event]
-        return action
-
     def join(self, health: ServerHealth) -> None:
         """Enter service with its current weights."""
-        self.move(Event.RETURNED)
+        self.state = State.READY
         self.proof.set_version(0, health.weight_version)
 
     @property
     def in_service(self) -> bool:
         """True if it may be given work, perhaps after a break or a health check."""
-        return self.state in IN_SERVICE
+        return self.state in (State.READY, State.SUSPECT)
 
     @property
     def ready(self) -> bool:
         """True if it may be given work now."""
-        return self.state is State.READY and self.pause == "none"
+        return self.state is State.READY and self.rest is None and self.pause == "none"
 
     @property
     def has_room(self) -> bool:
@@ -121,9 +133,9 @@ class Replica:
         return self.ready and self.scoring < max(1, self.limit // 4)
 
     @property
-    def refuses_key(self) -> bool:
-        """True if it is out of service because it refuses our key."""
-        return self.state in (State.REFUSING, State.LOCKED) or self.refusals >= REFUSALS
+    def works(self) -> bool:
+        """True unless it is suspect, busy or out of service, or has not been healthy again since it was."""
+        return self.state is State.READY and not self.busy_times and not self.setbacks
 
     def failed(self, started_at: float, now: float) -> None:
         """Note a failed attempt. Attempts that fail together count once: the cause may have been momentary."""
@@ -133,55 +145,53 @@ class Replica:
 
     def served(self) -> None:
         """Note that it has produced something."""
-        self.busy_since, self.busy_times = None, 0
+        if self.in_service:  # else it says why it is not
+            self.busy_times, self.reason = 0, ""
 
     def succeeded(self) -> None:
         """Note a finished completion or score."""
         self.streak = self.refusals = self.fruitless = 0
-        self.served()
-        self.completed += 1
-        if self.completed >= HEALTHY:
+        self.successes += 1
+        if self.successes >= self._healthy_at:
             self.setbacks = 0
+        self.served()
 
-    def overloaded(self, since: float, reason: str) -> None:
-        """Note that it is too busy, since `since` unless it was already busy before."""
-        self.busy_since = since if self.busy_since is None else self.busy_since
-        if self.in_service:  # else it says why it is not
-            self.reason = reason
+    def adapt(self, waiting: int, *, queued: bool = False) -> None:
+        """Unless the number of concurrent completions is set, make it what the server runs without queueing: fewer if
+        requests wait there, but not less than half at once, as a queue may be momentary; more if none do and
+        completions wait here. In a pause all requests may wait.
 
-    def leave(self, reason: str) -> None:
-        """Note that it was ejected, and end its running completions; `HOPELESS` follows if it was ejected too often."""
-        refused = self.state is State.REFUSING
+        Args:
+            waiting: requests that the server has no room for.
+            queued: completions are waiting for room.
+        """
+        if self.spec.max_running or self.pause != "none":
+            return
+        if waiting:
+            self.limit = max(1, self.limit // 2, min(self.limit, len(self.running) - waiting))
+        elif queued and self.assigned >= self.limit:
+            self.limit = min(2 * self.limit, HIGHEST_LIMIT)
+
+    def leave(self, reason: str, *, refused: bool) -> None:
+        """Note that it was ejected, and end its break and its running completions."""
         self.refusals += refused
         self.fruitless += 1
         self.setbacks += 1
-        self.completed = 0
-        self.reason = reason
+        self._healthy_at = self.successes + HEALTHY
+        self.state, self.reason = State.AWAY, reason
         if self.refusals >= REFUSALS or self.fruitless >= FRUITLESS:
-            times = self.refusals if refused else self.fruitless
-            self.reason = f"{reason} ({times} times in a row, without a completion between)"
-            self.move(Event.HOPELESS)
+            self.state = State.BARRED
+            self.reason += f" ({self.fruitless} times in a row, without a completion between)"
+        if self.rest is not None:
+            self.rest.cancel()
+            self.rest = None
         for call in self.running.values():  # without telling the server; the tokens received so far count
             call.end("interrupted")
-
-    def adapt(self, health: ServerHealth, queued: bool) -> None:
-        """Set the number of concurrent completions: fewer if the server has a queue, more if it has none and more are
-        waiting.
-
-        Args:
-            queued: completions are waiting for room.
-        """
-        if self.spec.max_running:
-            return
-        if health.waiting:
-            self.limit = max(1, min(self.limit, len(self.running)) - health.waiting)
-        elif queued and self.assigned >= self.limit:
-            self.limit = min(2 * self.limit, HIGHEST_LIMIT)
 
     # ---- completions -------------------------------------------------------------------------------------------------
 
     async def run(self, job: GenerationJob) -> CancelReason | None:
-        """Run one attempt at a completion. None if it ended by itself, with the reason in `job.reason`.
+        """Run an attempt at a completion, which has begun. None if it ended by itself, with the reason in `job.reason`.
 
         Raises:
             ServerError: the attempt failed; the tokens received count.
@@ -197,7 +207,6 @@ class Replica:
             seeded=self.spec.seeded and self.facts.seeds,
             chunk_tokens=self.spec.chunk_tokens,
         )
-        job.begin(self.proof.version)
         call = self.running[job] = RunningCall(job, asyncio.timeout(idle))
         stream = self.dialect.stream(self.client, self.facts, request)
         try:
@@ -254,10 +263,7 @@ class Replica:
         """
         self.scoring += 1
         try:
-            async with asyncio.timeout(self.spec.idle_seconds):
-                scores = await self.dialect.score(self.client, self.facts, prompt, tokens)
-        except TimeoutError:
-            raise ServerError(self.url, "", f"no scores for {self.spec.idle_seconds:g} s") from None
+            scores = await self.dialect.score(self.client, self.facts, prompt, tokens)
         finally:
             self.scoring -= 1
         if len(scores) != len(tokens):
@@ -274,7 +280,7 @@ class Replica:
         reports which weights sampled which tokens."""
         facts, interrupt = self.facts, self.spec.interrupt
         named = facts.version_spans and (interrupt == "recompute" or facts.keeps_kv)
-        return facts.pauses and (interrupt == "finish" or named)
+        return facts.takes_weights and (interrupt == "finish" or named)
 
     async def hold(self) -> None:
         """Stop sampling; running completions are held in place.
@@ -295,7 +301,7 @@ class Replica:
             ServerError: the call failed.
         """
         calls = [call for call in self.running.values() if which is None or which(call.job)]
-        pauses = self.facts.pauses and which is None
+        pauses = self.facts.takes_weights and which is None
         for call in calls:
             call.cancel_reason = call.cancel_reason or cancel_reason
             if not pauses or not call.answered:  # it may not even have arrived
@@ -336,7 +342,7 @@ class Replica:
         Raises:
             ServerError: the call failed.
         """
-        if self.facts.pauses:
+        if self.facts.takes_weights:
             await self.dialect.resume(self.client, self.facts)
         self.pause = "none"
         for call in self.running.values():
@@ -357,18 +363,12 @@ async def _read_out(chunks: AsyncIterator[Chunk]) -> None:
                 pass
 
 
-def no_replica_left(replicas: Sequence[Replica], remedy: str = "start it again") -> UserError:
+def no_replica_left(replicas: Sequence[Replica], remedy: str) -> UserError:
     """The error for a run without a working replica."""
     reasons = "; ".join(f"{replica.url}: {replica.reason}" for replica in replicas)
     whose = "the server is" if len(replicas) == 1 else f"all {len(replicas)} servers are"
-    return UserError(f"engine: {whose} out of service: {reasons}", remedy=f"{remedy}, and resume the run (--resume)")
-
-
-def too_busy(replicas: Sequence[Replica], seconds: float) -> UserError:
-    """The error for servers that respond but stay too busy to do any work."""
-    reasons = "; ".join(f"{replica.url}: {replica.reason}" for replica in replicas)
-    remedy = "lower engine.max_running or raise engine.away_seconds, and resume the run (--resume)"
-    return UserError(f"engine: too busy for a completion for {seconds:g} s: {reasons}", remedy=remedy)
+    how = "too busy or failing" if any(replica.in_service for replica in replicas) else "out of service"
+    return UserError(f"engine: {whose} {how}: {reasons}", remedy=f"{remedy}, and resume the run (--resume)")
 
 
 def gave_up(what: str, times: int, replica: Replica, error: Failure) -> UserError:

@@ -9,16 +9,15 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.engine.http.client import RefusedError, ServerError
+from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.folder_sync import FolderSync, Report, sync_figures
-from proxima.engine.http.replica import Replica, no_replica_left, too_busy
+from proxima.engine.http.replica import Replica, State, no_replica_left
 from proxima.engine.http.replica_pool import ReplicaPool
-from proxima.engine.http.replica_states import Event, State
-from proxima.engine.http.server_checks import ServerExpectations
+from proxima.engine.http.server_checks import server_difference
 from proxima.engine.http.version_proof import mark_confirmed
 from proxima.engine.protocol import WeightUpdate
 from proxima.engine.serve import Servers
 
-QUEUE_SECONDS = 1.0  # between two health checks of a server while completions wait for room
 LONGEST_WAIT = 60.0  # before the next health check of a server that fails repeatedly
 
 
@@ -30,31 +29,29 @@ class ReplicaKeeper:
     with the newest weights.
 
     Args:
+        facts: of the servers; one that returns is compared with them.
+        tokenizer: the trainer's.
         tag: prefix of the version labels, unique to the engine.
         servers: servers started for the engine; None: they were already running.
     """
 
     def __init__(
-        self, pool: ReplicaPool, sync: FolderSync, expected: ServerExpectations, *, tag: str, servers: Servers | None
+        self, pool: ReplicaPool, sync: FolderSync, facts: ServerFacts, tokenizer: Any, tag: str, servers: Servers | None
     ) -> None:
-        self.pool, self.sync, self.expected, self.tag, self.servers = pool, sync, expected, tag, servers
+        self.pool, self.sync, self.servers = pool, sync, servers
+        self.facts, self.tokenizer, self.tag = facts, tokenizer, tag
         self.version = 0
         self.reports: list[Report] = []  # of the last `publish`
         self._prepare_seconds = 0.0  # of the last `publish`, before the first server received anything
         self._newest: str | None = None  # label of the weights that were prepared last
-        self._any_proven = False  # a replica was found to compute with our weights
         self._numbers = count(1)
         self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter also during a return
-        self._loading: dict[Replica, asyncio.Task[Report]] = {}  # returning replicas that load weights
+        self._loading: dict[Replica, asyncio.Timeout] = {}  # ends the loading of weights of a returning replica
         self._interrupted = set[Replica]()  # those that newer weights have interrupted, until they have returned
-        self._away_since: float | None = None
+        self._idle_since: float | None = None  # no replica has worked or produced anything since then
+        self._produced = 0  # tokens, completions and scores
         self._closed = False
-        self._tasks = [asyncio.create_task(self._watch(replica)) for replica in pool.replicas]
-
-    @property
-    def published(self) -> bool:
-        """True if the weights are ours."""
-        return self._newest is not None
+        self._tasks = [asyncio.create_task(self._keep(replica)) for replica in pool.replicas]
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -77,21 +74,23 @@ class ReplicaKeeper:
     async def _publish(self, update: WeightUpdate) -> None:
         pool = self.pool
         for replica in self._loading.keys() - self._interrupted:
-            self._loading[replica].cancel()  # it would return with outdated weights; next time it is not cancelled
+            self._loading[replica].reschedule(0.0)  # it would return with outdated weights; next time it may go on
             self._interrupted.add(replica)
         async with self._syncing:
             label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
             started_at = monotonic()
-            await self.sync.prepare(update, label, self.expected.facts.dtype)
+            await self.sync.prepare(update, label, self.facts.dtype)
             self._prepare_seconds = monotonic() - started_at
             pool.loading = True
             try:
                 if pool.spec.interrupt == "finish":
                     await pool.drain()
                 await pool.stop_sampling()
-                await pool.each(pool.serving, self._confirm)
-                self._newest, self.version, self.reports = label, update.version, []
-                await self._push_to_all(pool.serving)
+                # what it holds, and will continue under new weights, must be from the weights that it was given
+                await pool.each(pool.serving, lambda replica: replica.proof.confirm(replica.proof.label))
+                first, self._newest = self._newest is None, label
+                self.version, self.reports = update.version, []
+                await self._push_to_all(pool.serving, first=first)
             except BaseException:
                 pool.loading = False
                 raise
@@ -106,20 +105,7 @@ class ReplicaKeeper:
             pool.loading = False
             pool.dispatch()
 
-    async def _confirm(self, replica: Replica) -> None:
-        """Check that the completions that it holds, and will continue under new weights, were sampled by the weights it
-        was given.
-
-        Raises:
-            ServerError: this could not be confirmed.
-        """
-        problem = await replica.proof.confirm(replica.proof.label, self.pool.spec.call_seconds)
-        if problem is not None:
-            raise ServerError(replica.url, "", problem)
-
-    async def _push_to_all(self, replicas: Sequence[Replica]) -> None:
-        first = not self._any_proven
-
+    async def _push_to_all(self, replicas: Sequence[Replica], *, first: bool) -> None:
         async def push(replica: Replica) -> None:
             try:
                 self.reports.append(await self._push(replica))
@@ -138,38 +124,33 @@ class ReplicaKeeper:
 
     async def _push(self, replica: Replica) -> Report:
         assert self._newest is not None
-        await replica.proof.question.answered()
+        await replica.proof.answered()
         with replica.proof.proving(self.version, self._newest):
-            report = await self.sync.push(replica)
-        self._any_proven = True
-        return report
+            return await self.sync.push(replica)
 
     # ---- health ------------------------------------------------------------------------------------------------------
 
-    async def _watch(self, replica: Replica) -> None:
+    async def _keep(self, replica: Replica) -> None:
         try:
-            await self._keep(replica)
+            while not self._closed:  # a call that fails while it is cancelled may hide the cancellation
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.pause_of(replica)):
+                        await replica.check_soon.wait()
+                replica.check_soon.clear()
+                if replica.in_service:
+                    await self._check(replica)
+                elif replica.state is not State.BARRED and not self.pool.asleep:  # the trainer has its devices
+                    await self._try_return(replica)
+                self._fail_if_none_works()
         except Exception as error:  # a bug; no caller may wait forever
             self.pool.give_up(error)
             raise
-
-    async def _keep(self, replica: Replica) -> None:
-        while not self._closed:  # a call that fails while it is cancelled may hide the cancellation
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.pause_of(replica)):
-                    await replica.check_soon.wait()
-            replica.check_soon.clear()
-            if replica.in_service:
-                await self._check(replica)
-            elif replica.state is not State.BARRED and not self.pool.asleep:  # the trainer has its devices
-                await self._try_return(replica)
-            self._fail_if_none_left()
 
     def pause_of(self, replica: Replica) -> float:
         """Seconds until the next health check; they grow with repeated failures."""
         seconds = self.pool.spec.health_seconds
         if replica.in_service:
-            return min(seconds, QUEUE_SECONDS) if len(self.pool.router) else seconds
+            return seconds
         return min(seconds * 2.0 ** min(max(0, replica.setbacks - 1), 10), LONGEST_WAIT)
 
     async def _check(self, replica: Replica) -> None:
@@ -178,29 +159,31 @@ class ReplicaKeeper:
         try:
             health = await replica.health()
         except (ServerError, UserError) as error:
-            if isinstance(error, ServerError) and error.busy:
-                replica.overloaded(asyncio.get_running_loop().time(), error.reason)
-            elif replica.received == received:  # otherwise it produces tokens and is only slow
+            busy = isinstance(error, ServerError) and error.busy
+            if not busy and replica.received == received:  # otherwise it produces tokens and is only slow
                 pool.eject(replica, error)
             return
         settled = label == proof.label and not (loading or pool.loading)  # no new weights have come meanwhile
-        if problem := proof.problem(health, label if settled else None):
-            pool.move(replica, Event.EJECTED, problem)
+        problem = proof.problem(health, label if settled else None)
+        if health.model not in (None, replica.facts.model):
+            problem = f"it serves {health.model} now, not {replica.facts.model}"
+        if problem is not None:
+            pool.eject(replica, ServerError(replica.url, "", problem))
         elif replica.in_service:  # still
             if settled:
                 mark_confirmed(segments)
-            replica.adapt(health, len(pool.router) > 0)
-            pool.move(replica, Event.CHECKED)
+            replica.adapt(health.waiting, queued=len(pool.router) > 0)
+            pool.trust(replica)
 
     async def _try_return(self, replica: Replica) -> None:
         try:
             await self._return(replica)
         except (ServerError, UserError) as error:
             reason = error.reason
-            self.pool.move(replica, Event.STILL_REFUSED if isinstance(error, RefusedError) else Event.STILL_AWAY)
             if isinstance(error, UserError) and replica.setbacks <= 2 and reason not in replica.reason:  # told once
-                self.pool.add_event(f"engine: {replica.url} stays out of service: {reason}")
+                self.pool.events.append(f"engine: {replica.url} stays out of service: {reason}")
             replica.reason = reason
+            replica.state = State.LOCKED if isinstance(error, RefusedError) else State.AWAY
 
     async def _return(self, replica: Replica) -> None:
         """Put it back into service.
@@ -208,31 +191,28 @@ class ReplicaKeeper:
         Raises:
             ServerError, UserError: it is not healthy yet.
         """
-        dialect, client, proof = replica.dialect, replica.client, replica.proof
+        proof = replica.proof
         await replica.health()
         await replica.resume()  # a paused server answers no completion
-        facts = await dialect.probe(client)
-        problem = await self.expected.problem(dialect, client, facts)
+        facts = await replica.dialect.probe(replica.client)
+        problem = await server_difference(replica, facts, self.facts, self.tokenizer)
         if problem is not None:
             raise ServerError(replica.url, "", problem)
         replica.facts = facts
         async with self._syncing:
-            if self.published:
+            if self._newest is not None:
                 await replica.stop("interrupted")
-                load = self._loading[replica] = asyncio.create_task(self._push(replica))
                 try:
-                    await asyncio.wait({load})
-                finally:
-                    del self._loading[replica]
-                    load.cancel()
-                if load.cancelled():  # newer weights are on their way
+                    async with asyncio.timeout(None) as self._loading[replica]:
+                        await self._push(replica)
+                except TimeoutError:  # newer weights are on their way
                     replica.check_soon.set()
                     return
-                try:
-                    load.result()
                 except (ServerError, UserError):
                     replica.setbacks += 1
                     raise
+                finally:
+                    del self._loading[replica]
             if problem := proof.problem(await replica.health(), proof.label):
                 raise ServerError(replica.url, "", problem)
             if self.pool.asleep:  # put to sleep while it returned; it tries again when the trainer is done
@@ -242,36 +222,28 @@ class ReplicaKeeper:
                 await replica.stop("interrupted")
             else:
                 await replica.resume()
-            self.pool.move(replica, Event.RETURNED)
+            self.pool.welcome(replica)
             self._interrupted.discard(replica)
 
-    def _fail_if_none_left(self) -> None:
+    def _fail_if_none_works(self) -> None:
+        """Fail what waits if no replica will return, or if none has produced anything for `away_seconds` and none is
+        without a fault."""
         pool, now = self.pool, asyncio.get_running_loop().time()
-        if pool.asleep:  # nobody waits for them
-            self._away_since = None
-            return
-        if pool.serving:
-            self._away_since = None
-            self._fail_if_all_busy(now)
-            return
-        self._away_since = now if self._away_since is None else self._away_since
-        failure = None if self.servers is None else self.servers.failure
-        if failure is None and all(replica.state in (State.BARRED, State.LOCKED) for replica in pool.replicas):
-            keys = all(replica.refuses_key for replica in pool.replicas)
-            remedy = "check token_env, and what the servers were started with"
-            failure = no_replica_left(pool.replicas, remedy if keys else "look at the server's log, start it again")
-        if failure is None and now - self._away_since >= pool.spec.away_seconds:
-            failure = no_replica_left(pool.replicas)
-        if failure is not None:
-            pool.give_up(failure)
-
-    def _fail_if_all_busy(self, now: float) -> None:
-        pool = self.pool
-        if not pool.jobs:  # nothing waits for them
-            for replica in pool.serving:
-                replica.busy_since = None
-        elif all(now - (replica.busy_since or now) >= pool.spec.away_seconds for replica in pool.serving):
-            pool.give_up(too_busy(pool.serving, pool.spec.away_seconds))
+        awaited = not pool.serving or (pool.sends and (pool.jobs or pool.scores))
+        produced = sum(replica.received + replica.successes for replica in pool.replicas)
+        works = produced != self._produced or any(replica.works for replica in pool.replicas)
+        self._produced = produced
+        if works or pool.asleep or not awaited:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        if not pool.serving and self.servers is not None and self.servers.failure is not None:
+            pool.give_up(self.servers.failure)
+        elif all(replica.state in (State.LOCKED, State.BARRED) for replica in pool.replicas):
+            pool.give_up(no_replica_left(pool.replicas, "check token_env and the server's log, start it again"))
+        elif self._idle_since is not None and now - self._idle_since >= pool.spec.away_seconds:
+            busy = "lower engine.max_running or raise engine.away_seconds"
+            pool.give_up(no_replica_left(pool.replicas, busy if pool.serving else "start it again"))
 
     async def close(self) -> None:
         """Stop watching."""

@@ -1,7 +1,7 @@
 """Many replicas as one: completions go to replicas with room, and to another replica when one fails."""
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -11,16 +11,14 @@ from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError, ServerError, busy_seconds
 from proxima.engine.http.generation_job import GenerationJob
-from proxima.engine.http.replica import CancelReason, Failure, Replica, gave_up, too_busy
-from proxima.engine.http.replica_states import Action, Event
+from proxima.engine.http.replica import CancelReason, Failure, Replica, State, gave_up
 from proxima.engine.http.router import Router
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode, ScoreRequest
 
-STREAK = 3  # failures without a completion between them, after which a replica is ejected
-BUSY_NEWS = 3  # consecutive waits for a busy server after which the user is notified
 CONFIRM_SECONDS = 5.0  # for a server whose completion broke off to confirm its weights, so that the tokens can be kept
-EVENTS = 1000  # number of lines for the user that are kept
+STREAK = 3  # failures without a completion or a score between them, after which a replica is ejected
+BUSY_NEWS = 3  # consecutive waits for a busy server after which the user is notified
 
 
 class ReplicaPool:
@@ -39,14 +37,14 @@ class ReplicaPool:
         self.router = Router(replicas)
         self.paused = False  # by `pause`
         self.loading = False  # new weights
+        self.draining = 0  # calls of `drain` that have not returned
         self.asleep = False  # between `sleep` and `wake`
         self.counts = Counter[str]()
-        self.events: deque[str] = deque(maxlen=EVENTS)
-        self.events_total = 0  # since the start; `events` keeps the latest
+        self.events: list[str] = []  # lines for the user
         self.changed = asyncio.Event()
         self.repeatable = spec.seeded and all(replica.facts.batch_invariant for replica in replicas)
         self._tasks: dict[asyncio.Task[None], GenerationJob] = {}
-        self._breaks: dict[Replica, asyncio.TimerHandle] = {}  # of busy servers
+        self.scores = 0  # calls of `score` that have not returned
         self.failure: Exception | None = None  # no completion will come any more
 
     @property
@@ -54,37 +52,43 @@ class ReplicaPool:
         """The replicas in service."""
         return [replica for replica in self.replicas if replica.in_service]
 
-    def add_event(self, text: str) -> None:
-        """Add a line for the user."""
-        self.events.append(text)
-        self.events_total += 1
-
     @property
     def jobs(self) -> list[GenerationJob]:
         """The unfinished completions."""
-        return list({id(job): job for job in [*self._tasks.values(), *self.router.jobs] if job.wanted}.values())
+        return [job for job in dict.fromkeys([*self._tasks.values(), *self.router.jobs]) if job.wanted]
 
     # ---- completions -------------------------------------------------------------------------------------------------
 
     def submit(self, jobs: Sequence[GenerationJob]) -> None:
         """Run completions as soon as there is room."""
         for job in jobs:
-            if self.failure is not None:
-                job.fail(self.failure)
-            else:
-                self.router.add(job)
+            self._queue(job)
         self.dispatch()
+
+    def _queue(self, job: GenerationJob, *, first: bool = False) -> None:
+        if self.failure is not None:
+            job.fail(self.failure)
+        else:
+            self.router.add(job, first=first)
 
     def dispatch(self) -> None:
         """Give waiting completions to replicas with room, unless there is a pause."""
         self.changed.set()
         self.changed = asyncio.Event()
-        if not self.paused and not self.loading:
+        if self.sends:
             self._assign()
 
-    def _assign(self, *, only_started: bool = False) -> None:
+    @property
+    def sends(self) -> bool:
+        """True if waiting completions are given to replicas: outside pauses all, during a `drain` those that have
+        started."""
+        return self.draining > 0 or not (self.paused or self.loading)
+
+    def _assign(self) -> None:
         for replica in self.replicas:
-            while replica.has_room and (job := self.router.next_for(replica, only_started=only_started)) is not None:
+            while (
+                replica.has_room and (job := self.router.next_for(replica, only_started=self.draining > 0)) is not None
+            ):
                 replica.assigned += 1
                 task = asyncio.create_task(self._attempt(job, replica))
                 self._tasks[task] = job
@@ -121,26 +125,28 @@ class ReplicaPool:
         Raises:
             ServerError, WrongAnswerError: as for `Replica.run`, or the completion may be from other weights.
         """
-        since, proof, seconds = len(job.kept), replica.proof, self.spec.call_seconds
+        proof, segment = replica.proof, job.begin(replica.proof.version)
         label, broken = proof.label, None
         cancel_reason: CancelReason | None = None
-        proof.attempts[job] = since
+        proof.attempts.append(segment)
         try:
             cancel_reason = await replica.run(job)
-            await proof.settled()
-            self.counts["tokens_lost"] += job.forget(since) if job.has_mismatched_tokens(since) else 0
+            await proof.settled.wait()
+            self.counts["tokens_lost"] += job.forget(segment) if segment.is_mismatched else 0
         except ServerError as error:
             if self.repeatable:  # nothing of it is kept
                 raise
-            broken, seconds = error, min(seconds, CONFIRM_SECONDS)
+            broken = error
         finally:
-            del proof.attempts[job]
-        problem = await proof.confirm(label, seconds) if job.has_unverified_tokens(since) else None
-        if problem is not None:
-            self.counts["tokens_lost"] += job.forget(since)
-            self.move(replica, Event.FAILED)
+            proof.attempts.remove(segment)
+        try:
+            if segment.is_unverified:
+                await proof.confirm(label, None if broken is None else CONFIRM_SECONDS)
+        except WrongAnswerError as error:
+            self.counts["tokens_lost"] += job.forget(segment)
+            self.suspect(replica, error.reason)
             if broken is None and cancel_reason is None:
-                raise WrongAnswerError(problem)
+                raise
         if broken is not None:
             raise broken
         return cancel_reason
@@ -154,8 +160,7 @@ class ReplicaPool:
         """
         label = replica.proof.label
         scores = await replica.score(prompt, tokens)
-        if (problem := await replica.proof.confirm(label, self.spec.call_seconds)) is not None:
-            raise WrongAnswerError(problem)
+        await replica.proof.confirm(label)
         return scores if replica.proof.label == label else None
 
     def _ended(self, job: GenerationJob, replica: Replica, *, aborted: bool) -> None:
@@ -169,7 +174,7 @@ class ReplicaPool:
         if (reason := job.reason or ("abort" if aborted else None)) is not None:
             job.finish(reason)
         elif job.wanted:
-            self.router.add(job, first=True)
+            self._queue(job, first=True)
 
     def _failed(self, job: GenerationJob, replica: Replica, error: Failure, started_at: float) -> None:
         """Handle a failed attempt. If the server is too busy or refuses our key, it does not count as a failure of the
@@ -179,16 +184,11 @@ class ReplicaPool:
             kept = job.keep()
         else:
             self.counts["tokens_lost"] += job.discard()
-        if not _busy(error):
+        if _is_failure(error):
             job.tried.add(replica)
-        counted = not _busy(error) and not isinstance(error, RefusedError)
-        if counted:
             self.counts["lost" if isinstance(error, WrongAnswerError) else "failed"] += 1
             job.failures = 0 if kept else job.failures + 1
         self._note_failure(replica, error, started_at)
-        if counted and replica.streak >= STREAK:
-            reason = f"{replica.streak} completions in a row failed, the last one with: {error.reason}"
-            self.move(replica, Event.EJECTED, reason)
         if not job.wanted:
             return
         if job.reason is not None and not self._wants_score(job):
@@ -198,19 +198,20 @@ class ReplicaPool:
             job.fail(gave_up(f"prompt {uid}, sample {sample}", job.failures, replica, error))
         else:
             self.counts["retried"] += 1
-            self.router.add(job, first=True)
+            self._queue(job, first=True)
 
     def _note_failure(self, replica: Replica, error: Failure, started_at: float) -> None:
         """Update the state of a replica after a failed call."""
         if isinstance(error, RefusedError):
             self.eject(replica, error)
         elif isinstance(error, ServerError) and error.busy:
-            replica.overloaded(started_at, error.reason)
-            replica.limit = max(1, min(replica.limit, len(replica.running)) // 2)
-            self.move(replica, Event.OVERLOADED, error.reason, retry_after=error.retry_after)
+            self._rest(replica, error)
         else:
             replica.failed(started_at, asyncio.get_running_loop().time())
-            self.move(replica, Event.FAILED)
+            if replica.streak < STREAK:
+                self.suspect(replica, error.reason)
+            else:
+                self.eject(replica, error, f"{replica.streak} calls in a row failed, the last one with: ")
 
     def _wants_score(self, job: GenerationJob) -> bool:
         sampling = job.request.sampling
@@ -221,10 +222,10 @@ class ReplicaPool:
         """Drop completions whose caller has left."""
         for job in jobs:
             job.withdraw()
-        gone = set(map(id, jobs))
-        self.router.take(lambda job: id(job) in gone)
+        gone = set(jobs)
+        self.router.take(lambda job: job in gone)
         for task, running in list(self._tasks.items()):
-            if id(running) in gone:
+            if running in gone:
                 task.cancel()
 
     async def abort(self, which: Callable[[GenerationJob], bool] | None = None) -> None:
@@ -240,27 +241,28 @@ class ReplicaPool:
             UserError: no replica was able to score it.
         """
         tried, failures, clock = set[object](), 0, asyncio.get_running_loop().time
-        begun = clock()
-        while True:
-            replica, started_at = await self._room(tried), clock()
-            try:
-                scores = await self._score(replica, request.prompt_tokens, request.tokens)
-                if scores is not None:
-                    return scores
-                error: Failure = ServerError(replica.url, "", "new weights arrived during scoring")
-                failures += 1
-            except (ServerError, WrongAnswerError, RefusedError) as failure:
-                error = failure
-                self._note_failure(replica, error, started_at)
-                if _busy(error) and clock() - begun >= self.spec.away_seconds:
-                    raise too_busy([replica], self.spec.away_seconds) from error
-                if not _busy(error) and not isinstance(error, RefusedError):
+        self.scores += 1
+        try:
+            while True:
+                replica, started_at = await self._room(tried), clock()
+                try:
+                    scores = await self._score(replica, request.prompt_tokens, request.tokens)
+                    if scores is not None:
+                        return scores
+                    error: Failure = ServerError(replica.url, "", "new weights arrived during scoring")
                     failures += 1
-                    tried.add(replica)
-            finally:
-                self.dispatch()
-            if failures > self.spec.retries:
-                raise gave_up("scoring", failures, replica, error)
+                except (ServerError, WrongAnswerError, RefusedError) as failure:
+                    error = failure
+                    self._note_failure(replica, error, started_at)
+                    if _is_failure(error):
+                        failures += 1
+                        tried.add(replica)
+                finally:
+                    self.dispatch()
+                if failures > self.spec.retries:
+                    raise gave_up("scoring", failures, replica, error)
+        finally:
+            self.scores -= 1
 
     async def _room(self, tried: set[object]) -> Replica:
         """Wait for a replica with room; return the least loaded, preferring those that have not been tried."""
@@ -272,56 +274,56 @@ class ReplicaPool:
 
     # ---- replicas come and go ----------------------------------------------------------------------------------------
 
-    def move(self, replica: Replica, event: Event, reason: str = "", *, retry_after: float | None = None) -> None:
-        """Apply an event to a replica, according to `TRANSITIONS`.
+    def suspect(self, replica: Replica, reason: str) -> None:
+        """Give a replica no work until its health has been checked, because a call failed."""
+        if replica.in_service:
+            replica.state, replica.reason = State.SUSPECT, reason
+            replica.check_soon.set()
 
-        Args:
-            reason: of an ejection.
-            retry_after: seconds that a busy server asks us to wait, if it does.
-        """
-        match replica.move(event):
-            case Action.DISPATCH:
-                self.dispatch()
-            case Action.CHECK:
-                replica.check_soon.set()
-            case Action.REST:
-                self._rest(replica, retry_after)
-            case Action.LEAVE:
-                self._leave(replica, reason)
-            case Action.LEAVE_AND_ASK:
-                self._leave(replica, reason)
-                replica.check_soon.set()  # it may have been the last
-            case Action.WELCOME:
-                replica.streak, replica.reason = 0, ""
-                self.counts["returned"] += 1
-                self.add_event(f"engine: {replica.url} is back, with weights of version {replica.proof.version}")
-                self.dispatch()
+    def trust(self, replica: Replica) -> None:
+        """Give a replica work again: its health check passed."""
+        replica.state = State.READY
+        self.dispatch()
+
+    def _rest(self, replica: Replica, error: ServerError) -> None:
+        """Leave a busy server alone for a while."""
+        if not replica.in_service or replica.rest is not None:
+            return
+        replica.busy_times += 1
+        replica.adapt(len(replica.running) // 2)
+        replica.reason = error.reason
+        if replica.busy_times == BUSY_NEWS:
+            self.events.append(f"engine: {replica.url} is busy, completions wait: {replica.reason}")
+        seconds = busy_seconds(replica.busy_times, error.retry_after, crc32(replica.url.encode()))
+        replica.rest = asyncio.get_running_loop().call_later(seconds, self._rested, replica)
+
+    def _rested(self, replica: Replica) -> None:
+        replica.rest = None
+        self.dispatch()
 
     def eject(self, replica: Replica, error: Exception, what: str = "") -> None:
-        """Eject a replica because a call failed.
+        """Take a replica out of service: end what it runs, and move what waits for it. Does nothing if it has left.
 
         Args:
-            what: the call, for the user.
+            what: the call that failed, for the user.
         """
+        if not replica.in_service:
+            return
         reason = error.reason if isinstance(error, ServerError | RefusedError) else str(error)
-        self.move(replica, Event.REFUSED if isinstance(error, RefusedError) else Event.EJECTED, f"{what}{reason}")
-
-    def _rest(self, replica: Replica, retry_after: float | None) -> None:
-        replica.busy_times += 1
-        seconds = busy_seconds(replica.busy_times, retry_after, crc32(replica.url.encode()))
-        if replica.busy_times == BUSY_NEWS:
-            self.add_event(f"engine: {replica.url} is busy, completions wait: {replica.reason}")
-        loop = asyncio.get_running_loop()
-        self._breaks[replica] = loop.call_later(seconds, self.move, replica, Event.RESTED)
-
-    def _leave(self, replica: Replica, reason: str) -> None:
-        if (rest := self._breaks.pop(replica, None)) is not None:
-            rest.cancel()
-        replica.leave(reason)
+        replica.leave(f"{what}{reason}", refused=isinstance(error, RefusedError))
         self.counts["ejected"] += 1
-        self.add_event(f"engine: {replica.url} is out of service: {replica.reason}")
+        self.events.append(f"engine: {replica.url} is out of service: {replica.reason}")
+        if isinstance(error, RefusedError):
+            replica.check_soon.set()  # whatever is between may have refused a single call; and it may be the last
         self.router.leave(replica)
         self.dispatch()
+
+    def welcome(self, replica: Replica) -> None:
+        """Put a replica back into service; it has the newest weights."""
+        replica.streak = 0
+        self.counts["returned"] += 1
+        self.events.append(f"engine: {replica.url} is back, with weights of version {replica.proof.version}")
+        self.trust(replica)
 
     def give_up(self, error: Exception) -> None:
         """Fail all waiting completions with this error: no replica will return."""
@@ -345,13 +347,16 @@ class ReplicaPool:
     async def drain(self) -> None:
         """During a pause, finish the completions that have started and admit no others."""
         await self.each([replica for replica in self.serving if replica.pause != "none"], Replica.resume)
-        self._assign(only_started=True)
-        # new weights must not wait for a returning replica, because it waits for them
-        while any(replica.assigned for replica in self.serving) or (
-            self.router.has_started and (self.serving or not self.loading)
-        ):
-            await self.change()
-            self._assign(only_started=True)
+        self.draining += 1
+        try:
+            self.dispatch()
+            # new weights must not wait for a returning replica, because it waits for them
+            while any(replica.assigned for replica in self.serving) or (
+                self.router.has_started and (self.serving or not self.loading)
+            ):
+                await self.change()
+        finally:
+            self.draining -= 1
 
     async def change(self) -> None:
         """Wait until a completion or a replica comes or goes.
@@ -392,11 +397,12 @@ class ReplicaPool:
         async def work_at(replica: Replica) -> None:
             try:
                 await work(replica)
-            except (RefusedError, ServerError) as error:
+            except (RefusedError, ServerError, WrongAnswerError) as error:
                 self.eject(replica, error)
 
         await asyncio.gather(*(work_at(replica) for replica in replicas))
 
 
-def _busy(error: Exception) -> bool:
-    return isinstance(error, ServerError) and error.busy
+def _is_failure(error: Exception) -> bool:
+    """Return False if the server is busy or refuses our key: it would do so with every other call."""
+    return not isinstance(error, RefusedError) and not (isinstance(error, ServerError) and error.busy)

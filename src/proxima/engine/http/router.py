@@ -1,12 +1,12 @@
 """Assignment of completions to replicas: the least loaded replica gets a prompt and all its completions."""
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.replica import Replica
 
-HOMES = 65_536  # prompts whose replica is remembered
+HOMES = 65_536  # most prompts whose replica is remembered; all are forgotten then
 
 
 class Router:
@@ -20,7 +20,7 @@ class Router:
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.replicas = replicas
         self._queues: dict[Replica, deque[GenerationJob]] = {replica: deque() for replica in replicas}
-        self._homes: OrderedDict[int, Replica] = OrderedDict()
+        self._homes: dict[int, Replica] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -45,15 +45,14 @@ class Router:
         uid = job.key[0]
         home = self._homes.get(uid)
         if home is not None and home.in_service and home not in job.tried:
-            self._homes.move_to_end(uid)
             return home
         serving = [replica for replica in self.replicas if replica.in_service]
         choices = [replica for replica in serving if replica not in job.tried] or serving or self.replicas
         best = min(choices, key=self.occupancy)
         if home is None or not home.in_service:  # the siblings of a completion that failed at home stay there
+            if len(self._homes) >= HOMES:
+                self._homes.clear()
             self._homes[uid] = best
-            if len(self._homes) > HOMES:
-                self._homes.popitem(last=False)
         return best
 
     @property

@@ -1,17 +1,14 @@
 """Checks before a run starts: whether the servers meet its requirements, and match the trainer and each other."""
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from proxima.data import FieldError, UserError
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.answer_checks import check_sampling
-from proxima.engine.http.client import ServerClient, ServerError, busy_seconds
-from proxima.engine.http.dialect import Dialect, ServerFacts
+from proxima.engine.http.client import ServerError, busy_seconds
+from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import Capabilities, EngineRequirements
@@ -29,72 +26,59 @@ ALIKE = {  # facts in which servers must not differ, and their names in messages
     "dtype": "dtype",
     "quantization": "quantization",
     "log_probs": "log-prob mode",
-    "prompt_echo": "echo of the prompt",
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerExpectations:
-    """The reference with which a server is compared whenever its facts are queried.
+async def server_difference(replica: Replica, facts: ServerFacts, expected: ServerFacts, tokenizer: Any) -> str | None:
+    """Describe how a server differs from what is expected; None: it does not.
 
     Args:
-        facts: those of the first replica.
+        facts: of the server, as just asked.
+        expected: those of the first replica.
         tokenizer: the trainer's tokenizer.
-    """
-
-    facts: ServerFacts
-    tokenizer: Any
-
-    async def problem(self, dialect: Dialect, client: ServerClient, facts: ServerFacts) -> str | None:
-        """Describe how a server differs; None: it does not.
-
-        Raises:
-            ServerError: the server can't be queried.
-        """
-        for name, called in ALIKE.items():
-            ours, theirs = getattr(self.facts, name), getattr(facts, name)
-            if ours != theirs:
-                return f"its {called} is {theirs}, and that of the others is {ours}"
-        if (facts.max_length or 0) < (self.facts.max_length or 0):
-            return f"its longest sequence has {facts.max_length} tokens, and that of the others {self.facts.max_length}"
-        if self.facts.takes_weights and not facts.takes_weights:
-            return "it takes no new weights"
-        theirs = await dialect.tokenize(client, facts, SAMPLE_TEXT)
-        ours = list(self.tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"])
-        if theirs == ours:
-            return None
-        differ = (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b)
-        at = next(differ, min(len(theirs), len(ours)))
-        return f"it has another tokenizer: token {at} of a text is {theirs[at : at + 1]}, not {ours[at : at + 1]}"
-
-
-async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[ServerExpectations | None, list[ServerError]]:
-    """Query each new server's facts. It enters service if it matches the first one, and is away if it fails.
-
-    Returns: the reference for later comparisons, None if no server answered; and the errors of those that failed.
 
     Raises:
-        FieldError: a server differs.
+        ServerError: the server can't be queried.
+    """
+    for name, called in ALIKE.items():
+        ours, theirs = getattr(expected, name), getattr(facts, name)
+        if ours != theirs:
+            return f"its {called} is {theirs}, and that of the others is {ours}"
+    if (facts.max_length or 0) < (expected.max_length or 0):
+        return f"its longest sequence has {facts.max_length} tokens, and that of the others {expected.max_length}"
+    if expected.takes_weights and not facts.takes_weights:
+        return "it takes no new weights"
+    theirs = await replica.dialect.tokenize(replica.client, facts, SAMPLE_TEXT)
+    ours = list(tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"])
+    return None if theirs == ours else "it has another tokenizer"
+
+
+async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> ServerFacts:
+    """Query each new server's facts. It enters service if it matches the first one, and is away if it fails.
+
+    Returns: the facts of the first, for later comparisons.
+
+    Raises:
+        FieldError: a server differs, or all fail.
         UserError: the first failure that a retry would not fix.
     """
     results = await asyncio.gather(*map(_ask_facts, replicas))
     errors = [error for error in results if error is not None]
     new = [replica for replica, error in zip(replicas, results, strict=True) if error is None]
-    if not new:
-        return None, errors
-    expected = ServerExpectations(facts=new[0].facts, tokenizer=tokenizer)
     for replica in new:
         try:
-            difference = await expected.problem(replica.dialect, replica.client, replica.facts)
-            if difference is not None:
+            problem = await server_difference(replica, replica.facts, new[0].facts, tokenizer)
+            if problem is not None:
                 which = f": {replica.url}" if len(replicas) > 1 else ""  # the message shows the whole list
                 remedy = "start it like the trainer and the others"
-                raise FieldError("url", replica.url, f"differs{which}: {difference}", remedy=remedy)
+                raise FieldError("url", replica.url, f"differs{which}: {problem}", remedy=remedy)
             replica.join(await replica.health())
         except ServerError as error:
             errors.append(error)
             replica.reason = f"{error.call or 'a call'} failed: {error.reason}"
-    return expected, errors
+    if not any(replica.in_service for replica in replicas):
+        raise _all_away(replicas, errors)
+    return new[0].facts
 
 
 async def _ask_facts(replica: Replica) -> ServerError | None:
@@ -127,10 +111,8 @@ def check_servers_of(spec: ServerSettings, needs: EngineRequirements) -> list[st
 async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
     replicas = [Replica(address, spec.dialect(), spec, "preflight") for address in spec.addresses]
     try:
-        _, errors = await introduce(replicas, needs.tokenizer)
+        await introduce(replicas, needs.tokenizer)
         serving = [replica for replica in replicas if replica.in_service]
-        if not serving:
-            raise _unreachable(spec, errors)
         away = [replica for replica in replicas if not replica.in_service]
         notes = [f"{replica.url} is out of service: {replica.reason}; the run begins without it" for replica in away]
         for replica in serving:
@@ -144,29 +126,15 @@ async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
         await asyncio.gather(*(replica.client.close() for replica in replicas))
 
 
-def _unreachable(spec: ServerSettings, errors: Sequence[ServerError]) -> FieldError:
-    reasons = "; ".join(dict.fromkeys(error.reason for error in errors))
+def _all_away(replicas: Sequence[Replica], errors: Sequence[ServerError]) -> FieldError:
+    reasons = "; ".join(dict.fromkeys(replica.reason for replica in replicas))
     if any(error.status is not None for error in errors):
         remedy = "see the log of the server, or check the address and the kind of the engine"
-    elif spec.dialect().kind in LAUNCHES:
+    elif replicas[0].dialect.kind in LAUNCHES:
         remedy = "start it (`proxima engine serve RECIPE`), or let the run start one: serve={} in place of url"
     else:
         remedy = "start the server, or correct the address"
-    return FieldError("url", ", ".join(spec.urls), reasons, remedy=remedy)
-
-
-def check_weight_folder(folder: str | None) -> None:
-    """Raise FieldError if new weights can't be written to a folder. Leaves nothing behind."""
-    if folder is None:
-        return
-    place = Path(folder).expanduser().absolute()
-    nearest = next(parent for parent in (place, *place.parents) if parent.exists())
-    try:
-        with tempfile.TemporaryDirectory(dir=nearest):
-            pass
-    except OSError as error:
-        remedy = "give a folder that the trainer can write and the servers can read; null: one in memory"
-        raise FieldError("weight_folder", folder, f"can't be written: {error.strerror}", remedy=remedy) from error
+    return FieldError("url", ", ".join(replica.url for replica in replicas), reasons, remedy=remedy)
 
 
 def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, url: str) -> list[str]:
@@ -219,21 +187,17 @@ def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineRequir
         raise FieldError("interrupt", spec.interrupt, reason, remedy="use recompute or finish")
 
 
-def capabilities_of(
-    spec: ServerSettings, facts: ServerFacts, *, plain: bool = False, deterministic: bool = False
-) -> Capabilities:
+def capabilities_of(spec: ServerSettings, facts: ServerFacts, *, plain: bool = False) -> Capabilities:
     """The capabilities of an engine over such servers.
 
     Args:
         plain: `score` refers to tokens given by a caller, not to completions under truncation.
-        deterministic: see `Capabilities`.
     """
     assert facts.log_probs is not None
     return Capabilities(
-        weight_updates=frozenset({"module", "checkpoint"}),
+        weight_updates=frozenset({"module"}),
         score=plain or spec.untruncated == "score",
         in_flight=True,
-        deterministic=deterministic,
         log_probs=facts.log_probs,
         sampling_mask=spec.sampling_mask and facts.sampling_mask,
         sleeps=facts.sleeps,

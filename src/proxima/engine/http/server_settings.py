@@ -28,7 +28,7 @@ class ServerSettings(EngineSpec):
             `recompute` sends a completion again with its tokens so far.
         idle_seconds: time without a token after which a completion counts as hung and is retried.
         call_seconds: deadline of any other call.
-        weight_seconds: deadline for loading new weights.
+        weight_seconds: deadline of each call that loads new weights; vLLM gets 256 MiB with each.
         away_seconds: time that the run waits for a server to return if none is left, or while all are too busy.
         health_seconds: time between two health checks of a server.
         retries: how often a failed completion is retried, at another replica if there is one.

@@ -6,7 +6,7 @@ from proxima.data.errors import within
 from proxima.engine.http.engine import HttpEngine
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.generation_job import CompletionRules
-from proxima.engine.http.server_checks import check_servers_of, check_weight_folder
+from proxima.engine.http.server_checks import check_servers_of
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import EngineRequirements, EngineSetup
 from proxima.engine.serve import check_serve, start_servers
@@ -20,8 +20,6 @@ class ServerSpec(ServerSettings):
     def check(self, needs: EngineRequirements) -> list[str]:
         """See `EngineSpec.check`. Queries servers that are already running; those that proxima starts can only be
         queried once they run, by `HttpEngine.check`."""
-        if needs.publishes:
-            check_weight_folder(self.weight_folder)
         if self.serve is None:
             return check_servers_of(self, needs)
         with within("serve"):

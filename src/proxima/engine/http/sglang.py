@@ -33,7 +33,7 @@ from proxima.engine.http.answer_values import (
     version_spans,
     whole,
 )
-from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected, stream_events
+from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected
 from proxima.engine.http.dialect import (
     ENDINGS,
     Chunk,
@@ -65,8 +65,7 @@ class SglangDialect(Dialect):
         """Stream the completion in chunks.
 
         Raises:
-            UserError: the request was refused as invalid, the server truncated its prompt, or it stopped at an id that
-                is not in `stop_tokens`.
+            UserError: the server truncated the prompt, or it stopped at an id that is not in `stop_tokens`.
         """
         body: dict[str, Any] = {
             "rid": request.id,
@@ -81,7 +80,7 @@ class SglangDialect(Dialect):
             **({} if request.routes is None else {"return_routed_experts": True}),
         }
         reader = _StreamReader(client, request)
-        async with aclosing(stream_events(client, GENERATE, body, request.stream_size(repeats=True))) as events:
+        async with aclosing(client.events(GENERATE, body, request.stream_size(repeats=True))) as events:
             async for event in events:
                 if (chunk := reader.chunk(event)) is not None:
                     yield chunk
@@ -114,11 +113,7 @@ class SglangDialect(Dialect):
         await client.post("/continue_generation", {})
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
-        """Load the weights from a folder that the server can read, and set their label.
-
-        Raises:
-            ServerError: the server reports a failure, or another label afterwards.
-        """
+        """Load the weights from a folder that the server can read, and set their label."""
         body = {
             "model_path": str(weights.folder),
             "load_format": None,
@@ -132,44 +127,34 @@ class SglangDialect(Dialect):
             "flush_cache": False,
         }
         await client.post(LOAD, body, seconds=weights.seconds)
-        named = await self._version(client)
-        if named != weights.label:
-            raise ServerError(client.url, LOAD, f"its weights are called {named!r} after {weights.label!r} was loaded")
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Empty the prefix cache. Requests that were paused with `keep` have nothing in it, so `running` makes no
         difference.
 
         Raises:
-            ServerError: it was not emptied, because requests still use it.
+            ServerError: it was not emptied, because requests still use it: status 400.
         """
-        try:
-            await client.post_text("/flush_cache")
-        except ServerError as error:
-            if error.status == 400:
-                reason = "the prefix cache was not emptied: requests hold on to it"
-                raise ServerError(client.url, "/flush_cache", reason, 400) from error
-            raise
+        await client.post_text("/flush_cache")
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
-        """The weight version and, if the server counts them, the requests that wait. The server names its model after
-        the folder of the last weights: the result has no name."""
-        version = await self._version(client)
-        try:
-            load = await client.get("/get_load")
-            loads = load if isinstance(load, list) else [load]
-            waiting = sum(whole(rank["num_waiting_reqs"], "num_waiting_reqs") for rank in loads)
-            return ServerHealth(waiting=waiting, weight_version=version)
-        except (KeyError, TypeError, ValueError, ServerError) as error:
-            if isinstance(error, ServerError) and error.status not in (404, 405):
-                raise
-            return ServerHealth(weight_version=version)
-
-    async def _version(self, client: ServerClient) -> str | None:
+        """The weight version and the queue. The server names its model after the folder of the last weights: the result
+        has no name."""
         model = await client.get("/model_info")
-        version = model.get("weight_version") if isinstance(model, dict) else None
-        with as_expected(client, "/model_info"):
-            return None if version is None else short_text(version, "weight_version")
+        with as_expected(client, "/model_info", model):
+            label = short_text(model["weight_version"], "weight_version")
+        return ServerHealth(waiting=await self._waiting(client), weight_version=label)
+
+    async def _waiting(self, client: ServerClient) -> int:
+        """The number of requests in the server's queue; 0 if it does not count them."""
+        try:
+            loads = await client.get("/get_load")
+        except ServerError as error:
+            if error.status not in (404, 405):
+                raise
+            return 0
+        with as_expected(client, "/get_load", loads):
+            return sum(whole(rank["num_waiting_reqs"], "num_waiting_reqs") for rank in loads)
 
 
 def _sampling_of(request: TokenRequest) -> dict[str, Any]:
@@ -239,7 +224,8 @@ class _StreamReader:
     def _check(self, event: Mapping[str, Any], meta: Mapping[str, Any], ending: Any, tokens: list[int]) -> None:
         ids = event.get("output_ids")
         if ids is not None and tokens and items(ids, "output_ids")[-len(tokens) :] != tokens:
-            raise self._failed("log-probs are of other tokens than those that were sampled")
+            reason = "log-probs are of other tokens than those that were sampled"
+            raise ServerError(self.client.url, GENERATE, reason)
         count = len(self.request.tokens)
         if (read := whole(meta["prompt_tokens"], "prompt_tokens")) != count:
             raise UserError(
@@ -250,23 +236,14 @@ class _StreamReader:
             return
         status = ending.get("status_code")
         if ending["type"] == "abort" and status is not None:
-            message, status = one_line(ending.get("message", "")), whole(status, "status_code")
-            if status == 429:
-                raise ServerError(self.client.url, GENERATE, f"status {status}: {message}", status)
-            if 400 <= status < 500:
-                raise UserError(
-                    f"{self.client.url} refused a request: {message}", remedy="check its length and sampling"
-                )
-            raise self._failed(f"aborted with status {status}: {message}")
+            reason = f"aborted with status {whole(status, 'status_code')}: {one_line(ending.get('message', ''))}"
+            raise ServerError(self.client.url, GENERATE, reason, status)
         matched = ending.get("matched")
         if ending["type"] == "stop" and type(matched) is int and matched not in self.request.stop_tokens:
             raise UserError(
                 f"{self.client.url} stopped at token {matched}, which ends no completion here",
                 remedy="serve the model with the generation_config and tokenizer that the trainer has",
             )
-
-    def _failed(self, reason: str) -> ServerError:
-        return ServerError(self.client.url, GENERATE, reason)
 
 
 @dataclass(frozen=True, kw_only=True)

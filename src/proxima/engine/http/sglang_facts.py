@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from proxima.data import UserError
 from proxima.engine.http.answer_values import one_line, plain_name, short_text, whole
-from proxima.engine.http.client import ServerClient, ServerError, as_expected
+from proxima.engine.http.client import ServerClient, as_expected
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.log_prob_mode import Pair, find_log_prob_mode, two_greatest
 
@@ -18,25 +17,20 @@ async def find_facts(client: ServerClient) -> ServerFacts:
     """Ask what the server can do. Generates a few tokens.
 
     Raises:
-        ServerError: it does not answer, or not like SGLang. UserError: it does not generate text.
+        ServerError: it does not answer, or not like SGLang.
     """
     model = await client.get("/model_info")
-    if model.get("is_generation") is False:
-        name = one_line(model["model_path"])
-        raise UserError(f"{client.url} generates nothing: it serves {name} as an embedding model")
     settings = await client.get("/server_info")
-    settings = settings if isinstance(settings, dict) else {}
 
     async def pair(prompt: tuple[int, ...], temperature: float) -> Pair | None:
         fields = {"input_ids": list(prompt), "top_logprobs_num": 2}
-        meta = (await _generate(client, fields, temperature=temperature, top_k=2))["meta_info"]
+        meta = await _generate(client, fields, temperature=temperature, top_k=2)
         return two_greatest(lambda: [entry[0] for entry in meta["output_top_logprobs"][0]])
 
     log_probs, why = await find_log_prob_mode(pair)
-    meta = (await _generate(client, {"return_sampling_mask": True}, max_new_tokens=2, top_k=2))["meta_info"]
+    meta = await _generate(client, {"return_sampling_mask": True}, max_new_tokens=2, top_k=2)
     masks = meta.get("output_token_sampling_mask")
     deterministic = settings.get("enable_deterministic_inference") is True
-    streams = "increments" if settings.get("incremental_streaming_output") is True else "whole answers again and again"
     return ServerFacts(
         server=f"sglang {one_line(settings.get('version', ''), 40)}".strip(),
         # the path of the model is that of the last weights
@@ -47,14 +41,12 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         log_probs=log_probs,
         takes_weights=True,
         version_spans="weight_versions" in meta,
-        prompt_echo=True,
-        pauses=True,
         seeds=deterministic,
-        sampling_mask=bool(masks) and all(isinstance(mask, list) and len(mask) <= 2 for mask in masks),
+        sampling_mask=bool(masks) and all(isinstance(mask, list) and len(mask) <= 2 for mask in masks or ()),
         routed_experts=settings.get("enable_return_routed_experts") is True,
         latest_routes=True,
         batch_invariant=deterministic,
-        more={"streams": streams} | ({"log-probs": why} if why else {}),
+        more={"log-probs": why} if why else {},
     )
 
 
@@ -87,12 +79,13 @@ def sampling_params(**given: Any) -> dict[str, Any]:
     } | given
 
 
-async def _generate(client: ServerClient, fields: Mapping[str, Any] | None = None, **sampling: Any) -> dict[str, Any]:
+async def _generate(client: ServerClient, fields: Mapping[str, Any], **sampling: Any) -> dict[str, Any]:
+    """What the server says about a completion."""
     body = {"input_ids": list(PROMPT), "sampling_params": sampling_params(**sampling), "return_logprob": True}
-    answer = await client.post(GENERATE, body | {"logprob_start_len": -1, "stream": False} | dict(fields or {}))
-    if not isinstance(answer, dict) or not isinstance(answer.get("meta_info"), dict):
-        raise ServerError(client.url, GENERATE, "an answer without meta_info")
-    return answer
+    answer = await client.post(GENERATE, body | {"logprob_start_len": -1, "stream": False} | dict(fields))
+    with as_expected(client, GENERATE, answer):
+        meta: dict[str, Any] = answer["meta_info"]
+        return meta
 
 
 async def _max_length(client: ServerClient) -> int:

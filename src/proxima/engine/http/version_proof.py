@@ -7,98 +7,43 @@ that ended, or produced a token, before the question. A label proves nothing abo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
+from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError, ServerError
-from proxima.engine.http.dialect import ServerFacts, ServerHealth
+from proxima.engine.http.dialect import ServerHealth
 from proxima.engine.http.generation_job import GenerationJob, JobSegment
-
-
-class SharedQuestion:
-    """Shares health checks of a server among callers: those that arrive while a check is running share the next one.
-
-    Args:
-        ask: the health check.
-        url: of the server, for messages.
-    """
-
-    def __init__(self, ask: Callable[[], Awaitable[ServerHealth]], url: str) -> None:
-        self._ask, self._url = ask, url
-        self._next: asyncio.Task[ServerHealth] | None = None  # not sent yet
-        self._asking = asyncio.Lock()
-
-    async def ask(self, seconds: float) -> ServerHealth:
-        """Return the result of a health check that is sent after this call.
-
-        Args:
-            seconds: deadline of the question.
-
-        Raises:
-            ServerError, RefusedError: the check failed.
-        """
-        if self._next is None:
-            self._next = asyncio.create_task(self._send(seconds))
-            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits
-        return await asyncio.shield(self._next)  # others may wait for it too
-
-    async def _send(self, seconds: float) -> ServerHealth:
-        async with self._asking:
-            self._next = None
-            try:
-                async with asyncio.timeout(seconds):
-                    return await self._ask()
-            except TimeoutError:
-                raise ServerError(self._url, "", f"no answer to a health check for {seconds:g} s") from None
-
-    async def answered(self) -> None:
-        """Wait for the answers to all earlier callers: new weights must not be loaded between question and answer."""
-        if self._next is not None:
-            await asyncio.wait({self._next})
-        async with self._asking:
-            pass
-
-
-class ProvedServer(Protocol):
-    """The part of a replica that its proof uses; `running` has the completions being sampled."""
-
-    url: str
-    facts: ServerFacts
-
-    @property
-    def running(self) -> Mapping[GenerationJob, object]: ...
-
-    async def health(self) -> ServerHealth: ...
 
 
 class VersionProof:
     """The known facts about the weights of one replica.
 
-    `version` and `label`: the weights that it was given last. `attempts`: its running completions, and the number of
-    segments each had before.
+    `version` and `label`: the weights that it was given last. `attempts`: the segments that it is generating.
+
+    Args:
+        health: asks the server for its health.
     """
 
-    def __init__(self, server: ProvedServer) -> None:
-        self._server = server
-        self.question = SharedQuestion(server.health, server.url)
+    def __init__(self, health: Callable[[], Awaitable[ServerHealth]]) -> None:
+        self._health = health
         self.version = 0
         self.label: str | None = None
-        self.attempts: dict[GenerationJob, int] = {}
-        self._past_labels: dict[str, int] = {}  # weights that it has had since its running completions started
-        self._settled = asyncio.Event()  # no weights are being proved
-        self._settled.set()
+        self.attempts: list[JobSegment] = []
+        self._past_labels: dict[str, int] = {}  # weights that it has had since the attempts started
+        self.settled = asyncio.Event()  # no weights are being proved
+        self.settled.set()
+        self._next: asyncio.Task[ServerHealth] | None = None  # a health check that is not sent yet
+        self._asking = asyncio.Lock()
 
     # ---- what it was given -------------------------------------------------------------------------------------------
 
     def set_version(self, version: int, label: str | None) -> None:
         """Record that it now has other weights."""
-        running = self._server.running
-        if not running:
+        if not self.attempts:
             self._past_labels.clear()
-        for job in running:
-            if job.current is not None:
-                job.current.marks.append((len(job.current.tokens), version))
+        for segment in self.attempts:
+            segment.marks.append((len(segment.tokens), version))
         self.version, self.label = version, label
         if label is not None:
             self._past_labels[label] = version
@@ -108,19 +53,15 @@ class VersionProof:
         """Wrap loading weights into the server and probing them. Held completions continue under the new weights before
         the result is known; if the block raises, tokens that they attribute to `version` are `mismatched`."""
         self.set_version(version, label)
-        self._settled.clear()
+        self.settled.clear()
         try:
             yield
         except BaseException:
-            for segment in self._segments():
+            for segment in self.attempts:
                 segment.mismatched.add(version)
             raise
         finally:
-            self._settled.set()
-
-    async def settled(self) -> None:
-        """Wait while weights are being proved."""
-        await self._settled.wait()
+            self.settled.set()
 
     # ---- what it names -----------------------------------------------------------------------------------------------
 
@@ -130,43 +71,67 @@ class VersionProof:
         return {label: version for label, version in self._past_labels.items() if version in had}
 
     def problem(self, health: ServerHealth, label: str | None) -> str | None:
-        """Describe what is wrong with the state that the server reports; None: nothing.
+        """Describe what is wrong with the weights that the server reports; None: nothing.
 
         Args:
             label: label of the weights that it should have; None: they are changing.
         """
-        facts = self._server.facts
-        if health.model is not None and health.model != facts.model:
-            return f"it serves {health.model} now, not {facts.model}"
         if label is not None and health.weight_version != label:
             return f"it has weights {health.weight_version!r}, not {label!r}"
         return None
 
-    async def confirm(self, label: str | None, seconds: float) -> str | None:
+    async def ask(self, seconds: float | None = None) -> ServerHealth:
+        """Return the result of a health check that is sent after this call. Calls that come during one share the next.
+
+        Args:
+            seconds: deadline of the check; None: that of any call.
+
+        Raises:
+            ServerError, RefusedError, TimeoutError: the check failed.
+        """
+        if self._next is None:
+            self._next = asyncio.create_task(self._send(seconds))
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits
+        return await asyncio.shield(self._next)  # others may wait for it too
+
+    async def _send(self, seconds: float | None) -> ServerHealth:
+        async with self._asking:
+            self._next = None
+            async with asyncio.timeout(seconds):  # a later question must not wait for a server that hangs
+                return await self._health()
+
+    async def answered(self) -> None:
+        """Wait for the answers to all earlier calls: new weights must not be loaded between question and answer."""
+        if self._next is not None:
+            await asyncio.wait({self._next})
+        async with self._asking:
+            pass
+
+    async def confirm(self, label: str | None, seconds: float | None = None) -> None:
         """Ask the server whether it still has the weights `label`, with which it has sampled and scored.
 
         Args:
-            seconds: deadline of the answer.
+            seconds: as for `ask`.
 
-        Returns: the reason why it is not confirmed; None: it is.
+        Raises:
+            WrongAnswerError: this could not be confirmed.
         """
         if label is None:  # it does not report its weights, and so accepts no new ones
-            return None
+            return
         segments = self.unverified()
         try:
-            problem = self.problem(await self.question.ask(seconds), label)
+            problem = self.problem(await self.ask(seconds), label)
+        except TimeoutError as error:
+            raise WrongAnswerError("its weights could not be confirmed in time") from error
         except (ServerError, RefusedError) as error:
-            return f"its weights could not be confirmed: {error.reason}"
-        if problem is None:
-            mark_confirmed(segments)
-        return problem
+            raise WrongAnswerError(f"its weights could not be confirmed: {error.reason}") from error
+        if problem is not None:
+            raise WrongAnswerError(problem)
+        mark_confirmed(segments)
 
     def unverified(self) -> list[JobSegment]:
         """The segments of running attempts that already have a token: a later answer covers these."""
-        return [segment for segment in self._segments() if segment.tokens]
-
-    def _segments(self) -> list[JobSegment]:
-        return [segment for job, since in self.attempts.items() for segment in job.since(since)]
+        return [segment for segment in self.attempts if segment.tokens]
 
 
 def mark_confirmed(segments: list[JobSegment]) -> None:

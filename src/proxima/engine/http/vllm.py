@@ -5,7 +5,6 @@ which token. Pauses and weights need VLLM_SERVER_DEV_MODE=1. `vllm_facts.py` fin
 `in_server/proxima_vllm_worker.py` runs inside the server and loads its weights.
 """
 
-import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -17,7 +16,7 @@ import numpy as np
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_values import id_list, items, mask_of_sets, number, one_line, short_text, version_spans
-from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected, stream_events
+from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected
 from proxima.engine.http.dialect import (
     ENDINGS,
     Chunk,
@@ -59,16 +58,15 @@ class VllmDialect(Dialect):
             body["cache_salt"] = request.cache_salt
         if facts.routed_experts and request.routes is None:  # a server that returns them does so for every request
             fields["routed_experts_prompt_start"] = len(request.tokens)
-        named = not facts.prompt_echo  # True once the answer has echoed the prompt, as this server does
-        async with aclosing(stream_events(client, GENERATE, body, request.stream_size())) as events:
+        named = False  # True once the answer has repeated the prompt: another could be that of another request
+        async with aclosing(client.events(GENERATE, body, request.stream_size())) as events:
             async for event in events:
                 with as_expected(client, GENERATE, event):
                     chunks = [chunk_of(choice, event, request.routes) for choice in event["choices"] or ()]
                 for chunk in chunks:
                     named = named or chunk.prompt_tokens is not None
                     if len(chunk.tokens) and not named:
-                        reason = "an answer without prompt_token_ids, which the server gave at the start"
-                        raise ServerError(client.url, GENERATE, reason)
+                        raise ServerError(client.url, GENERATE, "an answer without prompt_token_ids")
                     if chunk.finish_reason is not None or len(chunk.tokens):
                         yield chunk
 
@@ -97,19 +95,13 @@ class VllmDialect(Dialect):
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
         """Load the weights by the server's weight-transfer API, file by file, and set their label."""
-        try:
-            async with asyncio.timeout(weights.seconds):
-                await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds)
-                await client.post("/start_weight_update", seconds=weights.seconds)
-                files = sorted(weights.folder.glob("*.safetensors"))
-                for file in files:
-                    bucket = {"file": str(file), "last": file == files[-1]}
-                    await client.post("/update_weights", {"update_info": bucket}, seconds=weights.seconds)
-                label = {"weight_version": weights.label}
-                await client.post("/finish_weight_update", label, seconds=weights.seconds)
-        except TimeoutError as error:
-            reason = f"version {weights.version} was not loaded in {weights.seconds:g} s"
-            raise ServerError(client.url, "", reason) from error
+        await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds)
+        await client.post("/start_weight_update", seconds=weights.seconds)
+        files = sorted(weights.folder.glob("*.safetensors"))
+        for file in files:
+            bucket = {"file": str(file), "last": file == files[-1]}
+            await client.post("/update_weights", {"update_info": bucket}, seconds=weights.seconds)
+        await client.post("/finish_weight_update", {"weight_version": weights.label}, seconds=weights.seconds)
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Empty the prefix cache.
@@ -133,19 +125,15 @@ class VllmDialect(Dialect):
         await self.pause(client, facts, "abort")
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
-        """The server's model and, if it has control calls, the version of its weights."""
-        models = client.get("/v1/models")
-        if not facts.pauses:
-            return ServerHealth(model=_model_of(client, await models))
-        served, version = await asyncio.gather(models, client.get("/weight_info"))
+        """The server's model and, if it takes new weights, the version of those that it has."""
+        served = await client.get("/v1/models")
+        with as_expected(client, "/v1/models", served):
+            model = short_text(served["data"][0]["id"], "the model's id")
+        if not facts.takes_weights:
+            return ServerHealth(model=model)
+        version = await client.get("/weight_info")
         with as_expected(client, "/weight_info", version):
-            label = short_text(version["weight_version"], "weight_version")
-        return ServerHealth(weight_version=label, model=_model_of(client, served))
-
-
-def _model_of(client: ServerClient, answer: Any) -> str:
-    with as_expected(client, "/v1/models", answer):
-        return short_text(answer["data"][0]["id"], "the model's id")
+            return ServerHealth(weight_version=short_text(version["weight_version"], "weight_version"), model=model)
 
 
 def sampling_fields(request: TokenRequest) -> dict[str, Any]:
@@ -199,7 +187,6 @@ def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any], routes: RouteS
     if ending is not None and ending not in ENDINGS:
         raise ValueError(f"ended with {one_line(ending, 40)!r}")
     spans, prompt = choice.get("weight_versions"), event.get("prompt_token_ids")
-    prompt = choice.get("prompt_token_ids") if prompt is None else prompt
     return Chunk(
         tokens=np.asarray(tokens, np.int32),
         log_prob=_reported(reported),

@@ -1,18 +1,16 @@
 """The facts of a vLLM server, found by requesting a few tokens and its settings."""
 
-import asyncio
 from collections.abc import Awaitable, Mapping
-from contextlib import aclosing
 from typing import Any
 
 from proxima.data import UserError
 from proxima.engine.http.answer_values import id_list, one_line, plain_name, short_text, whole
-from proxima.engine.http.client import OK, RefusedError, ServerClient, ServerError, as_expected, stream_events
+from proxima.engine.http.client import OK, RefusedError, ServerClient, ServerError, as_expected
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.log_prob_mode import Pair, find_log_prob_mode, two_greatest
+from proxima.engine.serve.launch import TRANSFER
 
 GENERATE = "/inference/v1/generate"
-BACKEND = "proxima_folder"  # of in_server/proxima_vllm_worker.py
 PROMPT = (17, 42, 99, 7)  # ids that every vocabulary has
 MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
 
@@ -25,7 +23,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         ServerError: it does not answer, or not like vLLM.
         UserError: it refuses the token, its model does not generate text, or it was started without --enable-scale-out.
     """
-    models = await _models(client)
+    models = await client.get("/v1/models")
     await _wake(client)
     version = await _optional(client.get("/version"))
     with as_expected(client, "/v1/models", models):
@@ -35,9 +33,6 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
     settings = await _optional(client.get("/server_info", {"config_format": "json"})) or {}
     config, device = settings.get("vllm_config") or {}, _of(settings, "vllm_config", "device_config", "device")
     first = await _first_choice(client)
-    control = all([await _optional(client.get(path)) is not None for path in ("/weight_info", "/is_paused")])
-    backend = _of(config, "weight_transfer_config", "backend")
-    more = {"weight transfer": f"backend {backend} found, and not {BACKEND}"} if backend not in (None, BACKEND) else {}
 
     async def pair(prompt: tuple[int, ...], temperature: float) -> Pair | None:
         choice = await _tokens(client, prompt, temperature=temperature, top_k=2, logprobs=2, max_tokens=1, seed=1)
@@ -51,18 +46,16 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         dtype=plain_name(_of(config, "model_config", "dtype")),
         quantization=plain_name(_of(config, "model_config", "quantization")),
         log_probs=log_probs,
-        takes_weights=control and backend == BACKEND,
+        takes_weights=_of(config, "weight_transfer_config", "backend") == TRANSFER,
         version_spans=bool(first.get("weight_versions")),
-        prompt_echo=await _echoes_prompt(client),
-        pauses=control,
         keeps_kv=True,
         # on a CPU, a seeded request whose prompt is computed in several parts crashes the server
         seeds=device != "cpu",
         sampling_mask=bool(_of(config, "model_config", "return_sampling_mask")),
         routed_experts=isinstance(first.get("routed_experts"), str),
         batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT")) and device == "cuda",
-        sleeps=control and bool(_of(config, "model_config", "enable_sleep_mode")),
-        more=more | ({"log-probs": why} if why else {}),
+        sleeps=bool(_of(config, "model_config", "enable_sleep_mode")),
+        more={"log-probs": why} if why else {},
     )
 
 
@@ -79,16 +72,6 @@ async def wake_up(client: ServerClient) -> None:
         await client.post("/wake_up", query={"tags": tag}, seconds=MOVE_SECONDS)
 
 
-async def _models(client: ServerClient) -> Any:
-    try:
-        return await client.get("/v1/models")
-    except ServerError as error:
-        if error.status not in (OK, 404, 405):
-            raise
-        reason = f"is not a vLLM server: GET /v1/models gives {error.reason}"
-        raise ServerError(client.url, error.call, reason, error.status) from error
-
-
 async def _first_choice(client: ServerClient) -> dict[str, Any]:
     """The answer to a first request.
 
@@ -101,41 +84,21 @@ async def _first_choice(client: ServerClient) -> dict[str, Any]:
         if isinstance(error, ServerError) and error.status not in (404, 405, 501):
             raise
         remedy = "start it with --enable-scale-out, as `proxima engine serve RECIPE` does"
-        kind = RefusedError if isinstance(error, RefusedError) else UserError  # 403 is also that of a refused key
-        raise kind(f"{client.url} gives no token ids: {error.reason}", remedy=remedy) from error
+        raise UserError(f"{client.url} gives no token ids: {error.reason}", remedy=remedy) from error
     with as_expected(client, GENERATE):
         id_list(choice["token_ids"], "token_ids")
     return choice
 
 
 async def _tokens(client: ServerClient, prompt: tuple[int, ...] = PROMPT, **sampling: Any) -> dict[str, Any]:
-    """Return the first choice of an answer, not streamed."""
-    answer = await client.post(GENERATE, _body(prompt, **sampling))
+    """Return the first choice of an answer with a few tokens, not streamed. Top-k is on, because a server that returns
+    sampling masks refuses requests without it."""
+    fields = {"temperature": 1.0, "top_k": 20, "top_p": 1.0, "min_p": 0.0, "max_tokens": 6, "ignore_eos": True}
+    body = {"token_ids": list(prompt), "sampling_params": fields | {"logprobs": 0} | sampling}
+    answer = await client.post(GENERATE, body)
     with as_expected(client, GENERATE, answer):
         choice: dict[str, Any] = answer["choices"][0]
         return choice
-
-
-def _body(prompt: tuple[int, ...], **sampling: Any) -> dict[str, Any]:
-    """A request for a few tokens. Top-k is on, because a server that returns sampling masks refuses requests without
-    it."""
-    fields = {"temperature": 1.0, "top_k": 20, "top_p": 1.0, "min_p": 0.0, "max_tokens": 6, "ignore_eos": True}
-    return {"token_ids": list(prompt), "sampling_params": fields | {"logprobs": 0} | sampling}
-
-
-async def _echoes_prompt(client: ServerClient) -> bool:
-    """Return True if the first tokens of a stream come with the prompt's ids. A later completion without them does not
-    show that the server never sends them: it may be the answer to another request."""
-    body = _body(PROMPT, max_tokens=1) | {"stream": True, "return_token_ids": True}
-    try:
-        async with asyncio.timeout(client.seconds), aclosing(stream_events(client, GENERATE, body)) as events:
-            async for event in events:
-                for choice in event.get("choices") or ():
-                    if choice.get("token_ids"):
-                        return bool((event.get("prompt_token_ids") or choice.get("prompt_token_ids")) == list(PROMPT))
-    except TimeoutError as error:
-        raise ServerError(client.url, GENERATE, f"no token within {client.seconds:g} s") from error
-    return False
 
 
 async def _optional(call: Awaitable[Any]) -> Any:

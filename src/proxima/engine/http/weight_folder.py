@@ -1,7 +1,6 @@
 """Writes the weights of a module in this process as a Hugging Face folder that servers read."""
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from proxima.data import UserError
-from proxima.engine.event_loop_thread import CLOSED
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
 from proxima.engine.shared_weights import model_as_files, unique_weights
 
@@ -26,8 +24,8 @@ ROOM = 1.2  # factor of free memory required for each folder
 
 
 class WeightFolders:
-    """Versions of a model's weights, each a complete folder: config, tokenizer, safetensors. A folder appears
-    atomically, and the two newest are kept, so that a server that is still reading one finds it.
+    """Versions of a model's weights, each a complete folder: config, tokenizer, safetensors. The two newest are kept,
+    so that a server that is still reading one finds it.
 
     Args:
         root: the folders are written to a dedicated folder in it, which is created. None: in memory if there is room,
@@ -38,70 +36,55 @@ class WeightFolders:
     def __init__(self, root: Path | None = None) -> None:
         self._root = None if root is None else root.resolve()
         self._locked: LockedFolder | None = None
-        self._written = list[Path]()
+        self.kept = list[Path]()  # the existing folders, newest last
         self._closed = False
 
     def write(self, model: nn.Module, tokenizer: Any, name: str, dtype: str | None = None) -> Path:
         """Write the model's weights, with adapters merged and tied ones once.
 
         Args:
-            name: name of the folder; an existing one is replaced.
+            name: name of the folder, which no other version has had.
             dtype: of the written weights, by the servers' name: `bfloat16` and the like; None: unchanged.
 
         Returns: the absolute path of the folder.
 
         Raises:
             UserError: it can't be written, for example for lack of space, or for a dtype that is not supported.
-            RuntimeError: `close` was called before.
         """
         if dtype is not None and dtype not in DTYPES:
             raise UserError(f"weights can't be written as {dtype!r}", remedy=f"use {', '.join(DTYPES)}")
+        written_as = None if dtype is None else DTYPES[dtype]
+        size = sum(weight.numel() * _written(weight, written_as).itemsize for weight in model.parameters())
+        folder: Path | None = None
         try:
-            return self._write(model, tokenizer, name, None if dtype is None else DTYPES[dtype])
+            folder = self._place(size) / name
+            folder.mkdir()
+            for file, content in model_as_files(model, tokenizer).items():
+                (folder / file).write_bytes(content)
+            _write_weights(model, folder, written_as)
+        except OSError as error:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            place = self._root if folder is None else folder.parent
+            where = "" if place is None else f" to {place}"
+            remedy = "set engine.weight_folder to a folder with more room that the server can read"
+            raise UserError(f"weights could not be written{where}: {error.strerror}", remedy=remedy) from error
         finally:
             if self._closed:  # by another thread, meanwhile
-                self._remove()
-
-    def _write(self, model: nn.Module, tokenizer: Any, name: str, dtype: torch.dtype | None) -> Path:
-        size = sum(weight.numel() * _written(weight, dtype).itemsize for weight in model.parameters())
-        try:
-            root = self._place(size)
-        except OSError as error:
-            raise _no_room(self._root, error) from error
-        target = root / name
-        aside = root / f".{name}.writing"
-        shutil.rmtree(aside, ignore_errors=True)
-        try:
-            aside.mkdir(parents=True)
-            for file, content in model_as_files(model, tokenizer).items():
-                (aside / file).write_bytes(content)
-            _set_dtype(aside / "config.json", dtype)
-            _write_weights(model, aside, dtype)
-            if target.exists():
-                os.rename(target, gone := root / f".{name}.gone")
-                shutil.rmtree(gone, ignore_errors=True)
-            os.rename(aside, target)
-        except OSError as error:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise _no_room(root, error) from error
-        self._written = [*(folder for folder in self._written if folder != target), target]
-        while len(self._written) > KEPT:
-            shutil.rmtree(self._written.pop(0), ignore_errors=True)
-        return target
+                self.close()
+        self.kept.append(folder)
+        while len(self.kept) > KEPT:
+            shutil.rmtree(self.kept.pop(0), ignore_errors=True)
+        return folder
 
     def close(self) -> None:
-        """Remove everything written, including a write in progress once it ends."""
+        """Remove everything written, including what a write in progress has left when it ends."""
         self._closed = True
-        self._remove()
-
-    def _remove(self) -> None:
-        self._written.clear()
+        self.kept.clear()
         if self._locked is not None:
             self._locked.remove()
 
     def _place(self, size: int) -> Path:
-        if self._closed:
-            raise RuntimeError(CLOSED)
         if self._locked is None and self._root is not None:
             self._root.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self._root, shared=True)
@@ -144,21 +127,6 @@ def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) ->
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
 
 
-def _no_room(folder: Path | None, error: OSError) -> UserError:
-    """The error for a folder that can't be written to."""
-    where = "" if folder is None else f" to {folder}"
-    remedy = "set engine.weight_folder to a folder with more room that the server can read"
-    return UserError(f"weights could not be written{where}: {error.strerror}", remedy=remedy)
-
-
 def folder_bytes(folder: Path) -> int:
     """Bytes of the weights in a folder."""
     return int(json.loads((folder / INDEX).read_text())["metadata"]["total_size"])
-
-
-def _set_dtype(file: Path, dtype: torch.dtype | None) -> None:
-    """Set the dtype in a config file to that of the written weights."""
-    if dtype is not None:
-        config = json.loads(file.read_text())
-        config["dtype"] = str(dtype).removeprefix("torch.")
-        file.write_text(json.dumps(config, indent=2))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxima.data import FieldError, UserError
-from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.serve_options import Serve, variable_value
 from proxima.system.machine import usable_cores
 
 DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm"}  # created by `proxima engine install` in the current folder
@@ -65,10 +65,9 @@ def find_executable(serve: Serve, kind: str = "vllm") -> Path:
         UserError: no field is set, and it is not installed.
     """
     default, remedy = DEFAULT_ENVIRONMENT[kind], f"`proxima engine install {kind}` installs one"
-    missing: UserError
     if serve.executable is not None:
         program = shutil.which(os.path.expanduser(serve.executable))
-        missing = FieldError("executable", serve.executable, "must be an executable file", remedy=remedy)
+        missing: UserError = FieldError("executable", serve.executable, "must be an executable file", remedy=remedy)
     elif serve.environment is not None:
         program = shutil.which(kind, path=str(Path(serve.environment).expanduser() / "bin"))
         remedy = f"`proxima engine install {kind} --into {shlex.quote(serve.environment)}` installs it"
@@ -109,32 +108,26 @@ def vllm_launch(
         arguments += ["--return-sampling-mask"]
     if routed_experts:
         arguments += ["--enable-return-routed-experts"]
-    variables = {"VLLM_SERVER_DEV_MODE": "1"}  # pause, resume, new weights, queries of its settings
-    if WORKER.is_file():
-        arguments += ["--worker-extension-cls", WORKER_CLASS]
-        arguments += ["--weight-transfer-config", json.dumps({"backend": TRANSFER})]
-        variables["PYTHONPATH"] = str(WORKER.parent)
+    arguments += ["--worker-extension-cls", WORKER_CLASS]
+    arguments += ["--weight-transfer-config", json.dumps({"backend": TRANSFER})]
+    # the first: pause, resume, new weights, queries of its settings
+    variables = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(WORKER.parent)}
     if gpu:
         arguments += ["--gpu-memory-utilization", f"{serve.gpu_memory:g}"]
     else:
         variables |= {
             "VLLM_CPU_KVCACHE_SPACE": str(serve.cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound threads of two processes would share one core
-            "OMP_NUM_THREADS": str(threads_of(serve)),
+            "OMP_NUM_THREADS": str(serve.threads or max(1, usable_cores() // (serve.replicas + 1))),
         }
     if serve.eager or (serve.eager is None and not gpu):
         arguments += ["--enforce-eager"]
     return Launch(
         command=(str(program), "serve", model, *arguments, *serve.arguments),
         variables=variables,
-        hidden={name: serve.environment_of(name) for name in serve.variables},
+        hidden={name: variable_value(value) or "" for name, value in serve.variables.items()},
         url=f"http://127.0.0.1:{port}",
     )
-
-
-def threads_of(serve: Serve) -> int:
-    """OpenMP threads of each server on a CPU."""
-    return serve.threads or max(1, usable_cores() // (serve.replicas + 1))
 
 
 def has_gpu() -> bool:

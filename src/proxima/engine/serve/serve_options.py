@@ -1,12 +1,11 @@
 """The section `engine.serve`: settings of the servers that proxima starts itself."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxima.data import FieldError, require, require_threads
+from proxima.data import require, require_threads
 from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 
 REFERENCE = "env:"  # prefix of a variable's value that refers to another variable
@@ -71,32 +70,27 @@ class Serve:
         for word in self.arguments:
             _check_argument(word)
 
-    def environment_of(self, name: str) -> str:
-        """The value of one of `variables`.
-
-        Raises:
-            FieldError: it refers to a variable that is not set.
-        """
-        value = self.variables[name]
-        if not value.startswith(REFERENCE):
-            return value
-        referenced = os.environ.get(value.removeprefix(REFERENCE))
-        if referenced is None:
-            raise FieldError(f"variables.{name}", value, "must name an environment variable that is set")
-        return referenced
-
 
 def _check_variable(name: str, value: str) -> None:
     """Raise FieldError for an invalid variable, and for a secret in plain text. Messages never contain the value."""
     field = f"variables.{name}"
-    require(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None, field, HIDDEN, "must be a variable's name")
+    require(_is_name(name), field, HIDDEN, "must be a variable's name")
     if value.startswith(REFERENCE):
-        named = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value.removeprefix(REFERENCE)) is not None
+        named = _is_name(value.removeprefix(REFERENCE))
         require(named, field, HIDDEN, "must name an environment variable", remedy=f"write env:{name}")
         return
     plain = "\0" not in value and not (value and is_secret_name(name)) and not is_secret_value(value)
     reason = "looks like a secret, and this section is written to the run folder"
     require(plain, field, HIDDEN, reason, remedy=f"export {name} and write env:{name}")
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and text.isascii()
+
+
+def variable_value(value: str) -> str | None:
+    """The value of a variable; None: it refers to one that is not set."""
+    return os.environ.get(value.removeprefix(REFERENCE)) if value.startswith(REFERENCE) else value
 
 
 def _check_argument(word: str) -> None:

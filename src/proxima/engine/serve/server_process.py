@@ -39,15 +39,9 @@ class ServerProcess:
             )
 
     @property
-    def pid(self) -> int:
-        """The pid of the process that guards the server; the server's processes are its descendants."""
-        return self._process.pid
-
-    @property
     def code(self) -> int | None:
-        """Exit code of the server, 128 + N after signal N; None while it runs."""
-        code = self._process.poll()
-        return code if code is None or code >= 0 else 128 - code
+        """Exit code of the server, 128 + N or -N after signal N; None while it runs."""
+        return self._process.poll()
 
     def answers(self) -> bool:
         """Return True if the server is ready: it is healthy, and serves its model to clients with the key."""

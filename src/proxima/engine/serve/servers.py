@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxima.data import FieldError, UserError
+from proxima.data import FieldError, UserError, require
 from proxima.engine.serve.launch import LAUNCHES, Launch, find_executable
-from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.serve_options import Serve, variable_value
 from proxima.engine.serve.server_log import doing, last_error
 from proxima.engine.serve.server_process import ServerProcess
 
@@ -229,8 +229,9 @@ def check_serve(kind: str, serve: Serve, *, model: str) -> None:
         remedy = "give a Hugging Face folder; `proxima export` and `make demo` write one"
         raise UserError(f"model.path={model!r}: {kind} is not given .gguf files", remedy=remedy)
     find_executable(serve, kind)
-    for name in serve.variables:
-        serve.environment_of(name)
+    for name, value in serve.variables.items():
+        reason = "must name an environment variable that is set"
+        require(variable_value(value) is not None, f"variables.{name}", value, reason)
     if serve.port:
         for port in range(serve.port, serve.port + serve.replicas):
             if not is_free(port):

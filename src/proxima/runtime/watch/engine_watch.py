@@ -12,16 +12,16 @@ RESUME = "repair the engine and resume (--resume)"
 
 
 class EngineWatch:
-    """Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (the
-    latest lines for the user; `events_total` counts all since the start, because only the latest are kept), `log`
-    (where to look, if not in the engine's log in the run folder, whose name is `log` here), `exits` (how often the
-    process has exited) and `exit_reason` (of the last exit). `metrics` are those of the present step.
+    """Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (lines
+    for the user since the start), `log` (where to look, if not in the engine's log in the run folder, whose name is
+    `log` here), `exits` (how often the process has exited) and `exit_reason` (of the last exit). `metrics` are those of
+    the present step.
     """
 
     def __init__(self, log: str) -> None:
         self.log = log
         self.metrics: dict[str, float] = {}
-        self._exits = self._events_total = 0
+        self._exits = self._seen = 0
         self._counts: dict[str, float] = {}
 
     def begin_step(self) -> None:
@@ -38,9 +38,8 @@ class EngineWatch:
     def health_warnings(self, health: Health) -> list[str]:
         """Warnings about what has happened since the last call, even if it only cost time and no completion."""
         detail = health.detail
-        events = detail.get("events") or ()
         replaced = self._replaced(int(detail.get("exits", 0)), str(detail.get("exit_reason", "")))
-        warnings = [*replaced, *self._events(events, detail.get("events_total", len(events)))]
+        warnings = [*replaced, *self._events(detail.get("events") or ())]
         counts = {f"replicas/{name}": value for name, value in _numbers(detail.get("replicas") or {}).items()}
         grown = {key: value - self._counts.get(key, 0) for key, value in counts.items()}
         self._counts = counts
@@ -62,11 +61,9 @@ class EngineWatch:
                 f"again. See {self.log}"
             )
 
-    def _events(self, events: Sequence[Any], total: int) -> Iterator[str]:
-        new, self._events_total = max(0, total - self._events_total), max(total, self._events_total)
-        if new > len(events):
-            yield f"{new - len(events)} earlier lines about servers were dropped"
-        yield from map(str, events[max(0, len(events) - new) :])
+    def _events(self, events: Sequence[Any]) -> list[str]:
+        new, self._seen = events[self._seen :], max(self._seen, len(events))
+        return list(map(str, new))
 
 
 @contextmanager
