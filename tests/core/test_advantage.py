@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.core import ADVANTAGES, padded_rows
+from proxima.core import ADVANTAGES, sequence_rows
 from proxima.core.advantage import (
     ADVANTAGE_NEEDS,
     Gae,
@@ -21,7 +21,7 @@ from proxima.core.advantage import (
     TokenRewards,
 )
 from proxima.core.advantage.token import place_scores, with_kl
-from proxima.core.padded_rows import prefix_sums, suffix_sums
+from proxima.core.sequence_rows import prefix_sums, suffix_sums
 from proxima.data import Outcomes
 from tests.core.operations import Operations
 
@@ -111,7 +111,7 @@ def test_suffix_sums_are_the_recursion(width: int, monkeypatch: pytest.MonkeyPat
                 row[t] += factor * row[t + 1]
         expected = torch.tensor(rows, dtype=torch.float64)
         assert torch.allclose(suffix_sums(x, factor), expected, rtol=1e-12, atol=1e-12), factor
-    monkeypatch.setattr(padded_rows, "_refuses_cumsum", lambda rows: True)  # as on CUDA in deterministic mode
+    monkeypatch.setattr(sequence_rows, "_refuses_cumsum", lambda rows: True)  # as on CUDA in deterministic mode
     assert torch.allclose(suffix_sums(x), expected, rtol=1e-12, atol=1e-12)
     assert torch.allclose(prefix_sums(x), x.cumsum(1), rtol=1e-12, atol=1e-12)
 

@@ -20,9 +20,9 @@ from proxima.core import (
     SURROGATES,
     PpoClip,
     TokenMean,
-    padded_rows,
     policy_loss,
     precompute,
+    sequence_rows,
 )
 from proxima.core.correction import TopEntropy, mismatch_metrics
 from proxima.core.penalty import K3
@@ -180,7 +180,7 @@ def test_deterministic_algorithms_can_be_demanded(kind: str, monkeypatch: pytest
     """Of the operations that `torch.use_deterministic_algorithms` refuses on CUDA; the loss stays the same."""
     b = make_batch([7, 0, 130, 5], seed=2)
     plain = policy_loss(b, surrogate=SPECS[kind], aggregate=TokenMean()).value
-    monkeypatch.setattr(padded_rows, "_refuses_cumsum", lambda rows: True)  # as on CUDA with the switch
+    monkeypatch.setattr(sequence_rows, "_refuses_cumsum", lambda rows: True)  # as on CUDA with the switch
     with Operations() as operations:
         loss = policy_loss(b, surrogate=SPECS[kind], aggregate=TokenMean()).value
     assert (

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxima.core.padded_rows import PaddedRows, prefix_sums
+from proxima.core import sequence_rows
 from proxima.core.segment import segment_count, segment_mean, segment_sum
+from proxima.core.sequence_rows import SequenceRows
 
 
 def cut(lengths: list[int]) -> torch.Tensor:
@@ -21,9 +22,9 @@ def test_by_hand() -> None:
     assert segment_mean(values, mask, edges).tolist() == [1.0, 0.0, 4.0]
 
 
-def rows_of(lengths: list[int], loss: torch.Tensor | None = None) -> PaddedRows:
+def rows_of(lengths: list[int], loss: torch.Tensor | None = None) -> SequenceRows:
     mask = torch.ones(sum(lengths), dtype=torch.bool) if loss is None else loss
-    return PaddedRows.of(mask, cut(lengths), lengths if loss is None else None)
+    return SequenceRows.of(mask, cut(lengths), lengths if loss is None else None)
 
 
 @settings(max_examples=200, deadline=None)
@@ -35,8 +36,7 @@ def rows_of(lengths: list[int], loss: torch.Tensor | None = None) -> PaddedRows:
 def test_quantiles_equal_torch_quantile_on_each_sequence(lengths: list[int], seed: int, q: float) -> None:
     values = torch.rand(sum(lengths), generator=torch.Generator().manual_seed(seed)) * 0.1
     values = values.round(decimals=2) if seed % 2 else values  # with ties and 0
-    rows = rows_of(lengths)
-    ours = rows.quantile(rows.padded(values), q).flatten().tolist()
+    ours = rows_of(lengths).quantile(values, q).tolist()
     want = [float(torch.quantile(part.double(), q)) if len(part) else None for part in values.split(lengths)]
     assert [x for x, size in zip(ours, lengths, strict=True) if size] == pytest.approx(
         [x for x in want if x is not None]
@@ -48,18 +48,41 @@ def test_quantiles_equal_torch_quantile_on_each_sequence(lengths: list[int], see
 def test_rows_hold_the_tokens_of_the_mask(lengths: list[int], seed: int) -> None:
     mask = torch.rand(sum(lengths), generator=torch.Generator().manual_seed(seed)) > 0.3
     values, rows = torch.arange(1.0, sum(lengths) + 1), rows_of(lengths, mask)
-    padded = rows.padded(values)
-    kept = [part[inside].tolist() for part, inside in zip(values.split(lengths), mask.split(lengths), strict=True)]
-    assert [row[: len(part)] for row, part in zip(padded.tolist(), kept, strict=True)] == kept
-    assert torch.equal(padded != 0, rows.inside) and rows.width == max(1, *map(len, kept), 0)
-    assert torch.equal(rows.packed(padded, values), torch.where(mask, values, 0.0))
+    kept = [part[inside] for part, inside in zip(values.split(lengths), mask.split(lengths), strict=True)]
+    assert [part.tolist() for part in values[rows.tokens].split(rows.count.tolist())] == [x.tolist() for x in kept]
+    sums = torch.zeros_like(values).masked_scatter(mask, torch.cat([x.cumsum(0) for x in kept] or [values]))
+    assert torch.equal(rows.packed(rows.prefix_sums(values[rows.tokens]), values), sums)
+
+
+def test_a_long_row_does_not_pad_the_others() -> None:
+    assert rows_of([100] * 255 + [16384]).sizes == [(1, 16384), (255, 100)]
+    mixed = rows_of([2**k for k in range(15) for _ in range(100)])
+    assert sum(rows * width for rows, width in mixed.sizes) < 4 * len(mixed.tokens)
+
+
+RAGGED = st.lists(st.sampled_from([0, 1, 2, 3, 9, 40, 70, 300]), max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=RAGGED, seed=st.integers(0, 10**6))
+def test_several_tables_give_the_bits_of_one(lengths: list[int], seed: int) -> None:
+    values = torch.rand(sum(lengths), generator=torch.Generator().manual_seed(seed))
+    results = []
+    for spared in (1, 1 << 30):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sequence_rows, "SPARED", spared)
+            rows = rows_of(lengths)
+        quantile = rows.quantile(values, 0.9)[rows.count > 0]
+        results.append((rows.prefix_sums(values), rows.suffix_sums(values), quantile))
+    assert len(rows.sizes) == 1
+    for several, one in zip(*results, strict=True):
+        assert torch.equal(several, one)
 
 
 def test_prefix_sums_do_not_lose_digits_behind_millions_of_tokens() -> None:
     """A cumulative sum over the whole axis in float32 would leave nothing of the last sequence's."""
     values = torch.cat([torch.full((3_000_000,), 0.7), torch.tensor([1e-6, 2e-6, 3e-6])])
-    rows = rows_of([3_000_000, 3])
-    sums = rows.packed(prefix_sums(rows.padded(values)), values)
+    sums = rows_of([3_000_000, 3]).prefix_sums(values)
     assert sums[-3:].tolist() == pytest.approx([1e-6, 3e-6, 6e-6], rel=1e-5)
 
 

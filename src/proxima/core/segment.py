@@ -1,12 +1,12 @@
 """Sums, counts and means of the sequences of a packed axis, without a Python loop over them. Prefix sums and quantiles
-are in `padded_rows`.
+are in `sequence_rows`.
 
 Every function takes `cu_seqlens` [S+1]; sequence s is `cu_seqlens[s]:cu_seqlens[s+1]` and may be empty.
 
 Determinism on CUDA, for all of `core`: `segment_reduce` adds each segment in a fixed order, forward and backward.
 `index_add` (`group_sum`, `optimal_token_baseline`, the buckets of `mismatch_metrics`) adds in any order unless
 `torch.use_deterministic_algorithms(True)` is set. So does a float `cumsum`, which that switch refuses; under it the
-prefix sums of `cppo`, `m2po`, `second_moment`, `gae` and the like are matrix products (`padded_rows.prefix_sums`),
+prefix sums of `cppo`, `m2po`, `second_moment`, `gae` and the like are matrix products (`sequence_rows.prefix_sums`),
 deterministic with `CUBLAS_WORKSPACE_CONFIG=:4096:8`. Counts are integers. On a CPU, everything is deterministic.
 """
 

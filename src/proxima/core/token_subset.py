@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from proxima.core.padded_rows import prefix_sums
+from proxima.core.sequence_rows import prefix_sums
 from proxima.data.random import finalize
 
 

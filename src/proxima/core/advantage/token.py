@@ -5,18 +5,17 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from proxima.core.advantage.protocol import TokenAdvantage, TokenRewards, required
-from proxima.core.padded_rows import PaddedRows, prefix_sums, suffix_sums
 from proxima.core.segment import segment_index
+from proxima.core.sequence_rows import SequenceRows
 from proxima.data import check_choices, require
 
 
 def reward_to_go(rewards: TokenRewards, gamma: float = 1.0) -> Tensor:
     """[N] G_t = Σ_{k ≥ t} γ^{k−t} r_k over the loss tokens of the sequence; 0 outside the loss."""
-    rows = PaddedRows.of(rewards.loss_mask, rewards.cu_seqlens)
-    return rows.packed(suffix_sums(rows.padded(rewards.reward.double()), gamma), rewards.reward)
+    rows = SequenceRows.of(rewards.loss_mask, rewards.cu_seqlens)
+    return rows.packed(rows.suffix_sums(rewards.reward[rows.tokens].double(), gamma), rewards.reward)
 
 
 EpsilonPlace = Literal["inside", "outside"]  # of the square root
@@ -112,15 +111,12 @@ class Gae(TokenAdvantage):
         return self._raw(rewards) + torch.where(rewards.loss_mask, required(self, "value", rewards.value), zero)
 
     def _raw(self, rewards: TokenRewards) -> Tensor:
-        rows = PaddedRows.of(rewards.loss_mask, rewards.cu_seqlens)
-        value = rows.padded(required(self, "value", rewards.value).detach().double())
-        after = pad(value[:, 1:], (0, 1))
-        if rewards.bootstrap is not None:
-            count = rows.count[:, 0]
-            some = count > 0
-            after[some, count[some] - 1] = rewards.bootstrap[some].double()
-        delta = rows.padded(rewards.reward.double()) + self.gamma * after - value
-        return rows.packed(suffix_sums(delta, self.gamma * self.lam), rewards.reward)
+        rows = SequenceRows.of(rewards.loss_mask, rewards.cu_seqlens)
+        value = required(self, "value", rewards.value).detach()[rows.tokens].double()
+        beyond = 0.0 if rewards.bootstrap is None else rewards.bootstrap[rows.row].double()
+        after = torch.where(rows.column + 1 == rows.count[rows.row], beyond, value.roll(-1))
+        delta = rewards.reward[rows.tokens].double() + self.gamma * after - value
+        return rows.packed(rows.suffix_sums(delta, self.gamma * self.lam), rewards.reward)
 
 
 @dataclass(frozen=True)
@@ -171,16 +167,18 @@ class OptimalTokenBaseline(TokenAdvantage):
         require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
 
     def __call__(self, rewards: TokenRewards) -> Tensor:
-        rows = PaddedRows.of(rewards.loss_mask, rewards.cu_seqlens)
+        rows = SequenceRows.of(rewards.loss_mask, rewards.cu_seqlens)
         label, index = torch.unique(required(self, "group", rewards.group), return_inverse=True)
-        returns = suffix_sums(rows.padded(rewards.reward.double()))
-        variance = required(self, "score_variance", rewards.score_variance).detach().double()
-        energy = prefix_sums(rows.padded(variance)) * rows.inside
-        zeros = returns.new_zeros(len(label), returns.shape[1])
-        above, below, running = (zeros.index_add(0, index, x) for x in (returns * energy, energy, rows.inside.double()))
+        returns = rows.suffix_sums(rewards.reward[rows.tokens].double())
+        variance = required(self, "score_variance", rewards.score_variance).detach()[rows.tokens].double()
+        energy = rows.prefix_sums(variance)
+        longest = torch.zeros_like(label, dtype=torch.int64).scatter_reduce(0, index, rows.count, "amax")
+        position = (longest.cumsum(0) - longest)[index][rows.row] + rows.column  # of the group, beside all others
+        zeros = torch.zeros_like(returns)
+        above, below, running = (zeros.index_add(0, position, x) for x in (returns * energy, energy, zeros + 1))
         baseline = above / (below + self.epsilon)
         if self.zero_tail:
             baseline = torch.where(running > 1, baseline, 0.0)
         size = torch.bincount(index, minlength=len(label))[index]
-        advantage = torch.where((size > 1)[:, None], returns - baseline[index], 0.0)
+        advantage = torch.where((size > 1)[rows.row], returns - baseline[position], 0.0)
         return rows.packed(advantage, rewards.reward)

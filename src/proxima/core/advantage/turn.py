@@ -9,8 +9,8 @@ from torch import Tensor
 from proxima.core.advantage.group import Grpo
 from proxima.core.advantage.group_variants import Rloo
 from proxima.core.advantage.protocol import TokenAdvantage, TokenRewards, required
-from proxima.core.padded_rows import suffix_sums
 from proxima.core.segment import segment_index
+from proxima.core.sequence_rows import suffix_sums
 from proxima.data import Outcomes, check_choices, require
 
 

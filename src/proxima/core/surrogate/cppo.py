@@ -11,8 +11,8 @@ from proxima.core.band import Band, returning, told
 from proxima.core.divergence import divergence, divergence_needs
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import Metrics, SumCount
-from proxima.core.padded_rows import PaddedRows, prefix_sums
 from proxima.core.ratio import Centre, ratio_loss, returns_to
+from proxima.core.sequence_rows import SequenceRows
 from proxima.data import PolicyBatch, check_choices, require
 
 
@@ -93,26 +93,25 @@ class Cppo(Surrogate):
         """Z_t, S_{t-1} and budget W_{t-1}, [N] each: the weighted divergence of a token, and what its prefix has spent
         and was granted; 0 where not sampled. Sums stay in their row, so no precision is lost to others."""
         assert b.sampled is not None
-        rows = PaddedRows.of(b.sampled, b.cu_seqlens, b.counts.sampled)
+        rows = SequenceRows.of(b.sampled, b.cu_seqlens, b.counts.sampled)
         measured = divergence(b, self.divergence, self.centre)
-        far = rows.padded(measured)
-        before = torch.arange(rows.width, dtype=far.dtype, device=far.device)
-        slope = (1 - self.w_min) / (rows.count - 1).clamp(min=1).to(far.dtype)
+        far, before = measured[rows.tokens], rows.column.to(measured.dtype)
+        slope = ((1 - self.w_min) / (rows.count - 1).clamp(min=1).to(far.dtype))[rows.row]
         weight = 1 - slope * before
         if self.single_token == "w_min":
-            weight = torch.where(rows.count == 1, self.w_min, weight)
+            weight = torch.where(rows.count[rows.row] == 1, self.w_min, weight)
         weighted = far * weight
-        spent = prefix_sums(weighted) - weighted
+        spent = rows.prefix_sums(weighted) - weighted
         prior_weight = before - slope * (before * (before - 1) / 2)  # W, the sum of an arithmetic sequence
         granted = torch.where(before > 0, self._budget(rows, far) * prior_weight, 0.0)  # no inf · 0
         weighted, spent, granted = (rows.packed(values, measured) for values in (weighted, spent, granted))
         return weighted, spent, granted
 
-    def _budget(self, rows: PaddedRows, far: Tensor) -> Tensor | float:
-        """[S, 1]: the drift allowed per token of the prefix, by sequence."""
+    def _budget(self, rows: SequenceRows, far: Tensor) -> Tensor | float:
+        """[n]: the drift allowed per token of the prefix."""
         if self.budget == "static" or self.delta_b == float("inf"):
             return self.delta_b
-        return rows.quantile(far, 0.9).clamp(self.delta_b, 2 * self.delta_b).to(far.dtype)
+        return rows.quantile(far, 0.9).clamp(self.delta_b, 2 * self.delta_b).to(far.dtype)[rows.row]
 
     def band(self, b: PolicyBatch) -> Band:
         weighted, spent, granted = self.prefixes(b)
