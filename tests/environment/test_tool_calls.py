@@ -9,10 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.data import ToolCall, UserError
-from proxima.environment.tool_calls import MOST_CALLS, ReadMessage, ToolFormat, describe_tools, format_of, read_calls
+from proxima.environment.tool_calls import (
+    MOST_CALLS,
+    ReadMessage,
+    ToolFormat,
+    describe_tools,
+    format_of,
+    read_calls,
+    write_call,
+)
 from proxima.model.chat import reads_tools
 
 FORMATS = get_args(ToolFormat)
+PARAMETERS = {"properties": {"a": {"type": "integer", "description": "one"}, "b": {"enum": [1, 2]}}}
+FUNCTION = {"name": "add", "description": "Add\n  numbers.", "parameters": PARAMETERS}
+TOOLS = {"add": PARAMETERS}
 
 
 def call(name, **arguments):
@@ -36,9 +47,9 @@ READABLE = [
     ("xml", "<function=go></function> then <function=run>\n</function>", [call("go"), call("run")]),
     ("xml", "<function=f><parameter=c>if a < b:\n  <b>\n</parameter></function>", [call("f", c="if a < b:\n  <b>")]),
     ("xml", "a < b and c > d", []),
-    ("code", "First\n```add\n1 + 2\n```\nthen", [ToolCall(name="add", arguments={"": "1 + 2"})]),
+    ("code", "First\n```add\n1 + 2\n```\nthen", [call("add", a="1 + 2")]),
     ("code", '```add\n{"a": 1, "b": 2}\n```', [call("add", a=1, b=2)]),
-    ("code", "```other\nx\n```\n```add\n{x\n```", [ToolCall(name="add", arguments={"": "{x"})]),
+    ("code", "```other\nx\n```\n```add\n{x\n```", [call("add", a="{x")]),
     ("code", "```\nx\n```", []),
 ]  # fmt: skip
 UNREADABLE = [
@@ -68,18 +79,18 @@ UNREADABLE = [
 
 @pytest.mark.parametrize(("tool_format", "text", "calls"), READABLE)
 def test_calls_that_can_be_read(tool_format, text, calls):
-    assert read_calls(text, tool_format, ["add"] if tool_format == "code" else ()) == ReadMessage(tuple(calls))
+    assert read_calls(text, tool_format, TOOLS) == ReadMessage(tuple(calls))
 
 
 @pytest.mark.parametrize(("tool_format", "text", "why"), UNREADABLE, ids=range(len(UNREADABLE)))
 def test_calls_that_cannot(tool_format, text, why):
-    read = read_calls(text, tool_format)
+    read = read_calls(text, tool_format, TOOLS)
     assert read.calls == () and len(read.unreadable) == 1 and why in read.unreadable[0], read
 
 
 def test_one_broken_call_leaves_the_others():
     text = '<tool_call>{"name": "a"}</tool_call><tool_call>{</tool_call><tool_call>{"name": "b"}</tool_call>'
-    read = read_calls(text, "hermes")
+    read = read_calls(text, "hermes", {})
     assert [call.name for call in read.calls] == ["a", "b"] and len(read.unreadable) == 1
 
 
@@ -102,12 +113,12 @@ WRITE = {
 @given(CALLS, PLAIN)
 def test_what_is_written_is_read_hermes(calls, between):
     text = between + between.join(map(WRITE["hermes"], calls))
-    assert read_calls(text, "hermes") == ReadMessage(tuple(calls))
+    assert read_calls(text, "hermes", {}) == ReadMessage(tuple(calls))
 
 
 @given(CALLS, st.sampled_from(["; ", "\n", ""]))
 def test_what_is_written_is_read_llama(calls, between):
-    assert read_calls(between.join(map(WRITE["llama"], calls)), "llama") == ReadMessage(tuple(calls))
+    assert read_calls(between.join(map(WRITE["llama"], calls)), "llama", {}) == ReadMessage(tuple(calls))
 
 
 @given(st.lists(st.tuples(NAMES, st.dictionaries(NAMES, TEXTS, max_size=3)), max_size=4), PLAIN)
@@ -116,7 +127,7 @@ def test_what_is_written_is_read_xml(calls, between):
     text = between.join(f"<function={name}>\n{i}</function>" for (name, _), i in zip(calls, inside, strict=True))
     written = tuple(ToolCall(name=name, arguments=arguments) for name, arguments in calls)
     if not any("<" in value for _, arguments in calls for value in arguments.values()):
-        assert read_calls(text, "xml") == ReadMessage(written)
+        assert read_calls(text, "xml", {}) == ReadMessage(written)
 
 
 MARKS = ["<tool_call>", "</tool_call>", '{"name": "x", "arguments": {', "}}", "<function=x>", "<parameter=y>", "```x\n"]
@@ -128,7 +139,7 @@ SCRAPS = st.lists(st.sampled_from(MARKS) | st.text(max_size=5), max_size=30).map
 @given(SCRAPS, st.sampled_from(FORMATS), st.integers(0, 200))
 def test_any_text_is_read(text, tool_format, cut):
     for part in (text, text[:cut]):
-        read = read_calls(part, tool_format)
+        read = read_calls(part, tool_format, {"x": {}})
         assert len(read.calls) + len(read.unreadable) <= MOST_CALLS + 1
         assert all(why and "\n" not in why and len(why) < 200 for why in read.unreadable)
         for call in read.calls:
@@ -140,13 +151,9 @@ def test_any_text_is_read(text, tool_format, cut):
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_long_text_takes_no_time(tool_format, mark):
     begun = time.process_time()
-    read_calls("<tool_call>" + mark * (300_000 // len(mark)), tool_format)
-    read_calls(mark * (300_000 // len(mark)), tool_format)
+    read_calls("<tool_call>" + mark * (300_000 // len(mark)), tool_format, {"x": {}})
+    read_calls(mark * (300_000 // len(mark)), tool_format, {"x": {}})
     assert time.process_time() - begun < 2
-
-
-PARAMETERS = {"properties": {"a": {"type": "integer", "description": "one"}, "b": {"enum": [1, 2]}}}
-FUNCTION = {"name": "add", "description": "Add\n  numbers.", "parameters": PARAMETERS}
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)
@@ -155,7 +162,7 @@ def test_a_described_tool_can_be_called_as_described(tool_format):
     assert "- add(a: integer, b: 1 or 2): Add numbers.\n  a: one\n" in text
     lines = text.splitlines()
     example = "\n".join(lines[lines.index("To use one, write, for example:") + 1 : -1])
-    assert read_calls(example, tool_format) == ReadMessage((call("add", a="...", b="..."),))
+    assert read_calls(example, tool_format, TOOLS) == ReadMessage((call("add", a="...", b="..."),))
 
 
 class Tokenizer:
@@ -187,3 +194,11 @@ def test_the_format_of_a_template(template):
 def test_a_template_of_another_form_is_refused():
     with pytest.raises(UserError, match="isn't known here; set episode.tool_format"):
         format_of(Tokenizer("{% if tools %}<<call>>{% endif %}"))
+
+
+@pytest.mark.parametrize("text", ["1 + 2", "{x", '{"b": 1}', "\n1", "1\n```\n", "```add", "", " "])
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_text_in_a_fenced_block_stays_the_argument_that_it_was(name, text):
+    written = write_call(call("add", **{name: text}), "code", TOOLS)
+    assert read_calls(written, "code", TOOLS) == ReadMessage((call("add", **{name: text}),))
+    assert written == "```add\n1 + 2\n```" or (name, text) != ("a", "1 + 2")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from proxima.data import FieldError, ToolCall, require
 from proxima.data.errors import abbreviated, suggestion
 from proxima.environment import ENVIRONMENTS
-from proxima.environment.tool_calls import DECODER
+from proxima.environment.tool_calls import DECODER, parameters_of
 from proxima.process.user_code import import_user_module
 from proxima.process.worker import JobResult, Worker
 
@@ -96,7 +96,7 @@ class EnvironmentInterface:
     @cached_property
     def tools(self) -> dict[str, Mapping[str, Any]]:
         """The schema of each tool's parameters, by the tool's name."""
-        return {schema["function"]["name"]: schema["function"]["parameters"] for schema in self.schemas}
+        return parameters_of(self.schemas)
 
     def require_columns(self, columns: Collection[str]) -> None:
         """Raise FieldError if `reset` needs a column that rows don't have."""
@@ -107,14 +107,11 @@ class EnvironmentInterface:
 
     def arguments_of(self, call: ToolCall) -> dict[str, Any]:
         """Convert the arguments of a call to the tool's types. A ValueError tells the model what is wrong. A text is
-        accepted for a number, a list or an object if it is the JSON of one, since in XML all arguments are texts. An
-        argument without a name is the first one."""
+        accepted for a number, a list or an object if it is the JSON of one, since in XML all arguments are texts."""
         if call.name not in self.tools:
             raise ValueError(f"there is no tool {call.name[:60]!r}, only {', '.join(self.tools) or 'none'}")
         properties = self.tools[call.name].get("properties", {})
-        given = dict(call.arguments)
-        if "" in given and properties:
-            given = {next(iter(properties)): given.pop(""), **given}
+        given = call.arguments
         for name in given:
             if name not in properties:
                 raise ValueError(f"{call.name} has no argument {name[:60]!r}, only {', '.join(properties) or 'none'}")

@@ -11,13 +11,14 @@ Any text can be parsed without raising: an invalid call is reported in one line.
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, cast, get_args
 
 from proxima.data import ToolCall, UserError
 
 ToolFormat = Literal["hermes", "llama", "xml", "code"]
+Parameters = Mapping[str, Mapping[str, Any]]  # the schema of each tool's parameters, by the tool's name
 MOST_CALLS = 32  # per message
 
 
@@ -29,9 +30,14 @@ class ReadMessage:
     unreadable: tuple[str, ...] = ()
 
 
-def read_calls(text: str, tool_format: ToolFormat, tools: Collection[str] = ()) -> ReadMessage:
-    """Parse the tool calls in a message of the model, after its thinking. `tools` are the known names: a fenced block
-    with another word after the fence is not a call; if `tools` is empty, every word counts as a name."""
+def parameters_of(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The schema of each tool's parameters, by the tool's name."""
+    return {schema["function"]["name"]: schema["function"].get("parameters") or {} for schema in schemas}
+
+
+def read_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> ReadMessage:
+    """Parse the tool calls in a message of the model, after its thinking. A fenced block is a call only if a tool's
+    name follows the fence; its text is the tool's first argument."""
     before, thought, after = text.partition("</think>")
     text = after if thought else "" if "<think>" in text else before
     calls, unreadable = list[ToolCall](), list[str]()
@@ -67,19 +73,20 @@ def format_of(tokenizer: Any) -> ToolFormat:
 
 def describe_tools(schemas: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> str:
     """Return the text for the system message that describes the tools if the template can't."""
-    functions = [schema["function"] for schema in schemas]
-    lines = ["You can use these tools:", *(_described(function) for function in functions)]
-    example = dict.fromkeys(functions[0]["parameters"].get("properties", {}), "...")
-    call = ToolCall(name=functions[0]["name"], arguments=example)
-    lines += ["To use one, write, for example:", write_call(call, tool_format)]
+    tools = parameters_of(schemas)
+    lines = ["You can use these tools:", *(_described(schema["function"], tools) for schema in schemas)]
+    name, parameters = next(iter(tools.items()))
+    call = ToolCall(name=name, arguments=dict.fromkeys(parameters.get("properties", {}), "..."))
+    lines += ["To use one, write, for example:", write_call(call, tool_format, tools)]
     return "\n".join([*lines, "The result is in the next message."])
 
 
-def _described(function: Mapping[str, Any]) -> str:
-    properties = function["parameters"].get("properties", {})
+def _described(function: Mapping[str, Any], tools: Parameters) -> str:
+    properties = tools[function["name"]].get("properties", {})
     signature = ", ".join(f"{name}: {_type_name(schema)}" for name, schema in properties.items())
     about = [f"  {name}: {schema['description']}" for name, schema in properties.items() if schema.get("description")]
-    return "\n".join([f"- {function['name']}({signature}): {' '.join(function['description'].split())}", *about])
+    description = " ".join((function.get("description") or "").split())
+    return "\n".join([f"- {function['name']}({signature}): {description}", *about])
 
 
 def _type_name(schema: Mapping[str, Any]) -> str:
@@ -89,7 +96,7 @@ def _type_name(schema: Mapping[str, Any]) -> str:
     return named if isinstance(named, str) else " or ".join(named)
 
 
-def write_call(call: ToolCall, tool_format: ToolFormat) -> str:
+def write_call(call: ToolCall, tool_format: ToolFormat, tools: Parameters) -> str:
     """Return a call as the model would write it."""
     arguments = dict(call.arguments)
     if tool_format == "hermes":
@@ -97,8 +104,9 @@ def write_call(call: ToolCall, tool_format: ToolFormat) -> str:
     if tool_format == "llama":
         return json.dumps({"name": call.name, "parameters": arguments})
     if tool_format == "code":
-        only = [value for value in arguments.values() if isinstance(value, str)] if len(arguments) == 1 else []
-        return f"```{call.name}\n{only[0] if only else json.dumps(arguments)}\n```"
+        bare = f"```{call.name}\n{next(iter(arguments.values()), None)}\n```"
+        read_back = read_calls(bare, "code", tools) == ReadMessage((call,))
+        return bare if read_back else f"```{call.name}\n{json.dumps(arguments)}\n```"
     inside = "".join(f"<parameter={name}>{value}</parameter>\n" for name, value in arguments.items())
     return f"<function={call.name}>\n{inside}</function>"
 
@@ -113,7 +121,7 @@ def _or_why(read: Callable[[Any], ToolCall], given: Any) -> ToolCall | str:
         return str(error)
 
 
-def _hermes(text: str, tools: Collection[str]) -> ParsedCalls:
+def _hermes(text: str, tools: Parameters) -> ParsedCalls:
     calls: ParsedCalls = []
     start = text.find("<tool_call>")
     while start >= 0 and len(calls) <= MOST_CALLS:
@@ -131,7 +139,7 @@ def _hermes(text: str, tools: Collection[str]) -> ParsedCalls:
     return calls
 
 
-def _llama(text: str, tools: Collection[str]) -> ParsedCalls:
+def _llama(text: str, tools: Parameters) -> ParsedCalls:
     """Find calls only in a message that consists of nothing else: JSON within a sentence is an answer."""
     body = text.strip()
     tagged = body.startswith(("<|python_tag|>", "[TOOL_CALLS]"))
@@ -151,7 +159,7 @@ def _llama(text: str, tools: Collection[str]) -> ParsedCalls:
     return calls
 
 
-def _xml(text: str, tools: Collection[str]) -> ParsedCalls:
+def _xml(text: str, tools: Parameters) -> ParsedCalls:
     return [_or_why(_xml_call, part) for part in text.split("<function=")[1 : MOST_CALLS + 2]]
 
 
@@ -184,7 +192,7 @@ def _xml_call(part: str) -> ToolCall:
 FENCE = re.compile(r"^[ \t]*```[ \t]*([^\s`]*)[ \t]*$", re.MULTILINE)
 
 
-def _code(text: str, tools: Collection[str]) -> ParsedCalls:
+def _code(text: str, tools: Parameters) -> ParsedCalls:
     calls: ParsedCalls = []
     opened: re.Match[str] | None = None
     for fence in FENCE.finditer(text):
@@ -193,19 +201,16 @@ def _code(text: str, tools: Collection[str]) -> ParsedCalls:
             continue
         if fence[1]:
             continue  # within a block, a fence with a word is part of the text
-        if _is_call(opened[1], tools):
-            calls.append(_code_call(opened[1], text[opened.end() : fence.start()].strip("\n")))
+        if opened[1] in tools:
+            body = text[opened.end() : fence.start()].strip("\n")
+            calls.append(_code_call(opened[1], body, tools[opened[1]]))
         opened = None
-    if opened is not None and _is_call(opened[1], tools):
+    if opened is not None and opened[1] in tools:
         calls.append(f"the block ```{opened[1][:40]} is not closed")
     return calls
 
 
-def _is_call(word: str, tools: Collection[str]) -> bool:
-    return bool(word) and (not tools or word in tools)
-
-
-def _code_call(name: str, body: str) -> ToolCall:
+def _code_call(name: str, body: str, parameters: Mapping[str, Any]) -> ToolCall:
     """Read the block's text as the first argument, or as JSON of all arguments."""
     if body.lstrip().startswith("{"):
         try:
@@ -214,10 +219,11 @@ def _code_call(name: str, body: str) -> ToolCall:
                 return ToolCall(name=name, arguments=value)
         except ValueError:
             pass
-    return ToolCall(name=name, arguments={"": body} if body.strip() else {})
+    first = next(iter(parameters.get("properties", {})), "")
+    return ToolCall(name=name, arguments={first: body} if body.strip() else {})
 
 
-READERS: dict[str, Callable[[str, Collection[str]], ParsedCalls]] = {
+READERS: dict[str, Callable[[str, Parameters], ParsedCalls]] = {
     "hermes": _hermes, "llama": _llama, "xml": _xml, "code": _code,
 }  # fmt: skip
 

@@ -192,8 +192,8 @@ class Here(AgentSpec):
     async def play(self, job):
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {job.api_key}"}, timeout=600) as client:
 
-            def ask(*messages):
-                return client.post(f"{job.base_url}/chat/completions", json={"messages": messages})
+            def ask(*messages, **more):
+                return client.post(f"{job.base_url}/chat/completions", json={"messages": messages, **more})
 
             return await self.talks(ask)
 
@@ -212,6 +212,26 @@ def test_a_chat_that_renders_to_no_tokens_is_refused(monkeypatch):
     error = given[0].json()["error"]
     assert given[0].status_code == 400 and error["message"].endswith("these messages give a prompt without tokens")
     assert completion.episode.failure == "these messages give a prompt without tokens"
+
+
+def test_a_fenced_block_is_the_first_argument_of_a_tool(monkeypatch):
+    """Its name is the only thing that a tool must have; a call that is not the policy's own is written for it."""
+    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+    monkeypatch.setattr(TOKENIZER, "chat_template", plain)
+    tools = [agent_functions.TOOL, {"type": "function", "function": {"name": "go"}}]
+    written = {"type": "function", "function": {"name": "add", "arguments": '{"a": "1"}'}}
+    said = []
+
+    async def talks(ask):
+        message = {"role": "assistant", "content": "", "tool_calls": [written]}
+        answer = await ask({"role": "user", "content": "begin"}, message, tools=tools)
+        said.append(answer.json()["choices"][0]["message"]["tool_calls"][0]["function"])
+
+    policy = Scripted(lambda context, request: "```add\n2\n```")
+    play(policy, Here(talks=talks), tool_format="code")
+    assert said == [{"name": "add", "arguments": '{"a": "2"}'}]
+    context = TOKENIZER.decode(policy.requests[0].prompt.tokens)
+    assert "- go(): " in context and "assistant: ```add\n1\n```" in context
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), UserError("no server is left")])

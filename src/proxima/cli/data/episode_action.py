@@ -105,9 +105,9 @@ def _call(world: "World") -> Iterator[str]:
     from proxima.environment.tool_calls import write_call
 
     if world.rules.tool_format is not None:
-        name, parameters = next(iter(world.hosts.interface.tools.items()))
+        name, parameters = next(iter(world.rules.tools.items()))
         call = ToolCall(name=name, arguments=dict.fromkeys(parameters.get("properties", {}), "7"))
-        yield write_call(call, world.rules.tool_format)
+        yield write_call(call, world.rules.tool_format, world.rules.tools)
 
 
 def _first(stream: AsyncIterator[Completion]) -> Completion:

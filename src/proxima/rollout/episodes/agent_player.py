@@ -20,7 +20,7 @@ from proxima.data.episode import Cut, EpisodeLife
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.agents import AgentJob, Agents
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.environment.tool_calls import ToolFormat, describe_tools, read_calls, write_call
+from proxima.environment.tool_calls import ToolFormat, describe_tools, parameters_of, read_calls, write_call
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint, ChatMessage, ChatRefused, ChatRequest
 from proxima.rollout.episodes.played import (
@@ -284,9 +284,8 @@ class AgentEpisodes(EpisodePlayer):
         """Add a turn to its conversation, and return it as the agent sees it."""
         turn = talk.played.add(completion)
         talk.numbers.append(completion.turn)
-        names = [tool["function"]["name"] for tool in asked.tools]
-        if names:
-            read = read_calls(completion.text, self.tool_format, names)
+        if asked.tools:
+            read = read_calls(completion.text, self.tool_format, parameters_of(asked.tools))
             turn.calls, turn.unreadable = read.calls, read.unreadable
         content = completion.text.partition(MARKS[self.tool_format])[0].rstrip() if turn.calls else completion.text
         calls = {f"call_{completion.turn}_{i}": call for i, call in enumerate(turn.calls)}
@@ -305,7 +304,7 @@ class AgentEpisodes(EpisodePlayer):
         encoded in threads, because a long one takes seconds, in which other agents would wait."""
         for talk in reversed(episode.talks):
             if new := talk.continued_by(asked):
-                observed = [self._message(message) for message in new]
+                observed = [self._message(message, asked.tools) for message in new]
                 conversation = copy(talk.played.conversation)
                 await asyncio.to_thread(conversation.observe, observed)
                 talk.played.turns[-1].answers = [(message, False) for message in observed]
@@ -325,14 +324,14 @@ class AgentEpisodes(EpisodePlayer):
         return Talk(Played(request, prompt, None, conversation), asked.tools)
 
     def _opening(self, asked: ChatRequest) -> tuple[Message, ...]:
-        messages = tuple(self._message(message) for message in asked.messages)
+        messages = tuple(self._message(message, asked.tools) for message in asked.messages)
         if not asked.tools or self._template(asked.tools).supports_tools:
             return messages
         return with_instructions(messages, describe_tools(asked.tools, self.tool_format))
 
-    def _message(self, message: ChatMessage) -> Message:
+    def _message(self, message: ChatMessage, tools: Sequence[Mapping[str, Any]]) -> Message:
         """Convert a message for the chat template; tool calls that the policy did not write become part of its text."""
-        calls = [write_call(call, self.tool_format) for call in message.calls]
+        calls = [write_call(call, self.tool_format, parameters_of(tools)) for call in message.calls]
         return {"role": message.role, "content": "\n".join(filter(None, [message.content, *calls]))}
 
     def _template(self, tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:

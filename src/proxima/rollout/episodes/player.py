@@ -9,7 +9,7 @@ environment, is identical.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from proxima.data.episode import Cut, EpisodeLife
 from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts, Instance
-from proxima.environment.tool_calls import ToolFormat, read_calls
+from proxima.environment.tool_calls import Parameters, ToolFormat, read_calls
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.played import (
     Attempts,
@@ -53,7 +53,7 @@ class Rules:
         settings: limits of the episodes.
         context: maximum tokens of prompt and episode together.
         tool_format: the format in which the model writes calls; None: it has no tools.
-        tools: names of the tools.
+        tools: the schemas of their parameters.
         responds: the environment answers messages that call no tool.
         rewards: there is an environment, whose turns have rewards.
         instructions: text of the system message that describes the tools if the chat template can't.
@@ -63,7 +63,7 @@ class Rules:
     settings: EpisodeSettings
     context: int
     tool_format: ToolFormat | None = None
-    tools: frozenset[str] = frozenset()
+    tools: Parameters = field(default_factory=dict)
     responds: bool = False
     rewards: bool = False
     instructions: str = ""

@@ -185,7 +185,7 @@ def _world(play: Play, hosts: Hosts, model: UnloadedModel) -> World:
     if not schemas:
         return World(hosts=hosts, template=TurnTemplate(tokenizer, play.arguments), rules=rules)
     chosen = format_of(tokenizer) if settings.tool_format == "auto" else settings.tool_format
-    rules = replace(rules, tool_format=chosen, tools=frozenset(interface.tools))
+    rules = replace(rules, tool_format=chosen, tools=interface.tools)
     shows = reads_tools(tokenizer)
     if not shows:
         rules = replace(rules, instructions=describe_tools(schemas, chosen))
