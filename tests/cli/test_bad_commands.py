@@ -79,7 +79,8 @@ reward score rows.jsonl --reward number --json-out {}
 plot surrogate cppo --out {}.svg
 peers convert verl.yaml --from verl --out {}
 """
-UNWRITABLE = ("below a file", "below /proc", "a NUL", "huge", "a device's folder")
+KINDS = ("below a file", "below /proc", "a NUL", "huge", "a device's folder")
+UNWRITABLE = {kind: BAD_PATHS[kind] for kind in KINDS} | {"too long below a new folder": "new/" + "x" * 300}
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{last}'] * 10)}]\n" for last, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
@@ -203,7 +204,7 @@ def test_a_path_that_can_not_be_read_by_the_others(proxima, place, kind):
 
 @pytest.mark.parametrize("kind", UNWRITABLE)
 def test_a_path_that_can_not_be_written(proxima, place, kind):
-    for _, words in commands(WRITTEN, BAD_PATHS[kind]):
+    for _, words in commands(WRITTEN, UNWRITABLE[kind]):
         refused(proxima, place, words)
 
 

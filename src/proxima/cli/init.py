@@ -7,6 +7,7 @@ from typing import Annotated
 
 from proxima.cli.parameters import Argument
 from proxima.data import UserError
+from proxima.system.atomic_files import make_folder
 
 STARTER = Path(__file__).parent / "starter"
 
@@ -20,7 +21,7 @@ def write_starter(folder: Annotated[Path, Argument("where to write; default: the
     files = {source: folder / source.name for source in sorted(STARTER.iterdir()) if source.is_file()}
     if present := [target for target in files.values() if target.exists()]:
         raise UserError(f"{', '.join(map(str, present))}: exists; nothing was written", remedy="give another folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for source, target in files.items():
         target.write_bytes(source.read_bytes())
         print(f"wrote {target}")

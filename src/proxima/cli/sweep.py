@@ -41,9 +41,10 @@ def train_cells(sweep: "Sweep", runs: "list[PlannedRun]", *, retry_failed: bool 
     from proxima.cli.compare import compare
     from proxima.experiments.run_progress import RunState
     from proxima.experiments.sweep_runner import run_sweep
+    from proxima.system.atomic_files import make_folder
     from proxima.view.sweep_progress import SweepLines
 
-    sweep.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(sweep.folder)
     with (sweep.folder / "log.txt").open("a", encoding="utf-8", errors="replace") as log:
         progresses = run_sweep(sweep, runs, SweepLines(log), SweepLines(sys.stdout), retry_failed=retry_failed)
     states = {progress.state for progress in progresses}

@@ -3,12 +3,12 @@
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from proxima.data import UserError
 from proxima.prepare.locate import CARD
-from proxima.system.atomic_files import flush_to_disk
+from proxima.system.atomic_files import flush_to_disk, make_folder, remove_empty
 
 
 @contextmanager
@@ -27,9 +27,9 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     target = target.resolve()
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     former = part.with_suffix(".old")
-    created = [parent for parent in target.parents if not parent.exists()]
+    created = make_folder(target.parent)
     try:
-        part.mkdir(parents=True)
+        part.mkdir()
         yield part
         for path in (*part.iterdir(), part):
             flush_to_disk(path)
@@ -41,9 +41,7 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         shutil.rmtree(former, ignore_errors=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-        with suppress(OSError):  # a parent that is not empty stays
-            for parent in created:
-                parent.rmdir()
+        remove_empty(created)
 
 
 def refuse_existing(target: Path, *, overwrite: bool) -> None:

@@ -2,10 +2,40 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder, and those above it; if that fails, none of them stays. Returns those that were missing, the
+    innermost first."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        remove_empty(missing)
+        raise
+    return missing
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove the folders, in this order, except those that are not empty or missing."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def check_writable(folder: Path) -> None:
+    """Raise OSError if the folder, or a file in it, can't be made. Leaves nothing behind."""
+    from tempfile import TemporaryDirectory
+
+    missing = make_folder(folder)
+    try:
+        TemporaryDirectory(dir=folder).cleanup()
+    finally:
+        remove_empty(missing)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """How a run begins: from the command to the loop."""
 
+import json
 import shutil
 import sys
 import threading
@@ -57,6 +58,26 @@ def test_the_files_are_hashed_once_though_the_ranks_compare_them_too(tiny_model,
     assert len(made) == 1
     assert train_recipe(config, quiet=True, resume=True) == 0
     assert len(made) == 2
+
+
+def test_a_run_that_has_nothing_left_to_do_loads_no_model(tiny_model, tmp_path, monkeypatch, capsys):
+    config = recipe(tiny_model("llama"), train__steps=1, folder=str(tmp_path / "run"))
+    assert train_recipe(config, quiet=True) == 0
+    before = json.loads((tmp_path / "run/summary.json").read_text())
+
+    def load(work, checkpoint):
+        raise UserError("a model was loaded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "_load_weights", load)
+        assert train_recipe(config, resume=True) == 0
+        assert "already finished: 1 step; set train.steps=M to continue" in capsys.readouterr().out
+        assert json.loads((tmp_path / "run/summary.json").read_text()) == before
+        with pytest.raises(UserError, match="a model was loaded"):
+            train_recipe(config["folder"], ["train.steps=2"], resume=True)
+    assert not (tmp_path / "run/summary.json").exists()  # as after a kill at the end
+    assert train_recipe(config, quiet=True, resume=True) == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["eval"] == before["eval"]
 
 
 def test_what_was_begun_before_the_loop_could_not_be_made_is_ended(tiny_model, tmp_path, monkeypatch):

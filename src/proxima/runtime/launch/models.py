@@ -39,15 +39,15 @@ def make_stack(
     )
 
 
-def describe_model(config: "RunConfig | OfflineConfig", loaded: LoadedModel) -> dict[str, Any]:
+def describe_model(config: "RunConfig | OfflineConfig", loaded: LoadedModel | None) -> dict[str, Any]:
     """The entries of `RunInfo` about the model and the machine, common to all kinds of training."""
     dtype = config.model.compute_dtype
     return {
         "version": __version__,
         "model": Path(config.model.path).name,
-        "parameters": loaded.parameters,
-        "adapter": loaded.adapter_parameters,
-        "device": str(loaded.model.device),
+        "parameters": 0 if loaded is None else loaded.parameters,
+        "adapter": 0 if loaded is None else loaded.adapter_parameters,
+        "device": config.model.device if loaded is None else str(loaded.model.device),
         "threads": torch.get_num_threads(),
         "dtype": dtype if dtype == config.model.dtype else f"{dtype} autocast",
         "seed": config.seed,

@@ -85,7 +85,7 @@ class OfflineWorkload:
         stack = make_stack(self.config.train, self.method.model(loaded), self.steps, ranks)
         return RankModels(stacks={stack.name: stack}, late_stages=self.method.stages)
 
-    def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
+    def info(self, loaded: LoadedModel | None, folder: Path, step: int) -> RunInfo:
         config = self.config
         return RunInfo(
             **describe_model(config, loaded),

@@ -118,8 +118,8 @@ class RlWorkload:
             ranks=ranks,
         )
 
-    def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
-        """The facts known at the start, or when the run resumes after `step`."""
+    def info(self, loaded: LoadedModel | None, folder: Path, step: int) -> RunInfo:
+        """The facts known at the start, or when the run resumes after `step`; without a model if no step is left."""
         config, train = self.config, self.config.train
         prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
         return RunInfo(

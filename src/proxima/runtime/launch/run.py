@@ -136,6 +136,9 @@ async def _run(
     with _cancelled_with(ranks, folder, observer):
         if resuming:
             checkpoint = await disk.write(_rewind, work, hashes, folder, clock, observer, mode == "change")
+            if finished := await disk.write(_report_finished, work, resolved, folder, clock, observer):
+                await compute.run(ranks.end, finished)
+                return finished
         observer.progress("load", 0, 1, "models")
         with _started(folder.path, checkpoint, ranks):
             await compute.run(_compare_files, hashes, ranks)
@@ -159,7 +162,7 @@ async def _run(
             observer.started(work.info(loaded, folder.path, journal.step))
             for note in work.notes:
                 observer.warning(note)
-            status, error, recorded = "failed", None, len(folder.read_metrics())
+            status, error = "failed", None
             try:
                 stop_on_interrupt(loop.stop, observer.warning, compute, ranks.losing if ranks.size > 1 else None)
                 status = "done" if await loop.run() else "stopped"
@@ -168,9 +171,7 @@ async def _run(
                 raise
             finally:
                 opened.close()
-                finished_before = resuming and status == "done" and len(folder.read_metrics()) == recorded
-                seconds = folder.elapsed() if finished_before else loop.now()
-                summary = summarise_run(config, folder, journal, status, seconds, error)
+                summary = summarise_run(config, folder, journal, status, loop.now(), error)
                 summary = _with_views(replace(summary, **work.facts(journal)), folder, observer)
                 try:
                     await disk.write(folder.write_summary, asdict(summary))
@@ -224,6 +225,34 @@ def _rewind(
         if checkpoint is not None:
             work.rewind(checkpoint, journal)
     return checkpoint
+
+
+def _report_finished(
+    work: "Workload", resolved: "Resolved[Any] | None", folder: RunFolder, clock: Clock, observer: Observer
+) -> Summary | None:
+    """Report a resumed run that has no step and no evaluation left, without its model, and return its outcome; None if
+    something is left to do."""
+    config = work.config
+    with Journal(folder.journal, clock) as journal:
+        rule, evaluations = config.eval.stop_after, journal.get("evaluations") or ()
+        over = journal.step >= work.steps or (rule is not None and bool(rule.reached(evaluations)))
+        evaluated = journal.was_evaluated(journal.step) or not (config.eval.after and work.data.held_out)
+        if folder.ended.get("status") != "done" or not (over and evaluated):
+            return None
+        if resolved is not None:
+            folder.write_config(dump(resolved))
+        observer.started(work.info(None, folder.path, journal.step))
+        for note in _notes(journal, work):
+            observer.warning(note)
+        timeline, disk = Timeline(folder.timeline, observer.warning), Disk(folder.path, observer.warning)
+        RunStore(journal, folder, disk, Activity(clock, 0.0, timeline)).prune_checkpoints(config.checkpoint)
+        timeline.close()
+        summary = summarise_run(config, folder, journal, "done", folder.elapsed(), None)
+        facts = {**work.facts(journal), "peak_memory_bytes": folder.ended.get("peak_memory_bytes")}
+        summary = _with_views(replace(summary, **facts), folder, observer)
+        folder.write_summary(asdict(summary))
+        observer.finished(asdict(summary))
+    return summary
 
 
 def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summary:

@@ -17,7 +17,7 @@ from proxima.data import UserError
 from proxima.data.episode import ENVIRONMENTS_LOG
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.clock import Clock, SystemClock
-from proxima.system.atomic_files import flush_to_disk, write_atomic
+from proxima.system.atomic_files import flush_to_disk, make_folder, remove_empty, write_atomic
 from proxima.system.jsonl import complete_length, dumps, json_text, read_lines
 
 MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
@@ -52,7 +52,7 @@ class RunFolder:
         self._lock: FolderLock | None = None
         self._made: list[Path] = []  # by `begin`, the innermost first
         self.earlier_warnings: list[dict[str, Any]] = []  # of the run before a rewind, up to its step
-        self.spent = 0.0  # seconds up to the end of the run before a rewind, if it repeats no step of it
+        self.ended: dict[str, Any] = {}  # summary.json before a rewind, if the run had ended after its step
 
     def rollout_file(self, step: int) -> Path:
         """The completions of a step."""
@@ -113,8 +113,7 @@ class RunFolder:
             UserError: as `check`, or another process uses the folder.
         """
         self.check(resume=resume, overwrite=overwrite)
-        self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._made = make_folder(self.path)
         self._lock = FolderLock(self.path / ".lock")
         if overwrite:
             self._clear()
@@ -152,9 +151,7 @@ class RunFolder:
             return
         for file in (self.log, self._lock.path):
             file.unlink(missing_ok=True)
-        for folder in (self.rollouts, self.evals, self.checkpoints, *self._made):
-            with suppress(OSError):  # it is not empty
-                folder.rmdir()
+        remove_empty((self.rollouts, self.evals, self.checkpoints, *self._made))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Append a record (with `kind`, `step` and `time`) to metrics.jsonl; it is on disk when this returns.
@@ -181,7 +178,7 @@ class RunFolder:
 
     def elapsed(self) -> float:
         """Seconds that the run took, over all resumes: up to its last record, or up to its end where it ended there."""
-        return max([self.spent, *(float(r["time"]) for r in self.read_metrics())])
+        return max([float(self.ended.get("seconds", 0)), *(float(r["time"]) for r in self.read_metrics())])
 
     def write_config(self, text: str) -> None:
         """Write config.yaml."""

@@ -45,10 +45,10 @@ def rewind_folder(
 
     Returns: the evaluations that are left.
     """
-    folder.spent = 0.0
+    folder.ended = {}
     with suppress(OSError, ValueError, KeyError):
         ended = json.loads(folder.summary.read_text(encoding="utf-8"))
-        folder.spent = float(ended["seconds"]) if 0 < step == ended["steps"] else 0.0
+        folder.ended = ended if 0 < step == ended["steps"] else {}
         earlier = [warning for warning in ended.get("warnings", ()) if warning["step"] <= step and step]
         folder.earlier_warnings = [{**warning, "last": min(warning.get("last", step), step)} for warning in earlier]
     evaluated = [*(r for r in folder.read_metrics() if r["kind"] == "eval"), *evaluations]

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from proxima.data import FieldError, LabeledCompletion, PreferencePair, Trajecto
 from proxima.data.columns import Floats
 from proxima.evaluate.preference_metrics import ComparedItem, preference_metrics
 from proxima.model import LoadedModel, PackedModel, Policy
+from proxima.system.atomic_files import check_writable
 from proxima.task.protocol import Row
 from proxima.train import ForwardStage, LogProbStage, TrainStack
 from proxima.train.objectives import KtoObjective, PreferenceObjective
@@ -39,10 +39,8 @@ class PreferenceMethod(OfflineMethod[Item]):
 
     def check(self) -> None:
         if (cache := self.cache) is not None:  # checked before anything is computed; created when it is written
-            path = cache.absolute()
-            nearest = next(place for place in (path, *path.parents) if place.exists())
             try:
-                TemporaryDirectory(dir=nearest).cleanup()
+                check_writable(cache)
             except OSError as error:
                 remedy, reason = "name another folder, or null for none", f"can't be made: {error.strerror}"
                 raise FieldError("preference.cache", self.section.cache, reason, remedy=remedy) from None
