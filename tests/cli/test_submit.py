@@ -65,10 +65,12 @@ def test_the_job_of_the_page_on_clusters(monkeypatch):
 
 
 class FakeClient:
-    """A job server whose connection may break after the first line."""
+    """A job server whose connection may break after the first line. Its log ends `early` times before the job does,
+    each time a line later."""
 
-    def __init__(self, status: str, code: int | None, breaks: bool = False) -> None:
-        self.status, self.code, self.breaks = status, code, breaks
+    def __init__(self, status: str, code: int | None, breaks: bool = False, early: int = 0) -> None:
+        self.status, self.code, self.breaks, self.early = status, code, breaks, early
+        self.tails = 0
 
     async def tail_job_logs(self, job):
         yield "2026-11-22 11:59:07,123\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
@@ -76,9 +78,13 @@ class FakeClient:
         if self.breaks:
             raise RuntimeError("connection closed")
         yield "o\n"
+        for line in range(self.tails):
+            yield f"{line}\n"
+        self.tails += 1
 
     def get_job_info(self, job):
-        status = types.SimpleNamespace(value=self.status, is_terminal=lambda: True)
+        ended = self.tails > self.early
+        status = types.SimpleNamespace(value=self.status if ended else "RUNNING", is_terminal=lambda: ended)
         return types.SimpleNamespace(status=status, driver_exit_code=self.code, message="no\nroom")
 
 
@@ -95,6 +101,16 @@ def test_following(capsys, monkeypatch, status, code, exit_code, said):
     monkeypatch.setattr(submit_command, "ANSWER_SECONDS", 0.0)
     assert submit_command.follow_job(FakeClient(status, code), "job", "how") == exit_code
     assert tuple(capsys.readouterr()) == ("one\ntwo\n", said)
+
+
+def test_a_log_that_ends_before_the_job(capsys, monkeypatch):
+    """What is new of it is printed; if nothing is, the job's state is told."""
+    monkeypatch.setattr(submit_command, "ANSWER_SECONDS", 0.0)
+    assert submit_command.follow_job(FakeClient("FAILED", 3, early=2), "job", "how") == 3
+    assert capsys.readouterr().out == "one\ntwo\n0\n1\n"
+    monkeypatch.setattr(submit_command, "SILENT_SECONDS", -1.0)
+    with pytest.raises(UserError, match=r"has ended, but Ray says that the job is RUNNING: .*; how to follow"):
+        submit_command.follow_job(FakeClient("FAILED", 3, early=9), "job", "how to follow")
 
 
 def test_a_connection_that_breaks():

@@ -31,6 +31,7 @@ PYTHON = "interpreter on the cluster that has proxima; default: the path of this
 ELSEWHERE = ("model.device",)  # fields that only the cluster can check
 ANSWER_SECONDS = 0.5  # between requests to the job server
 AGENT_SECONDS = 60.0  # for the job agent of a new cluster to start
+SILENT_SECONDS = 60.0  # for which a log that has ended is asked for again; that of a running job stays open
 INTERRUPTED = 130
 RAYS_OWN = re.compile(r"^(?:.*\sINFO job_manager\.py:\d+ -- |Running entrypoint for job ).*\n", re.MULTILINE)  # lines
 
@@ -175,14 +176,24 @@ def follow_job(client: "JobSubmissionClient", job: str, how_to: str) -> int:
         how_to: the remedy in the error if the connection breaks.
     """
 
+    printed, news = 0, time.monotonic()
+
     async def tail() -> None:
+        nonlocal printed, news
+        seen = 0
         async for text in client.tail_job_logs(job):
-            print(RAYS_OWN.sub("", text), end="", flush=True)
+            if (seen := seen + len(text)) > printed:
+                print(RAYS_OWN.sub("", text[printed - seen :]), end="", flush=True)
+                printed, news = seen, time.monotonic()
 
     try:
         asyncio.run(tail())
         while not (info := client.get_job_info(job)).status.is_terminal():
+            if time.monotonic() - news > SILENT_SECONDS:
+                what = f"its log has ended, but Ray says that the job is {info.status.value}: its node may be gone"
+                raise UserError(what, remedy=how_to)
             time.sleep(ANSWER_SECONDS)
+            asyncio.run(tail())
     except (RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the connection to the job server broke: {reason}", remedy=how_to) from None
