@@ -1,7 +1,10 @@
 """What a machine says of itself, and what is known of one that says nothing."""
 
+from pathlib import Path
+
 import pytest
 
+import proxima
 from proxima.system import machine
 
 
@@ -30,3 +33,17 @@ def test_a_system_without_the_file(cpuinfo, monkeypatch):
     monkeypatch.setattr(machine.platform, "processor", lambda: "")
     monkeypatch.setattr(machine.platform, "machine", lambda: "arm64")
     assert machine.processor_name() == "arm64" and machine.processor_flags() == frozenset()
+
+
+def test_the_unit_of_the_peak_is_that_of_the_system(monkeypatch):
+    """A process with Python in it has more than 2 MiB and less than a TiB; `ru_maxrss` counts KiB, on macOS bytes."""
+    peak = machine.peak_memory_bytes()
+    assert 1 << 21 < peak < 1 << 40
+    monkeypatch.setattr(machine.sys, "platform", "darwin")
+    assert machine.peak_memory_bytes() < peak / 500
+
+
+def test_only_the_affinity_says_how_many_cores_there_are():
+    """A container or a batch system gives fewer than `os.cpu_count` has."""
+    sources = Path(proxima.__file__).parent.rglob("*.py")
+    assert [file.name for file in sources if "cpu_count" in file.read_text(encoding="utf-8")] == ["machine.py"]

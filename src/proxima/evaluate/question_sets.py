@@ -4,7 +4,6 @@ An `EvalSuite` is a named set or a recipe's `eval` section. `load_suites` finds 
 reference answers, and builds the prompts; `run_eval` then runs the model on them.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from proxima.model.pretrained import UnloadedModel
 from proxima.model.quiet import quiet_transformers
 from proxima.rollout.generator import GroupSpec
 from proxima.rollout.reference_answers import ReferenceAnswers
+from proxima.system.machine import usable_cores
 from proxima.task import TASKS
 from proxima.task.prompts import template_note
 from proxima.task.protocol import Rows, is_played
@@ -164,7 +164,7 @@ def _rows(config: Any, suite: EvalSuite) -> tuple[Rows, list[str]]:
             raise
         raise UserError(f"{suite.name}: {' '.join(error.reason.split())}", remedy=suite.remedy) from None
     answers = ReferenceAnswers(name=suite.name, rows=rows, count=min(suite.limit or len(rows), len(rows)))
-    with closing(config.runtime.rewards(suite.rewards, workers=os.cpu_count() or 1)) as rewards:
+    with closing(config.runtime.rewards(suite.rewards, workers=usable_cores())) as rewards:
         return rows, config.data.answer_notes(rewards, [answers], config.seed)
 
 

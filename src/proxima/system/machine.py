@@ -3,7 +3,9 @@
 import importlib.util
 import os
 import platform
+import resource
 import shutil
+import sys
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")  # of Linux
@@ -63,6 +65,12 @@ def memory_bytes() -> tuple[int | None, int | None]:
     except (OSError, ValueError):
         return total, free
     return min(total, limit), min(free, limit - used)
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def gemm_rate(dtype: str, device: str = "cpu", size: int = 1024, seconds: float = 0.2) -> float:

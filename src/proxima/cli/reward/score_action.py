@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from proxima.cli.parameters import Argument
 from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.config.slots import Slot
 from proxima.data import Completion, Episode, FieldError, Group, Prompt, UserError, require
+from proxima.system.machine import usable_cores
 from proxima.system.recipe_files import find_recipe
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def score(config: ScoreConfig, texts: Texts, file: str, *, counts_tokens: bool) 
     require_columns(config.reward, ReferenceAnswers(name=file, rows=prompts, count=len(prompts)), 0, 0)
     unanswered = all(prompt.answer is None for prompt in prompts)
     require_texts_suffice(config.reward, counts_tokens, unanswered)
-    workers = max(config.runtime.reward_workers, os.cpu_count() or 1)
+    workers = max(config.runtime.reward_workers, usable_cores())
     rewards = config.runtime.rewards(config.reward, workers=workers)
     try:
         rewards.check()

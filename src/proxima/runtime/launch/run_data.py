@@ -1,6 +1,5 @@
 """The data of a run before its weights are loaded: training prompts, held-out prompts, and warnings."""
 
-import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from proxima.runtime.launch.engine_needs import engine_choices
 from proxima.runtime.launch.inputs import check_replayed_rewards
 from proxima.runtime.placement.placed_engine import starts_later
 from proxima.runtime.placement.process_group import is_first
+from proxima.system.machine import usable_cores
 from proxima.task.prompts import PromptSource, template_note
 from proxima.task.protocol import Rows, is_played, open_tasks
 
@@ -128,7 +128,7 @@ def _check_rewards(config: "RunConfig", scored: Sequence[ScoredRows], tokenizer:
     for rows in scored:
         several.setdefault(id(rows.rewards), []).append(rows)
     for same in several.values():
-        with closing(config.runtime.rewards(same[0].rewards, workers=os.cpu_count() or 1)) as rewards:
+        with closing(config.runtime.rewards(same[0].rewards, workers=usable_cores())) as rewards:
             notes += config.data.answer_notes(rewards, [rows.answers for rows in same], config.seed)
     for first, *_ in several.values():
         trained_on = config.algorithm.trains_on_rewards

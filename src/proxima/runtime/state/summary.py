@@ -1,6 +1,5 @@
 """summary.json: the outcome of a run in one small file."""
 
-import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from proxima.evaluate.headline import Headline
 from proxima.evaluate.held_out import named_sets
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
+from proxima.system.machine import peak_memory_bytes
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
@@ -86,7 +86,7 @@ def summarise_run(
             "generate": rate("tokens/generated", "time/step" if beside else "time/generate"),
             "train": rate("tokens/trained", "time/train"),
         },
-        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_memory_bytes=peak_memory_bytes(),
         changes=journal.get("changes") or (),
         error=error,
         plateau=plateau,
