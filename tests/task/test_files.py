@@ -204,6 +204,12 @@ def test_lines_of_any_length_blank_lines_and_no_last_line_end(tmp_path):
     ]
 
 
+def test_lines_that_end_in_carriage_returns_alone_are_refused(tmp_path):
+    (tmp_path / "mac.jsonl").write_bytes(b'{"question": "a", "answer": 1}\r{"question": "b", "answer": 2}\r')
+    with pytest.raises(ValueError, match=r"mac.jsonl:1 is not JSON: .*; if its lines end in \\r alone, rewrite them"):
+        Jsonl(path=str(tmp_path / "mac.jsonl")).rows(0)
+
+
 @pytest.mark.parametrize(
     ("chat", "message"),
     [

@@ -102,12 +102,15 @@ def content_lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
         raise
 
 
-def json_object(line: str | bytes, place: str) -> dict[str, Any]:
+def json_object(line: bytes, place: str) -> dict[str, Any]:
     """Parse the columns of a line; UserError if it contains anything else."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place} is not JSON: {error}; was the file cut off? repair or remove the line") from None
+        remedy = "was the file cut off? repair or remove the line"
+        if b"\r" in line.strip():
+            remedy = r"if its lines end in \r alone, rewrite them: tr '\r' '\n' < FILE > NEW"
+        raise UserError(f"{place} is not JSON: {error}", remedy=remedy) from None
     if not isinstance(values, dict):
         raise UserError(f"{place} holds a {type(values).__name__}, expected an object with the columns as keys")
     return values
