@@ -112,6 +112,8 @@ class ReverseKl(_TeacherDivergence):
     Use it: for a student on its own samples, as a dense reward per token; `top_k: 0` is that of Thinking Machines.
     Not: to learn answers that the student never samples; `forward_kl` on the teacher's text does that.
     In TRL: `GKDTrainer(beta=1)`, over the vocabulary.
+    In prime-rl: `orchestrator.algo.type: opd` with a `teacher`, or `opsd`, where the policy with a demonstration is the
+        teacher; of the sampled token alone, as with `top_k: 0`, without tokens that fell by .2 below the engine's.
     """
 
     def of_buckets(self, student: Tensor, teacher: Tensor) -> Tensor:

@@ -156,6 +156,7 @@ class LogRatioSq(_Towards):
     Use it: Together with a band such as `tv_band`, which leaves a token that it masks without a gradient: this term
         still pulls it back.
     Not: You want an estimate of a KL divergence: `k3` is one; or tokens are rare, whose log-probs move far.
+    In prime-rl: `trainer.loss.kl_tau`, 1e-3 in both of its losses.
     """
 
     def estimate(self, d: Tensor) -> Tensor:

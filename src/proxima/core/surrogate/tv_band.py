@@ -38,6 +38,7 @@ class TvBand(Surrogate):
         a wrong log-prob than a large step, and the direction of its update says little.
     Not: Several updates share a batch. A token that left the band stays out until other tokens bring it back; `dppo`
         lets its own update do that.
+    In prime-rl: `trainer.loss.type: ipo`, `trainer.loss.ipo_threshold` (.1; later `eps`), with `kl_tau`.
     """
 
     epsilon: float = 0.3
