@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from proxima.data.errors import FieldError
+
 
 def make_folder(folder: Path) -> list[Path]:
     """Make a folder, and those above it; if that fails, none of them stays. Returns those that were missing, the
@@ -27,15 +29,18 @@ def remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def check_writable(folder: Path) -> None:
-    """Raise OSError if the folder, or a file in it, can't be made. Leaves nothing behind."""
+def check_writable(field: str, value: str, remedy: str) -> None:
+    """Raise FieldError if the folder that a field names, or a file in it, can't be made. Leaves nothing behind."""
     from tempfile import TemporaryDirectory
 
-    missing = make_folder(folder)
     try:
-        TemporaryDirectory(dir=folder).cleanup()
-    finally:
-        remove_empty(missing)
+        missing = make_folder(folder := Path(value).expanduser())
+        try:
+            TemporaryDirectory(dir=folder).cleanup()
+        finally:
+            remove_empty(missing)
+    except OSError as error:
+        raise FieldError(field, value, f"can't be written: {error.strerror}", remedy=remedy) from error
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from proxima.engine.http.server_checks import check_servers_of
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.protocol import EngineRequirements, Sampling
 from proxima.engine.serve import Serve
+from proxima.system.atomic_files import check_writable
 from tests.engine.http.fake_model import VOCABULARY, LetterTokenizer
 from tests.engine.http.plain_dialect import Plain, fakes
 
@@ -68,6 +69,15 @@ def test_servers_that_differ_are_refused(facts, reason):
         with pytest.raises(FieldError, match=f"differs: {bad[0].url}: {reason}") as caught:
             notes([*good, *bad])
         assert (caught.value.field, caught.value.value) == ("url", bad[0].url)
+
+
+def test_a_folder_that_weights_cannot_be_written_to_is_refused_before_the_servers_are_asked(tmp_path):
+    (tmp_path / "file").touch()
+    spec = Plain(url="http://127.0.0.1:1", weight_folder=str(tmp_path / "file" / "below"))
+    with pytest.raises(FieldError, match="weight_folder=.* can't be written: Not a directory; give a folder"):
+        spec.check(NEEDS)
+    check_writable("weight_folder", str(tmp_path / "new" / "one"), "")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(

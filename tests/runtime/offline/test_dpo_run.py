@@ -129,7 +129,7 @@ def test_the_partner_of_a_row_is_the_next_in_the_data_however_long_the_run_is(tr
 
 def test_a_cache_that_can_not_be_made_is_refused_before_the_reference_is_computed(tree, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="preference.cache='.*file/cache' can't be made: Not a directory; name"):
+    with pytest.raises(UserError, match="preference.cache='.*file/cache' can't be written: Not a directory; name"):
         go(tmp_path / "run", tree(preference__cache=str(tmp_path / "file" / "cache")))
     assert not (tmp_path / "run").exists()
 

@@ -14,7 +14,6 @@ from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import Capabilities, EngineRequirements
 from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
 from proxima.engine.serve import LAUNCHES
-from proxima.system.atomic_files import check_writable
 
 CONTROL = "start it so that it does (vLLM: as `proxima engine serve RECIPE` does; docs/engines.md has the command)"
 #: letters, digits, spaces and symbols that tokenizers split differently

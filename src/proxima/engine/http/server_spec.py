@@ -10,6 +10,7 @@ from proxima.engine.http.server_checks import check_servers_of
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import EngineRequirements, EngineSetup
 from proxima.engine.serve import check_serve, start_servers
+from proxima.system.atomic_files import check_writable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,9 @@ class ServerSpec(ServerSettings):
     def check(self, needs: EngineRequirements) -> list[str]:
         """See `EngineSpec.check`. Queries servers that are already running; those that proxima starts can only be
         queried once they run, by `HttpEngine.check`."""
+        if needs.publishes and self.weight_folder is not None:
+            remedy = "give a folder that the trainer can write and the servers can read; null: one in memory"
+            check_writable("weight_folder", self.weight_folder, remedy)
         if self.serve is None:
             return check_servers_of(self, needs)
         with within("serve"):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from proxima.core.preference import Sft
-from proxima.data import FieldError, LabeledCompletion, PreferencePair, Trajectory, UserError
+from proxima.data import LabeledCompletion, PreferencePair, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.evaluate.preference_metrics import ComparedItem, preference_metrics
 from proxima.model import LoadedModel, PackedModel, Policy
@@ -38,12 +38,8 @@ class PreferenceMethod(OfflineMethod[Item]):
         return self.settings.preference
 
     def check(self) -> None:
-        if (cache := self.cache) is not None:  # checked before anything is computed; created when it is written
-            try:
-                check_writable(cache)
-            except OSError as error:
-                remedy, reason = "name another folder, or null for none", f"can't be made: {error.strerror}"
-                raise FieldError("preference.cache", self.section.cache, reason, remedy=remedy) from None
+        if self.cache is not None:  # checked before anything is computed; created when it is written
+            check_writable("preference.cache", self.section.cache, "name another folder, or null for none")
 
     @property
     def cache(self) -> Path | None:
