@@ -171,8 +171,7 @@ async def _run(
                 raise
             finally:
                 opened.close()
-                summary = summarise_run(config, folder, journal, status, loop.now(), error)
-                summary = _with_views(replace(summary, **work.facts(journal)), folder, observer)
+                summary = _summary(work, folder, journal, observer, (status, loop.now(), error))
                 try:
                     await disk.write(folder.write_summary, asdict(summary))
                 except StoppedWaiting as full:
@@ -247,21 +246,23 @@ def _report_finished(
         timeline, disk = Timeline(folder.timeline, observer.warning), Disk(folder.path, observer.warning)
         RunStore(journal, folder, disk, Activity(clock, 0.0, timeline)).prune_checkpoints(config.checkpoint)
         timeline.close()
-        summary = summarise_run(config, folder, journal, "done", folder.elapsed(), None)
-        facts = {**work.facts(journal), "peak_memory_bytes": folder.ended.get("peak_memory_bytes")}
-        summary = _with_views(replace(summary, **facts), folder, observer)
+        summary = _summary(work, folder, journal, observer, ("done", folder.elapsed(), None))
         folder.write_summary(asdict(summary))
         observer.finished(asdict(summary))
     return summary
 
 
-def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summary:
-    """Add the links and warnings of the views; the warnings follow those from before a resume."""
+def _summary(
+    work: "Workload", folder: RunFolder, journal: Journal, observer: Observer, end: tuple[str, float, str | None]
+) -> Summary:
+    """The outcome of a run that ended with a status, after some seconds, perhaps with an error; with the links and the
+    warnings of the views, which follow those from before a resume."""
+    summary = summarise_run(work.config, folder, journal, *end)
     links = observer.ending()  # first: it may warn
     warnings = WarningList()
     for warning in (*folder.earlier_warnings, *observer.warned()):
         warnings.add(**warning)
-    return replace(summary, links=links, warnings=warnings.records())
+    return replace(summary, links=links, warnings=warnings.records(), **work.facts(journal))
 
 
 def _started(folder: Path, checkpoint: Checkpoint | None, ranks: Ranks) -> AbstractContextManager[None]:

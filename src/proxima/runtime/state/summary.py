@@ -86,7 +86,7 @@ def summarise_run(
             "generate": rate("tokens/generated", "time/step" if beside else "time/generate"),
             "train": rate("tokens/trained", "time/train"),
         },
-        peak_memory_bytes=peak_memory_bytes(),
+        peak_memory_bytes=max(peak_memory_bytes(), folder.ended.get("peak_memory_bytes") or 0),
         changes=journal.get("changes") or (),
         error=error,
         plateau=plateau,
