@@ -27,6 +27,7 @@ from proxima.experiments.sweep_plan import PlannedRun, Sweep
 from proxima.process.kill import describe_exit, kill_group, wait_or_kill
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import FolderLock, is_locked
+from proxima.runtime.watch.interrupt import SIGNALS, signals_restored
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic
 from proxima.system.environment import describe_environment
@@ -272,15 +273,12 @@ class _SweepLoop:
         def count(number: int, frame: Any) -> None:
             self.interrupts += 1
 
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
-            numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, count) for number in numbers}
-        try:
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
+        with signals_restored():
+            for number in SIGNALS:
+                if number != signal.SIGHUP or not ignored:
+                    signal.signal(number, count)
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _reason(run: PlannedRun, code: int, offset: int) -> str:
