@@ -77,7 +77,8 @@ def train(
     make_work = partial(_workload, config, stages, observer)
     with ranks_of(config) as ranks, quiet_transformers(), ExitStack() as opened:
         if ranks.rank > 0:
-            from proxima.runtime.placement.follower import follow, start_rank
+            from proxima.runtime.launch.run_on_ranks import start_rank
+            from proxima.runtime.placement.follower import follow
 
             return follow(partial(start_rank, make_work, ranks), ranks)
         folder = RunFolder(new_run_folder(config.folder, resolved.recipe if resolved else None, clock))
@@ -116,7 +117,7 @@ def _cancelled_with(ranks: Ranks, folder: RunFolder, observer: Observer) -> Abst
     """Within the block, the run is cancelled if another rank fails."""
     if ranks.watch is None:
         return nullcontext()
-    from proxima.runtime.placement.rank_watch import cancelled_with
+    from proxima.runtime.launch.run_on_ranks import cancelled_with
 
     return cancelled_with(ranks.watch, folder.log, observer.warning)
 

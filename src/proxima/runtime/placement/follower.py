@@ -5,15 +5,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from proxima.data import UserError
-from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.launch.models import load_models
-from proxima.runtime.placement.agreement import agree_on_files
 from proxima.train import ForwardStage, LogProbStage, TrainStack
-from proxima.train.checkpoint import read_checkpoint
-from proxima.train.checkpoint_restore import restore
 from proxima.train.forward_stage import by_column
 from proxima.train.messages import End, Fill, Finish, Gather, Release, Save, Stages, Start, Update
 from proxima.train.ranks import Message, Ranks, Refused, SharedProblem
@@ -111,17 +106,3 @@ def seen_here(what: str, path: Path, read: Callable[[Path], T | None]) -> T:
             raise UserError(f"the {what} {path} is not visible on this node", remedy=SHARED)
         time.sleep(0.5)
     return found
-
-
-def start_rank(make_work: Callable[[], Any], ranks: Ranks, message: Start) -> RankModels:
-    """What a run does on rank 0, on the others: data, files, weights, and the state of a checkpoint; `make_work` makes
-    its workload."""
-    seen_here("run folder", message.folder, Path.is_dir)
-    work = make_work()
-    agree_on_files(work.hashes, ranks)
-    checkpoint = None if message.checkpoint is None else seen_here("checkpoint", message.checkpoint, read_checkpoint)
-    loaded = load_models(work.load, checkpoint)
-    models: RankModels = work.rank_models(loaded, ComputeThread(), ranks, message.checkpoint)
-    if checkpoint is not None:
-        restore(checkpoint, models.stacks[POLICY], models.others)
-    return models

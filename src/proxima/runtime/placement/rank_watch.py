@@ -4,7 +4,6 @@ A dedicated thread listens, because the thread that computes may be inside a col
 first cause among the failures that it hears of, and terminates the process if the run can't end in order.
 """
 
-import asyncio
 import os
 import secrets
 import selectors
@@ -303,24 +302,3 @@ def terminated_by_launcher(watch: RankWatch) -> Iterator[None]:
 
     with signals_handled(handle, [signal.SIGTERM]):
         yield
-
-
-@contextmanager
-def cancelled_with(watch: RankWatch, log: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Within the block, the run is cancelled if another rank fails; `report` gets warnings, in the event loop."""
-    events, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-
-    def warn(text: str) -> None:
-        events.call_soon_threadsafe(report, text)
-
-    def cancel() -> None:
-        events.call_soon_threadsafe(task.cancel)
-
-    with watch.attached(log, warn, cancel):
-        try:
-            yield
-        except asyncio.CancelledError as error:
-            if watch.cause(error) is None:
-                raise
-            raise RuntimeError("cancelled, as a rank has failed") from error  # `first_rank` reports which one

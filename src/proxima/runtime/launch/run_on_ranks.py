@@ -1,0 +1,53 @@
+"""What a run of several ranks needs besides: the start of the others, and the end of rank 0 if one of them fails."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from proxima.model.compute_thread import ComputeThread
+from proxima.runtime.launch.models import load_models
+from proxima.runtime.placement.agreement import agree_on_files
+from proxima.runtime.placement.follower import RankModels, seen_here
+from proxima.runtime.placement.rank_watch import RankWatch
+from proxima.train.checkpoint import read_checkpoint
+from proxima.train.checkpoint_restore import restore
+from proxima.train.messages import Start
+from proxima.train.ranks import Ranks
+from proxima.train.stack import POLICY
+
+
+def start_rank(make_work: Callable[[], Any], ranks: Ranks, message: Start) -> RankModels:
+    """What a run does on rank 0, on the others: data, files, weights, and the state of a checkpoint; `make_work` makes
+    its workload."""
+    seen_here("run folder", message.folder, Path.is_dir)
+    work = make_work()
+    agree_on_files(work.hashes, ranks)
+    checkpoint = None if message.checkpoint is None else seen_here("checkpoint", message.checkpoint, read_checkpoint)
+    loaded = load_models(work.load, checkpoint)
+    models: RankModels = work.rank_models(loaded, ComputeThread(), ranks, message.checkpoint)
+    if checkpoint is not None:
+        restore(checkpoint, models.stacks[POLICY], models.others)
+    return models
+
+
+@contextmanager
+def cancelled_with(watch: RankWatch, log: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """Within the block, the run is cancelled if another rank fails; `report` gets warnings, in the event loop."""
+    events, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def warn(text: str) -> None:
+        events.call_soon_threadsafe(report, text)
+
+    def cancel() -> None:
+        events.call_soon_threadsafe(task.cancel)
+
+    with watch.attached(log, warn, cancel):
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            if watch.cause(error) is None:
+                raise
+            raise RuntimeError("cancelled, as a rank has failed") from error  # `meeting` reports which one
