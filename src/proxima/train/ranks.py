@@ -115,7 +115,7 @@ class Ranks:
         return metrics
 
     def sum(self, value: Tensor) -> Tensor:
-        """[] summed over the shares; collective."""
+        """The sum over the shares, element by element; collective."""
         return value
 
     def maximum(self, count: int) -> int:

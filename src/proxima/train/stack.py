@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -16,7 +17,7 @@ from proxima.model import LoadedModel, PackedModel
 from proxima.train.messages import Fill, Gather, Release, Stages, Update
 from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
-from proxima.train.ranks import ALONE, Ranks, SharedProblem
+from proxima.train.ranks import ALONE, Message, Ranks, SharedProblem
 from proxima.train.shared_update import SharedUpdate
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class TrainStack:
 
     def late_stages(self, make: "Callable[[], Sequence[ForwardStage]]") -> "Sequence[ForwardStage]":
         """Stages that are created in the middle of a run, by every rank at once: loading their models is collective."""
-        with self.ranks.call(Stages(self.name)):
+        with self._call(Stages):
             return make()
 
     def gathered(self, device: torch.device | str = "cpu") -> LoadedModel:
@@ -131,7 +132,7 @@ class TrainStack:
             return self.model.loaded
         from proxima.model.parallel.gather import gather_into, plain_copy
 
-        with self.ranks.call(Gather(self.name)):
+        with self._call(Gather):
             if self._gathers:
                 gather_into(self.model.model, None if self._plain is None else self._plain.model)
             else:
@@ -141,7 +142,7 @@ class TrainStack:
     def release(self) -> None:
         """Return unused device memory, on every rank, to other processes on the device; no effect on a rank that has
         not used a GPU. Collective."""
-        with self.ranks.call(Release(self.name)):
+        with self._call(Release):
             torch.cuda.empty_cache()
 
     def update(
@@ -171,7 +172,7 @@ class TrainStack:
             NotFiniteError: a gradient norm is not finite, and the update was not made; or after an update the weights
                 are not finite, or their norm has grown more than `EXPLODED` times.
         """
-        with self.ranks.call(Update(self.name, objective, updates, planned, should_continue)):
+        with self._call(Update, objective, updates, planned, should_continue):
             budget = self.tokens_per_micro_batch
             shared = [SharedUpdate(objective, items, self.model, self.ranks, budget) for items in updates]
             before = 0.0 if self._one_pass else self._weight_norm()
@@ -203,9 +204,14 @@ class TrainStack:
                     break
             result.updates = len(norms)
             self.updates += max(0, planned - result.updates)  # the schedule reads it
-            result.metrics = self._metrics(metrics, float(self.ranks.sum(loss)), norms)
-            result.tokens = int(self.ranks.sum(torch.tensor(tokens)))
+            loss_of_all, tokens_of_all = self.ranks.sum(torch.stack([loss, loss.new_tensor(tokens)])).tolist()
+            result.metrics = self._metrics(metrics, loss_of_all, norms)
+            result.tokens = int(tokens_of_all)
             return result
+
+    def _call(self, message: Callable[..., Message], *facts: Any) -> AbstractContextManager[None]:
+        """On rank 0: send a message about this stack to every rank, see `Ranks.call`."""
+        return self.ranks.call(message(self.name, *facts))
 
     def _metrics(self, measured: list[Metrics], loss: float, norms: Sequence[float]) -> dict[str, float]:
         """The metrics of a call, ready to be logged; `loss` is the sum over its updates."""
