@@ -70,8 +70,9 @@ def measured(words: list[str], steps: int, threads: int) -> dict[str, float]:
 
 def planned(words: list[str], here: Devices, length: float, rates: Rates) -> StepPlan:
     """Return the plan of a measured step with the mean length that it had."""
-    recipe = PlannedRecipe.of(resolve(HERE.parent / "recipes" / "quickstart.yaml", words), here, length)
-    return recipe.plan(DeviceLayout(in_process=True), rates=rates)
+    devices = replace(here, kind=replace(here.kind, rates=rates))
+    recipe = PlannedRecipe.of(resolve(HERE.parent / "recipes" / "quickstart.yaml", words), devices, length)
+    return recipe.plan(DeviceLayout(in_process=True))
 
 
 def seconds_of(plan: StepPlan) -> dict[str, float]:

@@ -12,7 +12,7 @@ from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import GIB, Rates, device_rates, read_devices
 from proxima_plan.forecast import PlannedRecipe, StepPlan
 from proxima_plan.layout import DeviceLayout
-from proxima_plan.memory import FRAGMENTED, device_memory, trainer_memory
+from proxima_plan.memory import FRAGMENTED, trainer_memory
 from proxima_plan.model_size import known_models
 from proxima_plan.step_load import Load
 
@@ -25,7 +25,7 @@ def plan_of(row: Row, rates: Rates) -> StepPlan:
     own = {f.name for f in fields(DeviceLayout)}
     layout = {k: v for k, v in row.layout.items() if k in own}
     sharding = Sharding(**{k: v for k, v in row.layout.items() if k not in own})
-    (devices,) = read_devices(row.devices)
+    (named,) = read_devices(row.devices)
     own_rates = dict(row.rates)
     faster = own_rates.pop("times", 1.0)
     changed = replace(rates, **{"products": rates.products * faster, "moved": rates.moved / faster} | own_rates)
@@ -33,15 +33,15 @@ def plan_of(row: Row, rates: Rates) -> StepPlan:
     spec = ModelConfig(path=row.model, gradient_checkpointing=load.checkpointing, log_prob_chunk=row.chunk)
     model, placed = known_models()[row.model], DeviceLayout(sharding=sharding, **layout)
     aside = {"of ranks that leave the device to the engines": 0}
-    memory = device_memory(spec, model, placed, load, devices.kind, aside)
-    return PlannedRecipe(model, spec, load, devices, None).plan(placed, rates=changed, memory=memory)
+    devices = replace(named, kind=replace(named.kind, rates=changed))
+    return PlannedRecipe(model, spec, load, devices, None).plan(placed, counted=aside)
 
 
 def figures_of(plan: StepPlan, row: Row) -> dict[str, float]:
     """Return the plan's value of each published figure."""
     stages = {stage.name: stage.seconds for stage in plan.stages}
     spec = ModelConfig(path=row.model, gradient_checkpointing=plan.load.checkpointing, log_prob_chunk=row.chunk)
-    held, _ = trainer_memory(spec, plan.model, plan.layout, plan.load)
+    held, _ = trainer_memory(spec, plan.recipe.model, plan.layout, plan.load)
     memory = sum(held.values()) * (1 + FRAGMENTED) / GIB  # what the allocator holds is published
     return {
         name: plan.seconds if name == "step" else memory if name == "memory" else stages[name] for name in row.figures

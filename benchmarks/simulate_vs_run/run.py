@@ -53,7 +53,7 @@ def speed_gap(fitted_to: Path, folder: Path) -> dict[str, Any]:
     runtime = resolved.config.runtime
     plan = plan_recipe(resolved, devices)
     run = simulate_lag(resolved.config, plan, assumed, runtime.max_lag, runtime.max_concurrent_rollouts)
-    simulated = asdict(run.figures)
+    simulated = asdict(figures_of(run))
     apart = {
         name: abs(simulated[name] - real[name]) / (1.0 if name.startswith("idle") else real[name]) for name in FIGURES
     }

@@ -9,7 +9,7 @@ from proxima.data import UserError
 from proxima.model.parallel.refusals import check_split
 from proxima_plan.devices import read_devices
 from proxima_plan.forecast import PlannedRecipe, plan_recipe
-from proxima_plan.proposals import _best, proposals
+from proxima_plan.proposals import SHARES, fastest, proposals, words_of
 
 RECIPE = "qwen3_30b_cppo"
 
@@ -17,19 +17,20 @@ RECIPE = "qwen3_30b_cppo"
 def test_the_words_give_the_plan():
     """Each proposal can be pasted, is accepted, and is planned with the seconds it was ranked by."""
     (devices,) = read_devices("16xH100-80G")
-    result = proposals(resolve(RECIPE, root=None), devices)
-    synchronous = [p.plan.seconds for p in result if not p.plan.load.lag]
+    recipe = resolve(RECIPE, root=None)
+    result = proposals(recipe, devices)
+    synchronous = [plan.seconds for plan in result if not plan.load.lag]
     assert synchronous == sorted(synchronous) and len(result) > 2
     for proposal in result:
-        words = shlex.split(" ".join(proposal.words))
+        words = shlex.split(" ".join(words_of(proposal, recipe)))
         resolved = resolve(RECIPE, words, root=None)
         left = to_do(resolved)
         assert not [problem for problem in check(resolved) if problem not in left and "vllm" not in str(problem)]
         again = plan_recipe(resolved, devices)
-        assert again.layout == proposal.plan.layout
-        assert again.seconds == pytest.approx(proposal.plan.seconds)
+        assert again.layout == proposal.layout
+        assert again.seconds == pytest.approx(proposal.seconds)
         assert again.memory.fits
-    assert result[-1].plan.load.lag == 1 and result[-1].plan.seconds < synchronous[0]
+    assert result[-1].load.lag == 1 and result[-1].seconds < synchronous[0]
 
 
 def test_devices_that_are_too_few():
@@ -49,8 +50,8 @@ def test_nothing_is_proposed_that_the_code_refuses(model, adapter):
     (devices,) = read_devices("24xH100-80G")
     resolved = resolve(RECIPE, [f"model.path={model}", *adapter], root=None)
     planned = PlannedRecipe.of(resolved, devices)
-    for load in (planned.load, replace(planned.load, lag=1)):
-        layouts = [plan.layout for plan in _best(planned, devices, load)]
+    for load, shares in ((planned.load, [0.0]), (replace(planned.load, lag=1), [0.0, *SHARES])):
+        layouts = [plan.layout for plan in fastest(planned, load, shares)]
         assert layouts
         for layout in layouts:
             tensor, expert = layout.sharding.tensor_parallel, layout.sharding.expert_parallel

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxima_plan.devices import device_rates, read_devices
+from proxima_plan.devices import read_devices
 from proxima_plan.layout import DeviceLayout
 from proxima_plan.stage_times import BANDWIDTH, COMPUTE, FIXED, LONGEST, NETWORK, Sequences
 
@@ -14,7 +14,7 @@ def test_a_decode_step_by_hand():
     times = planned("qwen2.5-7b", "8xH100-80G", engines=8, each=1).times
     weights, keys = 7_615_616_512 - 152_064 * 3584, 64 * 1000 * 2 * 28 * 512
     seconds, binds = times.decode_step(64, 1000)
-    rates = times.rates
+    rates = times.device.rates
     assert seconds == pytest.approx(2 * (weights + keys) / (3.35e12 * rates.decode) + 28 * rates.layer)
     assert binds == BANDWIDTH
     assert times.decode_step(1, 10)[0] < seconds < times.decode_step(64, 8000)[0]
@@ -23,7 +23,7 @@ def test_a_decode_step_by_hand():
 def test_products_that_reading_does_not_hide():
     """Of a CPU, whose cores read and multiply in turn: each completion of a step costs its products as well."""
     times = planned("qwen2.5-7b", "8xH100-80G", engines=8, each=1).times
-    in_turn = replace(times, rates=replace(times.rates, rows=1.0))
+    in_turn = replace(times, device=replace(times.device, rates=replace(times.device.rates, rows=1.0)))
     for running in (1, 64):
         more = in_turn.decode_step(running, 1000)[0] - times.decode_step(running, 1000)[0]
         assert more == pytest.approx(times.prefill(running))
@@ -36,7 +36,7 @@ def test_an_all_reduce_takes_what_nccl_tests_measured(nodes, size, seconds):
     """On H100 with eight adapters a node; over nodes the network's speed counts as well."""
     times = planned(devices=f"{8 * nodes}xH100-80G").times
     sent = 2 * size / times._link(8 * nodes) if nodes > 1 else 0.0
-    assert times.rates.wait(nodes, size) + sent == pytest.approx(seconds, rel=0.15)
+    assert times.device.rates.wait(nodes, size) + sent == pytest.approx(seconds, rel=0.15)
 
 
 def test_devices_without_a_key_head_of_their_own_read_that_of_others():
@@ -49,14 +49,14 @@ def test_devices_without_a_key_head_of_their_own_read_that_of_others():
     assert (
         read[4]
         == pytest.approx(read[8])
-        == pytest.approx(2 * 256 * 20_000 * 2 * 48 * 512 / 4 / (3.35e12 * times.rates.decode))
+        == pytest.approx(2 * 256 * 20_000 * 2 * 48 * 512 / 4 / (3.35e12 * times.device.rates.decode))
     )
 
 
 def test_experts_are_read_as_far_as_tokens_use_them():
     times = planned(engines=32, each=1).times
     single, many = times.decode_step(1, 1)[0], times.decode_step(256, 1)[0]
-    fixed = times.model.layers * times.rates.layer
+    fixed = times.model.layers * times.device.rates.layer
     share = (single - fixed) / (many - fixed)
     active = (3_353_032_704 - 151_936 * 2048) / (30_532_122_624 - 151_936 * 2048)
     assert share == pytest.approx(active, rel=0.05)
@@ -76,19 +76,18 @@ def test_generation_ends_with_the_longest():
 def test_a_host_that_launches_each_kernel_is_slower_than_they_are():
     graphs, eager = (planned("qwen2.5-7b", "8xA100-80G", changed(eager=on), 8, each=1).times for on in (False, True))
     assert graphs.decode_step(1, 300)[0] == pytest.approx(0.013, rel=0.1), "measured on A800"
-    assert eager.decode_step(1, 300) == (28 * eager.rates.eager, FIXED)
+    assert eager.decode_step(1, 300) == (28 * eager.device.rates.eager, FIXED)
     assert eager.decode_step(1024, 4000) == graphs.decode_step(1024, 4000), "which takes longer than to launch them"
 
 
 def test_products_are_bound_by_their_inputs_where_the_peak_is_high():
     """An H20 has .15 of the products of an H100, and more bandwidth: narrow matrices cost it less of its peak."""
     h100, h20 = (read_devices(name)[0].kind for name in ("H100-80G", "H20-96G"))
-    rates = device_rates()
     wide, narrow = 10**6, 256
-    assert h100.product(wide, rates) * 989e12 == pytest.approx(1 / 0.8, rel=0.01)
-    assert h100.product(narrow, rates) > 3 * h100.product(wide, rates)
-    assert h20.product(wide, rates) * 148e12 == pytest.approx(1 / 0.87, rel=0.01)
-    assert h20.product(narrow, rates) < 1.4 * h20.product(wide, rates)
+    assert h100.product(wide) * 989e12 == pytest.approx(1 / 0.8, rel=0.01)
+    assert h100.product(narrow) > 3 * h100.product(wide)
+    assert h20.product(wide) * 148e12 == pytest.approx(1 / 0.87, rel=0.01)
+    assert h20.product(narrow) < 1.4 * h20.product(wide)
 
 
 def test_an_update_is_shared_and_no_sequence_is_cut():
@@ -127,7 +126,7 @@ def test_what_dimensions_send():
 
 def test_weights_reach_engines_but_those_in_the_process():
     times = planned().times
-    assert times.publish().seconds == pytest.approx(2 * 30_532_122_624 / (times.rates.publish * 1e9))
+    assert times.publish().seconds == pytest.approx(2 * 30_532_122_624 / (times.device.rates.publish * 1e9))
     here = replace(times, layout=DeviceLayout(in_process=True)).publish()
-    assert here.seconds == pytest.approx(6 * 30_532_122_624 / (3.35e12 * times.rates.decode))
+    assert here.seconds == pytest.approx(6 * 30_532_122_624 / (3.35e12 * times.device.rates.decode))
     assert LOAD.lag == 0

@@ -16,6 +16,7 @@ from proxima.system.machine import gemm_rate, memory_bytes
 
 GIB = 2**30
 MOST = 65_536  # devices
+CPU = "cpu"  # the name of this machine, where it has no accelerator
 COPIED = 2**27  # bytes, to measure the bandwidth of memory
 
 
@@ -58,8 +59,8 @@ class DeviceKind:
         inside, across: GB/s that one device sends to others of its node, and to other nodes.
         node: devices per node.
         source: the source of these numbers.
+        rates: the shares of these numbers that a step reaches.
         products: share of `bf16` that wide products reach; 0: that of the rates.
-        rates: None: those of accelerators.
         fused: layers keep the activations that `model.fused_backbone` keeps.
     """
 
@@ -71,8 +72,8 @@ class DeviceKind:
     across: float
     node: int
     source: str
+    rates: Rates
     products: float = 0.0
-    rates: Rates | None = None
     fused: bool = False
 
     def nodes(self, group: int, stride: int = 1) -> int:
@@ -94,11 +95,11 @@ class DeviceKind:
         here = max(1, self.node // stride)
         return self.across * 1e9 * (group - 1) / (group - here)  # traffic within the node costs little in comparison
 
-    def product(self, width: float, rates: Rates) -> float:
+    def product(self, width: float) -> float:
         """Return the seconds per FLOP of products with a matrix of `width` columns: compute at the share of the peak
         that wide products reach, plus reading inputs and writing outputs."""
-        peak = self.bf16 * 1e12 * (self.products or rates.products)
-        return 1 / peak + rates.width / (width * self.bandwidth * 1e12)
+        peak = self.bf16 * 1e12 * (self.products or self.rates.products)
+        return 1 / peak + self.rates.width / (width * self.bandwidth * 1e12)
 
 
 @dataclass(frozen=True)
@@ -107,15 +108,6 @@ class Devices:
 
     kind: DeviceKind
     count: int
-
-    @property
-    def memory(self) -> int:
-        """Bytes of memory per device."""
-        return int(self.kind.memory * GIB)
-
-    @property
-    def rates(self) -> Rates:
-        return self.kind.rates or device_rates()
 
     def __str__(self) -> str:
         return f"{self.count}x{self.kind.name}"
@@ -129,7 +121,9 @@ def _tables() -> dict[str, Any]:
 @cache
 def device_kinds() -> dict[str, DeviceKind]:
     """Return name → device, as in the file."""
-    return {name: DeviceKind(name=name, **values) for name, values in _tables()["devices"].items()}
+    return {
+        name: DeviceKind(name=name, rates=device_rates(), **values) for name, values in _tables()["devices"].items()
+    }
 
 
 def device_rates(*over: str) -> Rates:
@@ -174,7 +168,7 @@ def this_machine(dtype: str, device: str, count: int) -> Devices:
     node = 1 if not cuda else torch.cuda.device_count()
     rate = gemm_rate(dtype, device, *([4096] if cuda else [])) / 1e12 / share
     kind = DeviceKind(
-        name=torch.cuda.get_device_name(device).replace(" ", "-") if cuda else "cpu",
+        name=torch.cuda.get_device_name(device).replace(" ", "-") if cuda else CPU,
         memory=memory / GIB / share,
         bf16=rate,
         bandwidth=_copy_rate(device) / 1e12 / share,

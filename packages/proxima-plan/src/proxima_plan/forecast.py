@@ -1,7 +1,9 @@
 """The forecast of a recipe's step on a layout: its stages, its memory, and its bottleneck."""
 
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 from proxima.config.estimate import StepEstimate
@@ -9,37 +11,106 @@ from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections.model_section import ModelConfig
 from proxima.config.step_size import StepSize
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 from proxima.model.pretrained import resolve_device
-from proxima_plan.devices import Devices, Rates, this_machine
+from proxima_plan.devices import Devices, this_machine
 from proxima_plan.layout import DeviceLayout, check_model, placed_ranks, planned_layout
 from proxima_plan.memory import DeviceMemory, device_memory, largest_micro_batch
 from proxima_plan.model_size import ModelFacts, trained_model
 from proxima_plan.stage_times import FIXED, Sequences, Stage, StageTimes
 from proxima_plan.step_load import BYTES, Load, load_of, load_of_examples
 
-Generate = Callable[[StageTimes, Load, int], Stage]
+
+@dataclass(frozen=True)
+class PlannedRecipe:
+    """The common part of a recipe's plans on several layouts. `config`: the model's `transformers` config, or a similar
+    one. `notes`: what the figures assume."""
+
+    model: ModelFacts
+    spec: ModelConfig
+    load: Load
+    devices: Devices
+    config: Any
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, resolved: Resolved[Any], devices: Devices, mean: float | None = None) -> "PlannedRecipe":
+        """Read a recipe whose completions have `mean` tokens.
+
+        Raises:
+            UserError: its completions can't have that mean, or its model's size is unknown.
+        """
+        config, spread = resolved.config, devices.kind.rates.spread
+        model, own = trained_model(config.model)
+        estimate = StepEstimate(resolved, reads_model=own is not None)
+        if isinstance(estimate.batch, StepSize):
+            assert isinstance(config, RunConfig)
+            most = config.sampling.max_tokens
+            if mean is not None and not 1 <= mean <= most:
+                raise UserError(f"--mean-length {mean:g} must be in [1, sampling.max_tokens={most}]")
+            load = load_of(config, estimate.batch, model, mean, spread)
+        else:
+            load = load_of_examples(config, estimate.batch)
+        if own is None:
+            estimate.notes.insert(0, f"known size: that of {config.model.path} as published")
+        return cls(model, config.model, load, devices, own or model.config(), tuple(estimate.notes))
+
+    def plan(
+        self, layout: DeviceLayout, load: Load | None = None, counted: Mapping[str, int] | None = None
+    ) -> "StepPlan":
+        """Plan a layout, with the recipe's load or another one. `counted`: bytes of a rank, from a rehearsal."""
+        load = load or self.load
+        memory = device_memory(self.spec, self.model, layout, load, self.devices.kind, counted)
+        return StepPlan(self, layout, replace(load, lag=0) if layout.colocated else load, memory)
+
+    def plans(self, layouts: Iterable[DeviceLayout], load: Load) -> list["StepPlan"]:
+        """Plan those of the layouts that are possible for the model."""
+        plans = []
+        for layout in layouts:
+            with suppress(FieldError):
+                self.check(layout)
+                plans.append(self.plan(layout, load))
+        return plans
+
+    def check(self, layout: DeviceLayout) -> None:
+        """Raise a FieldError for a layout that is impossible for the model."""
+        check_model(layout, self.config, adapters=self.spec.lora is not None)
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The time and memory of a step.
+    """The time and memory of a step of a recipe on a layout."""
 
-    Args:
-        stages: those of the engines and of the trainer, in order.
-        memory: of a device.
-        notes: what the figures assume.
-    """
-
-    devices: Devices
+    recipe: PlannedRecipe
     layout: DeviceLayout
     load: Load
-    model: ModelFacts
-    spec: ModelConfig
-    times: StageTimes
-    stages: tuple[Stage, ...]
     memory: DeviceMemory
-    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def times(self) -> StageTimes:
+        """The durations of stages on this layout."""
+        spec = self.recipe.spec
+        return StageTimes(
+            self.recipe.model,
+            self.layout,
+            self.recipe.devices.kind,
+            master=BYTES[spec.dtype],
+            gathered=2 if self.layout.sharding.param_dtype == "bfloat16" else BYTES[spec.dtype],
+            checkpointing=self.load.checkpointing,
+            micro_tokens=self.load.micro_tokens,
+            adapter=None if spec.lora is None else self.recipe.model.adapter or 0,
+            eager=self.load.eager,
+        )
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Those of the engines and of the trainer, in order."""
+        times, load = self.times, self.load
+        stages = _training(times, load)
+        if load.generates:
+            generated = generation(times.engine_alone(), load, max(1, self.memory.slots))
+            stages = [generated, *stages, times.publish()]
+        return (*stages, Stage("else", {FIXED: times.device.rates.step}))
 
     @property
     def seconds(self) -> float:
@@ -60,7 +131,8 @@ class StepPlan:
     @property
     def micro_batch(self) -> int:
         """Tokens of the largest micro-batch with which the plan fits; 0 if it fits with none."""
-        return largest_micro_batch(self.spec, self.model, self.layout, self.load, self.devices.kind)
+        recipe = self.recipe
+        return largest_micro_batch(recipe.spec, recipe.model, self.layout, self.load, recipe.devices.kind)
 
     @property
     def speed(self) -> float:
@@ -76,9 +148,10 @@ class StepPlan:
         return f"{longest.name}: {longest.binds}"
 
     def as_json(self) -> dict[str, Any]:
-        facts = {name: asdict(getattr(self, name)) for name in ("devices", "layout", "load", "memory")}
+        facts = {name: asdict(getattr(self, name)) for name in ("layout", "load", "memory")}
         fits = self.memory.fits
         return {
+            "devices": asdict(self.recipe.devices),
             **facts,
             "fits": fits,
             "seconds": self.seconds if fits else None,
@@ -86,7 +159,7 @@ class StepPlan:
             "binds": self.binds,
             "stages": [stage._asdict() | {"seconds": stage.seconds, "binds": stage.binds} for stage in self.stages],
             "largest_micro_batch": self.micro_batch,
-            "notes": self.notes,
+            "notes": self.recipe.notes,
         }
 
 
@@ -107,6 +180,7 @@ def _training(times: StageTimes, load: Load) -> list[Stage]:
     return stages
 
 
+@lru_cache(maxsize=1024)  # layouts of the ranks often have the same engines
 def generation(times: StageTimes, load: Load, slots: int) -> Stage:
     """Return the generation stage of engines with equal parts. A completion that begins when a step ends is trained on
     `lag` steps later, and that step waits for it: the completions of `lag` steps are generated in the time of these."""
@@ -114,83 +188,6 @@ def generation(times: StageTimes, load: Load, slots: int) -> Stage:
     steps = load.lag if load.lag and not layout.colocated else 1
     lengths = load.lengths(max(1, round(steps * load.sequences / layout.engines)))
     return times.generate(lengths, load.prompt, load.group, slots).repeated(1 / steps)
-
-
-@dataclass(frozen=True)
-class PlannedRecipe:
-    """The common part of a recipe's plans on several layouts. `config`: the model's `transformers` config, or a similar
-    one."""
-
-    model: ModelFacts
-    spec: ModelConfig
-    load: Load
-    devices: Devices
-    config: Any
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, resolved: Resolved[Any], devices: Devices, mean: float | None = None) -> "PlannedRecipe":
-        """Read a recipe whose completions have `mean` tokens.
-
-        Raises:
-            UserError: its completions can't have that mean, or its model's size is unknown.
-        """
-        config, spread = resolved.config, devices.rates.spread
-        model, own = trained_model(config.model)
-        estimate = StepEstimate(resolved, reads_model=own is not None)
-        if isinstance(estimate.batch, StepSize):
-            assert isinstance(config, RunConfig)
-            most = config.sampling.max_tokens
-            if mean is not None and not 1 <= mean <= most:
-                raise UserError(f"--mean-length {mean:g} must be in [1, sampling.max_tokens={most}]")
-            load = load_of(config, estimate.batch, model, mean, spread)
-        else:
-            load = load_of_examples(config, estimate.batch)
-        if own is None:
-            estimate.notes.insert(0, f"known size: that of {config.model.path} as published")
-        return cls(model, config.model, load, devices, own or model.config(), tuple(estimate.notes))
-
-    def check(self, layout: DeviceLayout) -> None:
-        """Raise a FieldError for a layout that is impossible for the model."""
-        check_model(layout, self.config, adapters=self.spec.lora is not None)
-
-    def plan(
-        self,
-        layout: DeviceLayout,
-        load: Load | None = None,
-        *,
-        rates: Rates | None = None,
-        memory: DeviceMemory | None = None,
-        generate: Generate | None = None,
-    ) -> StepPlan:
-        """Plan one layout.
-
-        Args:
-            load: None: the recipe's. rates: None: those of the devices.
-            memory: of a device, if it is already known.
-            generate: `generation`, or a cached version of it.
-        """
-        spec, devices, load = self.spec, self.devices, load or self.load
-        load = replace(load, lag=0) if layout.colocated else load
-        times = StageTimes(
-            self.model,
-            layout,
-            devices.kind,
-            rates or devices.rates,
-            master=BYTES[spec.dtype],
-            gathered=2 if layout.sharding.param_dtype == "bfloat16" else BYTES[spec.dtype],
-            checkpointing=load.checkpointing,
-            micro_tokens=load.micro_tokens,
-            adapter=None if spec.lora is None else self.model.adapter or 0,
-            eager=load.eager,
-        )
-        memory = memory or device_memory(spec, self.model, layout, load, devices.kind)
-        stages = _training(times, load)
-        if load.generates:
-            generated = (generate or generation)(times.engine_alone(), load, max(1, memory.slots))
-            stages = [generated, *stages, times.publish()]
-        stages.append(Stage("else", {FIXED: times.rates.step}))
-        return StepPlan(devices, layout, load, self.model, spec, times, tuple(stages), memory, self.notes)
 
 
 def devices_here(config: Any) -> Devices:
@@ -205,7 +202,7 @@ def plan_recipe(
     *,
     layout: DeviceLayout | None = None,
     mean: float | None = None,
-    counted: dict[str, int] | None = None,
+    counted: Mapping[str, int] | None = None,
 ) -> StepPlan:
     """Plan a recipe on these devices, in its own layout or another one.
 
@@ -220,5 +217,4 @@ def plan_recipe(
     recipe = PlannedRecipe.of(resolved, devices, mean)
     layout = layout or planned_layout(resolved.config, devices)
     recipe.check(layout)
-    memory = device_memory(recipe.spec, recipe.model, layout, recipe.load, devices.kind, counted)
-    return recipe.plan(layout, memory=memory)
+    return recipe.plan(layout, counted=counted)

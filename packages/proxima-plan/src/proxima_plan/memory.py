@@ -6,6 +6,7 @@ It adds up what autograd and FSDP keep of a Llama-like decoder at the peak, the 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from proxima_plan.layout import DeviceLayout, key_parts
 from proxima_plan.model_size import ModelFacts
 from proxima_plan.step_load import BYTES, Load
 
-CONTEXT = GIB  # of CUDA and its kernels
+CONTEXT = GIB  # of the driver and its kernels or, on a CPU, of Python and torch
 FRAGMENTED = 0.05  # of the allocated bytes: blocks that the allocator can't reuse
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer", "activations"
 FROZEN = "frozen models"
@@ -156,11 +157,11 @@ def device_memory(
     layout: DeviceLayout,
     load: Load,
     device: DeviceKind,
-    trainer: dict[str, int] | None = None,
+    counted: Mapping[str, int] | None = None,
 ) -> DeviceMemory:
-    """Return the memory of a layout. `trainer`: bytes counted by a rehearsal, which replace the formula."""
+    """Return the memory of a layout. `counted`: bytes of a rank from a rehearsal, which replace the formula."""
     estimated, host = trainer_memory(spec, model, layout, load, fused=device.fused)
-    rank = trainer or estimated
+    rank = dict(counted or estimated)
     held = sum(rank.get(kind, 0) for kind in STEADY) if layout.colocated else 0
     size, total = layout.engine_devices, int(device.memory * GIB)
     training = CONTEXT + math.ceil(sum(rank.values()) * (1 + FRAGMENTED)) + load.beside
@@ -175,7 +176,7 @@ def device_memory(
         generating = {ENGINE_WEIGHTS: weights, CACHE: round(max(slots, 1) * mean)}
         training += weights if layout.in_process else 0
     needed = max(training, CONTEXT + held + load.beside + sum(generating.values()))
-    return DeviceMemory(rank, generating, slots, needed, total, host, "formula" if trainer is None else "rehearsal")
+    return DeviceMemory(rank, generating, slots, needed, total, host, "formula" if counted is None else "rehearsal")
 
 
 def largest_micro_batch(spec: Any, model: ModelFacts, layout: DeviceLayout, load: Load, device: DeviceKind) -> int:

@@ -1,19 +1,16 @@
 """The best layouts of a recipe on given devices, as overrides for the command line."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from proxima.config.resolved import Resolved
-from proxima.data import FieldError, UserError
+from proxima.data import UserError
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import Devices
-from proxima_plan.forecast import PlannedRecipe, StepPlan, generation
+from proxima_plan.forecast import PlannedRecipe, StepPlan
 from proxima_plan.layout import DeviceLayout
-from proxima_plan.memory import device_memory
 from proxima_plan.step_load import Load
 
 SHOWN = 5
@@ -21,17 +18,9 @@ SHARES = (0.25, 0.375, 0.5, 0.625, 0.75)  # of the devices, for engines that are
 GROUPS = (1, 2, 4, 8, 16, 32, 64)
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A plan, and the overrides that set its layout."""
-
-    plan: StepPlan
-    words: tuple[str, ...]
-
-
-def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = None) -> list[Proposal]:
-    """Return the fastest layouts that fit, the best first. If the recipe does not overlap generation and training, the
-    last one is the fastest layout that does, provided it is faster than all others.
+def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = None) -> list[StepPlan]:
+    """Return the plans of the fastest layouts that fit, the best first. If the recipe does not overlap generation and
+    training, the last one is that of the fastest layout that does, provided it is faster than all others.
 
     Raises:
         UserError: the recipe can't be planned, or no layout fits.
@@ -39,35 +28,25 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
     planned = PlannedRecipe.of(resolved, devices, mean)
     if not hasattr(resolved.config.engine, "urls"):
         planned = replace(planned, load=replace(planned.load, slots=None))  # slots of the engine that is replaced
-    fitting = _best(planned, devices, planned.load)
+    load = planned.load
+    fitting = fastest(planned, load, [0.0, *(SHARES if load.lag else ())])
     if not fitting:
         raise UserError(
             f"no layout of {resolved.config.model.path} fits {devices}", remedy="take more devices or larger ones"
         )
-    shown = [Proposal(plan, words_of(plan, resolved)) for plan in fitting[:SHOWN]]
-    if not planned.load.lag:
-        ahead = replace(planned.load, lag=1)
-        separate = _best(planned, devices, ahead, separate_only=True)[:1]
-        shown += [Proposal(plan, words_of(plan, resolved)) for plan in separate if plan.seconds < fitting[0].seconds]
-    return shown
+    separate = [] if load.lag else fastest(planned, replace(load, lag=1), SHARES)[:1]
+    return fitting[:SHOWN] + [plan for plan in separate if plan.seconds < fitting[0].seconds]
 
 
-def _best(planned: PlannedRecipe, devices: Devices, load: Load, *, separate_only: bool = False) -> list[StepPlan]:
-    """Return the layouts that fit, the fastest first, one for each number of ranks and size of engines."""
-    generate, count, node = cache(generation), devices.count, devices.kind.node
-    shares = [*([] if separate_only else [0.0]), *(SHARES if load.lag else [])]
-    plans = []
-    for layout in layouts(
-        devices, list(group_sizes(min(count, node))), [n for n in GROUPS if n <= min(8, node)], shares
-    ):
-        with suppress(FieldError):
-            planned.check(layout)
-            memory = device_memory(planned.spec, planned.model, layout, load, devices.kind)
-            if memory.fits:
-                plans.append(planned.plan(layout, load, memory=memory, generate=generate))
+def fastest(planned: PlannedRecipe, load: Load, shares: Sequence[float]) -> list[StepPlan]:
+    """Return the layouts that fit, the fastest first, one for each number of ranks and size of engines. `shares`: see
+    `layouts`."""
+    devices, node = planned.devices, planned.devices.kind.node
+    shardings, sizes = list(group_sizes(min(devices.count, node))), [n for n in GROUPS if n <= min(8, node)]
+    plans = [plan for plan in planned.plans(layouts(devices, shardings, sizes, shares), load) if plan.memory.fits]
     plans.sort(key=lambda plan: (-round(plan.seconds, 1), -plan.layout.sharding.together))
-    fastest = {(plan.layout.engine_devices, plan.layout.ranks): plan for plan in plans}  # the last one of each
-    return sorted(fastest.values(), key=lambda plan: round(plan.seconds, 1))
+    best = {(plan.layout.engine_devices, plan.layout.ranks): plan for plan in plans}  # the last one of each
+    return sorted(best.values(), key=lambda plan: round(plan.seconds, 1))
 
 
 def group_sizes(node: int) -> Iterator[Sharding]:

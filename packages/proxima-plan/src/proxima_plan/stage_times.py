@@ -1,4 +1,4 @@
-"""The duration of each stage of a step on a layout: a roofline, with the shares of the peaks in `rates`."""
+"""The duration of each stage of a step on a layout: a roofline, with the shares of the peaks in `DeviceKind.rates`."""
 
 import heapq
 import math
@@ -63,7 +63,7 @@ class StageTimes(PlacedModel):
         Weights and keys are read once; keys are read by each device that has a copy. Only those experts are read that
         some token uses.
         """
-        model, rates, size = self.model, self.rates, self.layout.engine_devices
+        model, rates, size = self.model, self.device.rates, self.layout.engine_devices
         used = 1 - (1 - model.experts / model.all_experts) ** running if model.all_experts else 0.0
         weights = (self.dense + used * model.all_of_experts) / size
         keys = running * context * model.key_elements / key_parts(model, size)
@@ -121,7 +121,7 @@ class StageTimes(PlacedModel):
         if not stage.seconds:
             return stage
         elements = self.trained / self.layout.parts
-        speed = self.rates.host * 1e9 if self.layout.sharding.offload else self._bandwidth
+        speed = self.device.rates.host * 1e9 if self.layout.sharding.offload else self._bandwidth
         step = elements * (4 * self.master + 16) / speed  # gradients are read for their norm, and again
         return stage._replace(parts={**stage.parts, BANDWIDTH: stage.parts.get(BANDWIDTH, 0.0) + step})
 
@@ -130,7 +130,7 @@ class StageTimes(PlacedModel):
         size = self.model.parameters * HALF
         if self.layout.in_process:
             return Stage("publish", {BANDWIDTH: (self.model.parameters * self.master + size) / self._bandwidth})
-        return Stage("publish", {NETWORK: size / (self.rates.publish * 1e9)})
+        return Stage("publish", {NETWORK: size / (self.device.rates.publish * 1e9)})
 
     def _trained(self, name: str, data: Sequences, *, gradients: bool) -> Stage:
         tokens, squares, longest = data
@@ -148,13 +148,13 @@ class StageTimes(PlacedModel):
         compute, moved = compute * bubble, moved * bubble
         blocking = blocking_traffic(self, share, micro, gradients=gradients)
         overlapped = overlapped_traffic(self, micro, gradients=gradients)
-        hidden = self.rates.overlap * (compute + moved)
+        hidden = self.device.rates.overlap * (compute + moved)
         exposed = self._seconds(blocking) + max(0.0, self._seconds(overlapped) - hidden)
         sent = {where: send.size for where, send in [*blocking.items(), *overlapped.items()]}
         return Stage(name, {COMPUTE: compute, BANDWIDTH: moved, NETWORK: exposed}, sent)
 
     def _seconds(self, sends: Mapping[str, Traffic]) -> float:
-        rates = self.rates
+        rates = self.device.rates
         return sum(
             s.size / (s.rate * rates.network) + s.times * rates.wait(s.nodes, s.size / max(1.0, s.times))
             for s in sends.values()
@@ -165,30 +165,30 @@ class StageTimes(PlacedModel):
     @property
     def _bandwidth(self) -> float:
         """Bytes per second of a device's memory."""
-        return self.device.bandwidth * 1e12 * self.rates.decode
+        return self.device.bandwidth * 1e12 * self.device.rates.decode
 
     def _link(self, group: int) -> float:
-        return self.device.link(group) * self.rates.network
+        return self.device.link(group) * self.device.rates.network
 
     def _products(self, tokens: float, split: int) -> float:
         """Return the seconds to multiply tokens by all weights that they use, on `split` devices: 2 FLOP per weight."""
-        model, rates = self.model, self.rates
+        model = self.model
         tensor = max(1, self.layout.sharding.tensor_parallel)
         width = model.query_width if model.all_experts else model.intermediate
-        seconds = self.dense * self.device.product(min(model.hidden, width / tensor), rates)
+        seconds = self.dense * self.device.product(min(model.hidden, width / tensor))
         if model.all_experts:
             routed = model.all_of_experts * model.experts / model.all_experts
-            seconds += routed * self.device.product(model.intermediate / model.experts, rates)
+            seconds += routed * self.device.product(model.intermediate / model.experts)
         return 2 * tokens * seconds / split
 
     def _moved(self, tokens: float) -> float:
         """Return the seconds of one device to read and write the activations of a pass; experts copy their tokens."""
         model = self.model
         width = (2 + 2 * model.experts) * model.hidden + model.query_width + 1.5 * model.intermediate
-        return tokens * model.layers * width * HALF * self.rates.moved / self._bandwidth
+        return tokens * model.layers * width * HALF * self.device.rates.moved / self._bandwidth
 
     def _attention(self, keys: float) -> float:
         """Return the seconds of one device for `keys` query-key pairs: their products and those with the values, in
         every layer."""
         width = self.model.query_width
-        return 4 * self.model.layers * width * keys / (self.device.bf16 * 1e12 * self.rates.attention)
+        return 4 * self.model.layers * width * keys / (self.device.bf16 * 1e12 * self.device.rates.attention)

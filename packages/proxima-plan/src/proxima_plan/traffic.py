@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from proxima_plan.devices import DeviceKind, Rates
+from proxima_plan.devices import DeviceKind
 from proxima_plan.layout import DeviceLayout
 from proxima_plan.model_size import ModelFacts
 
@@ -25,7 +25,6 @@ class PlacedModel:
     model: ModelFacts
     layout: DeviceLayout
     device: DeviceKind
-    rates: Rates
     master: int = 4
     gathered: int = HALF
     checkpointing: bool = True

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxima.config import RunConfig, resolve
-from proxima_plan.simulation.simulated_run import SimulatedRun, simulate_run
-from proxima_plan.simulation.timed_engine import Fleet
+from proxima_plan.simulation.simulated_run import simulate_run
 from proxima_plan.simulation.times import Assumptions
 from proxima_plan.step_load import Load
 
@@ -72,7 +71,7 @@ def config(*overrides: str) -> RunConfig:
 
 
 def simulated(
-    *overrides: str, times: ByHand | None = None, fleet: Fleet | None = None, in_thread: bool = False
-) -> SimulatedRun:
+    *overrides: str, times: ByHand | None = None, replicas: int = 1, slots: int = 64, in_thread: bool = False
+) -> list[dict[str, Any]]:
     given: Any = times or ByHand()
-    return simulate_run(config(*overrides), given, fleet or Fleet(1, 64), in_thread=in_thread)
+    return simulate_run(config(*overrides), given, replicas, slots, in_thread=in_thread)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 
@@ -106,7 +105,7 @@ def test_where_devices_stop_paying():
 def test_the_times_are_those_of_the_plan():
     plan = plan_recipe(recipe(), Devices(H20, 8), layout=EIGHT, mean=2080.0)
     times = Times(plan, replace(MEAN, engine=2.0, trainer=3.0))
-    assert times.other == 3 * plan.times.rates.step
+    assert times.other == 3 * plan.times.device.rates.step
     assert times.decode_step(16) == 2 * plan.times.decode_step(16, times.context)[0]
     assert 128 + 2080 / 2 < times.context < 128 + 28_672  # a long completion runs longer: more of its tokens are there
     whole = Sequences.of([2000 + plan.load.prompt_tokens] * 512)
@@ -131,19 +130,19 @@ def test_lags_of_a_layout_and_a_speed_that_is_found_again():
     cells = simulate_lags(settings, Devices(H20, 8), Assumptions(mean=100.0), [0, 1, 2])
     named = [(cell.lag, cell.concurrent) for cell in cells]
     assert named == [(0, None), (1, 8), (1, 16), (2, 8), (2, 16)] and cells[0].speed_up == 1
-    assert all(cell.run.figures.max_lag <= cell.lag for cell in cells)
+    assert all(cell.figures.max_lag <= cell.lag for cell in cells)
     slow = Assumptions(mean=100.0, engine=2.0, trainer=3.0)
     plan = plan_recipe(settings, Devices(H20, 8), mean=100.0)
     run = simulate_lag(settings.config, plan, slow, 0)
     observed = Observed(tuple(round(Times(plan, slow).length(0, uid, 0)) for uid in range(256)))
     given = Assumptions(mean=100.0, observed=observed, prompt=plan.load.prompt)
-    found = with_speed(given, run.steps[1:], settings, Devices(H20, 8))
+    found = with_speed(given, run[1:], settings, Devices(H20, 8))
     assert found.trainer > 1.5 < found.engine
-    real, fitted = figures_of(run.steps[1:]), figures_of(simulate_lag(settings.config, plan, found, 0).steps[1:])
+    real, fitted = figures_of(run[1:]), figures_of(simulate_lag(settings.config, plan, found, 0)[1:])
     assert fitted.tokens_per_second == pytest.approx(real.tokens_per_second, rel=0.1)
     assert fitted.idle_trainer == pytest.approx(real.idle_trainer, abs=0.05)
 
 
 def test_figures_need_a_finished_step():
     with pytest.raises(UserError, match="no finished step"):
-        figures_of([SimpleNamespace()][:0])
+        figures_of([])

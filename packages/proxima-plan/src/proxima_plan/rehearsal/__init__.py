@@ -6,6 +6,6 @@ fake_training  model, stages, objective and stack of a config on that device, an
 fake_ranks     rank 0 of a group whose other ranks do not exist
 rehearsal      `rehearse_recipe`, in a process of its own, because a fake device changes it for good
 
-Imports: `memory` for the names of kinds, and every room of proxima. Imported by `cli`. To add an operation that reads
-the device: an answer to it in `device_watch`.
+Imports: `memory` for the names of kinds, and every room of proxima. Imported by `answers`. To add an operation that
+reads the device: an answer to it in `device_watch`.
 """

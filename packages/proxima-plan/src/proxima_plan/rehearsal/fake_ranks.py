@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from proxima.model.parallel.norm import clip_gradients, total_norm
 from proxima.model.parallel.sharded import is_sharded
 from proxima.train.ranks import ALONE, Ranks
 
@@ -46,6 +47,8 @@ def _even_counts(sent: Tensor, received: Tensor, ranks: int, rows: int) -> tuple
 class _FakeRanks(Ranks):
     """Ranks that all do the same as this one."""
 
+    norm = staticmethod(total_norm)
+
     def __init__(self, count: int, together: int = 1) -> None:
         self.size, self.together = count, together
 
@@ -60,14 +63,7 @@ class _FakeRanks(Ranks):
     def gather_shares(self, value: T, *, everywhere: bool = False, device: Any = "cpu") -> list[T]:
         return [value] * self.shares
 
-    def norm(self, tensors: Iterable[Tensor]) -> Tensor:
-        from proxima.model.parallel.norm import total_norm
-
-        return total_norm(tensors)
-
     def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
-        from proxima.model.parallel.norm import clip_gradients
-
         clip_gradients(parameters, most, norm)
 
 

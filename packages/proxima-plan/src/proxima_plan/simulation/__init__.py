@@ -9,6 +9,6 @@
     scale    runs on more and more devices, and their bottlenecks
 
 Admission, order and lag are decided by `rollout` and `runtime`, never here.
-Imports: the plan of a step, and every room of proxima. Imported by `cli` and `plan_text`. To add something that a plan
+Imports: the plan of a step, and every room of proxima. Imported by `cli` and `answers`. To add something that a plan
 does not know: a field of `Assumptions` in `times`, and the part that spends it.
 """

@@ -25,6 +25,18 @@ ROUNDS = 3  # of the fit of the speeds
 LEAST = 0.01  # share of a step that can be told from 0
 
 
+def assumptions(
+    mean: float | None, folder: str | None, score: float | None, here: Devices | None, *, import_code: bool
+) -> Assumptions:
+    """Return what a simulation takes beside a plan; of the run in `folder` its speed only on this machine, `here`."""
+    assumed = Assumptions(mean=mean)
+    if folder is not None:
+        assumed, steps, resolved = observed_run(folder, import_code=import_code)
+        if here is not None:
+            assumed = with_speed(assumed, steps, resolved, here)
+    return assumed if score is None else replace(assumed, score=score)
+
+
 def observed_run(folder: str, *, import_code: bool = False) -> tuple[Assumptions, Sequence[Record], Resolved[Any]]:
     """Read a run: what it shows of lengths and rewards, the records of its steps, and its config.
 
@@ -66,7 +78,7 @@ def with_speed(assumed: Assumptions, steps: Sequence[Record], resolved: Resolved
     lag, concurrent = (runtime.max_lag, runtime.max_concurrent_rollouts) if runtime.overlaps else (0, None)
     for _ in range(ROUNDS):
         run = simulate_lag(config, plan, assumed, lag, concurrent)
-        simulated = figures_of(run.steps[WARM_UP:])
+        simulated = figures_of(run[WARM_UP:])
         faster = simulated.tokens_per_second / real.tokens_per_second
         engine = _ratio(1 - real.idle_engine, 1 - simulated.idle_engine) * faster
         trainer = _ratio(1 - real.idle_trainer, 1 - simulated.idle_trainer) * faster

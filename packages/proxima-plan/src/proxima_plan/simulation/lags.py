@@ -12,9 +12,7 @@ from proxima.engine.local import Local
 from proxima.engine.local_process import LocalProcess
 from proxima_plan.devices import Devices
 from proxima_plan.forecast import StepPlan, plan_recipe
-from proxima_plan.memory import device_memory
-from proxima_plan.simulation.simulated_run import SimulatedRun, simulate_run
-from proxima_plan.simulation.timed_engine import Fleet
+from proxima_plan.simulation.simulated_run import SpeedFigures, figures_of, simulate_run
 from proxima_plan.simulation.times import Assumptions, Times
 
 MOST_STEPS = 200
@@ -27,12 +25,12 @@ class SimulatedCell:
 
     lag: int
     concurrent: int | None
-    run: SimulatedRun
+    figures: SpeedFigures
     speed_up: float
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures by name."""
-        return {"lag": self.lag, "concurrent": self.concurrent, **asdict(self.run.figures), "speed_up": self.speed_up}
+        return {"lag": self.lag, "concurrent": self.concurrent, **asdict(self.figures), "speed_up": self.speed_up}
 
 
 def simulate_lags(
@@ -62,10 +60,10 @@ def simulate_lags(
     cells: list[SimulatedCell] = []
     for lag, concurrent in pairs:
         progress(len(cells), len(pairs))
-        run = simulate_lag(config, plan, assumed, lag, concurrent)
-        first = cells[0].run if cells else run
-        speed_up = run.figures.tokens_per_second / first.figures.tokens_per_second
-        cells.append(SimulatedCell(lag=lag, concurrent=concurrent, run=run, speed_up=speed_up))
+        figures = figures_of(simulate_lag(config, plan, assumed, lag, concurrent))
+        first = cells[0].figures if cells else figures
+        speed_up = figures.tokens_per_second / first.tokens_per_second
+        cells.append(SimulatedCell(lag=lag, concurrent=concurrent, figures=figures, speed_up=speed_up))
     return cells
 
 
@@ -78,17 +76,19 @@ def generating(resolved: Resolved[Any]) -> RunConfig:
 
 def simulate_lag(
     config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: int, concurrent: int | None = None
-) -> SimulatedRun:
-    """Simulate one run on the layout of a plan."""
+) -> list[dict[str, Any]]:
+    """Simulate one run on the layout of a plan, and return the records of its steps."""
     layout, completions = plan.layout, config.train.completions_per_prompt
     load = replace(assumed.load(plan.load), lag=lag, concurrent=(concurrent or 0) * completions or None)
     if layout.in_process:
         slots = padded_rows(load.slots or load.sequences)
     else:
-        slots = device_memory(plan.spec, plan.model, layout, load, plan.devices.kind).slots
+        slots = plan.recipe.plan(layout, load).memory.slots
     if not slots:
-        raise UserError(f"{config.model.path} does not fit {plan.devices} as {layout}", remedy="see it without --lag")
+        raise UserError(
+            f"{config.model.path} does not fit {plan.recipe.devices} as {layout}", remedy="see it without --lag"
+        )
     runtime = replace(config.runtime, max_lag=lag, max_concurrent_rollouts=concurrent)
     times = Times(replace(plan, load=load), assumed)
     in_thread = isinstance(config.engine, Local) and not isinstance(config.engine, LocalProcess)
-    return simulate_run(replace(config, runtime=runtime), times, Fleet(layout.engines, slots), in_thread=in_thread)
+    return simulate_run(replace(config, runtime=runtime), times, layout.engines, slots, in_thread=in_thread)

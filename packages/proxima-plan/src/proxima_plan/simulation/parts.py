@@ -17,7 +17,6 @@ from proxima.core.distillation import NoPolicyGradient
 from proxima.data import Completion, Group, Outcomes, Prompt, Score
 from proxima.data.random import SIMULATED_VERDICT, mix
 from proxima.model.compute_thread import Progress
-from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.store import RunStore
@@ -97,18 +96,6 @@ class TimedRewards:
     def close(self) -> None: ...
 
 
-class TimedEvaluation:
-    """A `HeldOut` without questions."""
-
-    others: Mapping[str, "TimedEvaluation"] = {}
-
-    def __init__(self, generator: GroupGenerator) -> None:
-        self.generator = generator
-
-    async def groups(self) -> list[Group]:
-        return []
-
-
 class TimedAdvantage:
     """Advantages of 0, after the time that a step spends outside rollout, update and publication."""
 
@@ -159,21 +146,14 @@ def timed_learner(times: Times, thread: TimedThread) -> Learner:
 
 
 class RecordsInMemory(RunStore):
-    """A store that keeps the records of metrics.jsonl in memory. Only the timeline is written to `folder`."""
+    """A store that keeps the records of steps in memory. Only the timeline is written to `folder`."""
 
     def __init__(self, journal: Journal, folder: RunFolder, clock: Clock) -> None:
         activity = Activity(clock, 0.0, Timeline(folder.timeline, lambda text: None))
         super().__init__(journal, folder, Disk(folder.path, lambda text: None), activity)
-        self.records: list[dict[str, Any]] = []
+        self.steps: list[dict[str, Any]] = []
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        self.records.append(dict(record))
+        self.steps.append(dict(record))
 
     def write_rollouts(self, step: int, groups: Any, records: Any) -> None: ...
-
-    def write_evals(self, step: int, label: str, groups: Any) -> None: ...
-
-    def write_checkpoint(self, step: int, loaded: Any, stack: Any, facts: Any, files: Any, others: Any) -> None:
-        """Nothing is kept."""
-
-    def prune_checkpoints(self, kept: Any) -> None: ...

@@ -1,7 +1,6 @@
 """Runs of a recipe on more and more devices, in turns and overlapping: their speed and their bottlenecks."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from math import lcm, log2
@@ -9,7 +8,6 @@ from typing import Any
 
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
-from proxima.data import FieldError
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import GIB, Devices
 from proxima_plan.forecast import PlannedRecipe, StepPlan
@@ -85,11 +83,7 @@ def simulate_scale(
             possible = layouts(
                 asked, [sharding], [n for n in sizes if n <= asked.kind.node], SHARES if ahead else [0.0]
             )
-            plans = []
-            for layout in possible:
-                with suppress(FieldError):  # an engine of this size can't split the attention heads
-                    recipe.check(layout)
-                    plans.append(replace(recipe, devices=asked).plan(layout, replace(load, lag=ahead)))
+            plans = replace(recipe, devices=asked).plans(possible, replace(load, lag=ahead))
             pair.append(_best(config, asked.count, ahead, plans, assumed))
         rows.append((pair[0], pair[1]))
     return rows
@@ -116,7 +110,7 @@ def simulate_plan(config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: 
     around, steps = lag + 1 if lag else 0, min(STEPS, config.train.steps)
     config = replace(config, train=replace(config.train, steps=steps + 2 * around))
     run = simulate_lag(config, plan, assumed, lag, (lag + 1) * config.train.prompts_per_step if lag else None)
-    measured = run.steps[around : around + steps]
+    measured = run[around : around + steps]
     seconds = measured[-1]["time"] - measured[0]["time"] + measured[0]["time/step"]
     generate, *rest = plan.stages
     waiting = figures_of(measured).idle_trainer

@@ -27,14 +27,13 @@ from proxima.train.batch_builder import BatchBuilder
 from proxima_plan.simulation.parts import (
     RecordsInMemory,
     TimedAdvantage,
-    TimedEvaluation,
     TimedPrompts,
     TimedRewards,
     TimedThread,
     timed_learner,
     timed_reject,
 )
-from proxima_plan.simulation.timed_engine import Fleet, TimedEngine
+from proxima_plan.simulation.timed_engine import TimedEngine
 from proxima_plan.simulation.times import Times
 
 
@@ -43,6 +42,7 @@ class SpeedFigures:
     """Means over the steps of a run, without evaluations and checkpoints. A lag is in policy versions, from the oldest
     token of a group to its update."""
 
+    steps: int
     tokens_per_second: float  # of the completions that steps took, used or dropped
     steps_per_hour: float
     idle_trainer: float  # share of the steps in which the trainer waits for groups
@@ -52,13 +52,12 @@ class SpeedFigures:
     evicted: int  # groups dropped because they were too far behind
 
 
-def figures_of(records: Sequence[Record]) -> SpeedFigures:
-    """Compute the figures from the records of metrics.jsonl.
+def figures_of(steps: Sequence[Record]) -> SpeedFigures:
+    """Compute the figures from the records of steps.
 
     Raises:
         UserError: there is no finished step.
     """
-    steps = [record for record in records if record["kind"] == "train"]
     if not steps:
         raise UserError("no finished step, so no speed")
     in_steps = sum(record["time/step"] for record in steps)
@@ -73,6 +72,7 @@ def figures_of(records: Sequence[Record]) -> SpeedFigures:
 
     used = sum(record["prompts_used"] for record in steps)
     return SpeedFigures(
+        steps=len(steps),
         tokens_per_second=sum(record["tokens/generated"] for record in steps) / in_steps,
         steps_per_hour=3600 * len(steps) / in_steps,
         idle_trainer=share("idle/trainer", "time/generate", "time/score"),
@@ -83,38 +83,26 @@ def figures_of(records: Sequence[Record]) -> SpeedFigures:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulatedRun:
-    """The metrics.jsonl records of a simulated run, and their summary."""
-
-    records: list[dict[str, Any]]
-    figures: SpeedFigures
-
-    @property
-    def steps(self) -> list[dict[str, Any]]:
-        """The records of the training steps."""
-        return [record for record in self.records if record["kind"] == "train"]
-
-
-def simulate_run(config: RunConfig, times: Times, fleet: Fleet, *, in_thread: bool = False) -> SimulatedRun:
-    """Simulate the whole run of a config, from its first step. The same config and times give the same run.
+def simulate_run(
+    config: RunConfig, times: Times, replicas: int, slots: int, *, in_thread: bool = False
+) -> list[dict[str, Any]]:
+    """Simulate the whole run of a config, from its first step, and return the records of its steps. The same config and
+    times give the same run.
 
     Args:
-        fleet: the engines, instead of the recipe's, of which only `interrupt` is used.
+        replicas, slots: the engines, instead of the recipe's, of which only `interrupt` is used.
         in_thread: the engine decodes in the trainer's thread, and stops while it trains.
 
     Raises:
-        UserError: the recipe generates nothing; the run ended before its last step.
+        UserError: the run ended before its last step.
     """
-    if config.rollouts is not None:
-        raise UserError(f"rollouts={config.rollouts} trains on stored rollouts", remedy="set rollouts=null")
     clock = VirtualClock()
     interrupt: Interrupt = getattr(config.engine, "interrupt", "recompute")
     with TemporaryDirectory() as place, Journal(":memory:", clock) as journal:
         folder = RunFolder(place)
 
-        async def run() -> SimulatedRun:
-            timed = TimedEngine(times, fleet, interrupt=interrupt, seed=config.seed, now=clock.now)
+        async def run() -> list[dict[str, Any]]:
+            timed = TimedEngine(times, replicas, slots, interrupt=interrupt, seed=config.seed, now=clock.now)
             thread = TimedThread(timed if in_thread else None)
             store = RecordsInMemory(journal, folder, clock)
             controller = _controller(config, times, store, timed, thread, clock)
@@ -122,7 +110,7 @@ def simulate_run(config: RunConfig, times: Times, fleet: Fleet, *, in_thread: bo
                 await controller.train()
             finally:
                 controller.close()
-            return SimulatedRun(records=store.records, figures=figures_of(store.records))
+            return store.steps
 
         try:
             return run_virtually(run(), clock)
@@ -145,9 +133,8 @@ def _controller(
     recorder = RolloutRecorder(store, prompts, observer)
     reject = partial(thread.run, timed_reject, times, config.seed)
     collector = make_collector(config, generator, prompts, recorder, reject, Pending(), 0)
-    unseen = replace(config.eval, every=0, before=False, after=False, stop_after=None)
-    alone = replace(config, eval=unseen, checkpoint=CheckpointConfig())  # steps, and nothing between them
+    alone = replace(config, checkpoint=CheckpointConfig())  # steps, and nothing between them
     builder = BatchBuilder(advantage=TimedAdvantage(times, thread), selection=(), seed=config.seed)
-    learner, evaluation = timed_learner(times, thread), TimedEvaluation(generator)
+    learner = timed_learner(times, thread)
     publisher = Publisher(generator, learner, store, observer)
-    return Controller(alone, collector, builder, learner, publisher, store, evaluation, observer)
+    return Controller(alone, collector, builder, learner, publisher, store, None, observer)

@@ -21,14 +21,6 @@ ROUNDING = 1e-6  # tokens: sums of floating-point times are not exact
 HELD = attrgetter("held")
 
 
-@dataclass(frozen=True)
-class Fleet:
-    """Engines on dedicated devices: their number, and the completions that each runs at once."""
-
-    replicas: int
-    slots: int
-
-
 @dataclass(eq=False)
 class TimedCompletion:
     """A waiting or running completion. `begin` is the progress of its replica when it was admitted."""
@@ -46,19 +38,19 @@ class TimedEngine:
     one queue. All replicas receive new weights at once.
 
     Args:
-        fleet: the number of replicas, and their slots.
+        replicas, slots: the number of engines, and the completions that each runs at once.
         interrupt: see `Local`. seed: of the lengths.
     """
 
     capabilities = Capabilities(weight_updates=frozenset({"module"}), pause_modes=frozenset({"keep"}))
 
     def __init__(
-        self, times: Times, fleet: Fleet, *, interrupt: Interrupt, seed: int, now: Callable[[], float]
+        self, times: Times, replicas: int, slots: int, *, interrupt: Interrupt, seed: int, now: Callable[[], float]
     ) -> None:
-        self.times, self.slots, self.interrupt, self.seed, self.now = times, fleet.slots, interrupt, seed, now
+        self.times, self.slots, self.interrupt, self.seed, self.now = times, slots, interrupt, seed, now
         self.version = self.running = 0
         self.waiting: deque[deque[TimedCompletion]] = deque()  # by prompt
-        self.replicas = [TimedReplica(self) for _ in range(fleet.replicas)]
+        self.replicas = [TimedReplica(self) for _ in range(replicas)]
         self._paused = self._drains = self._held = self._admits = False
         self._empty = asyncio.Event()
 

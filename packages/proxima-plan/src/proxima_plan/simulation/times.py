@@ -87,7 +87,7 @@ class Times:
     @property
     def other(self) -> float:
         """Of a step outside of all stages."""
-        return self.assumed.trainer * self.plan.times.rates.step
+        return self.assumed.trainer * self.plan.times.device.rates.step
 
     def length(self, seed: int, uid: int, sample: int) -> float:
         """Draw the tokens that a completion would have without a limit."""

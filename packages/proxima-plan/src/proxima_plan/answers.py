@@ -1,0 +1,131 @@
+"""The answers of `proxima plan` without a simulation, as facts for --json and as text: a plan, and proposals."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from proxima.cli.explain import trained_block
+from proxima.config.resolved import Resolved
+from proxima.view.formatting import count, duration, rate
+from proxima.view.terminal import table_text
+from proxima_plan.devices import CPU, GIB, Devices
+from proxima_plan.forecast import StepPlan, plan_recipe
+from proxima_plan.memory import CONTEXT, FRAGMENTED
+from proxima_plan.proposals import proposals, words_of
+
+Answer = tuple[Any, str]
+
+
+def planned(
+    resolved: Resolved[Any], overrides: Sequence[str], devices: Devices, mean: float | None, *, exact: bool
+) -> Answer:
+    """The plan of the recipe's own layout. `exact`: its memory counted by a rehearsal, with the waits of its host."""
+    plan, waits, notes = plan_recipe(resolved, devices, mean=mean), dict[str, Any](), list[str]()
+    if exact:
+        from proxima.config.validate import fetch_demo_model
+        from proxima_plan.rehearsal.rehearsal import rehearse_recipe
+
+        fetch_demo_model(resolved)
+        ranks, code = plan.layout.ranks, resolved.import_code
+        rehearsal = rehearse_recipe(str(resolved.recipe), overrides, ranks, import_code=code)
+        ratio = sum(plan.memory.trainer.values()) / rehearsal.peak - 1
+        counted = f"{rehearsal.peak / GIB:.2f} GiB of a rank, counted in {rehearsal.seconds:.0f} s"
+        waited = ", ".join(f"{what} {times}" for what, times in sorted(rehearsal.waits.items()))
+        notes.append(f"exact    {counted}; by the formula {ratio:+.0%}")
+        notes.append(f"         the host waits for the device: {waited}")
+        waits["waits"] = rehearsal.waits
+        plan = plan_recipe(resolved, devices, mean=mean, counted=rehearsal.peak_bytes)
+    notes += [f"note     {note}" for note in plan.recipe.notes]
+    steps = getattr(resolved.config.train, "steps", 0) or 0
+    return plan.as_json() | waits, "\n".join([trained_block(resolved), "", *_lines(plan, steps), *notes])
+
+
+def proposed(resolved: Resolved[Any], devices: Devices, mean: float | None) -> Answer:
+    """A table of layouts, and the words of the command line that set each."""
+    facts, rows, below = [], [], list[str]()
+    for number, plan in enumerate(proposals(resolved, devices, mean), 1):
+        words = words_of(plan, resolved)
+        facts.append({"words": words, **plan.as_json()})
+        rows.append(
+            {
+                "layout": str(number),
+                "step": _seconds(plan.seconds),
+                "tok/s a device": count(plan.speed),
+                "memory": f"{plan.memory.needed / GIB:.0f} GiB",
+                "binds": plan.binds,
+            }
+        )
+        note = "; trains on completions of the step before" if "runtime.max_lag=1" in words else ""
+        below += ["", f"  {number}  {plan.layout}{note}", f"     {' '.join(words)}"]
+    return facts, "\n".join([trained_block(resolved), "", table_text(rows, sys.stdout, left=("binds",)), *below])
+
+
+def _lines(plan: StepPlan, steps: int) -> list[str]:
+    """The plan of a layout: a line for each stage, then memory and network traffic. `steps`: of the run; 0: unknown."""
+    load, memory, micro = plan.load, plan.memory, plan.micro_batch
+    engine, trainer = plan.sides
+    kind = plan.recipe.devices.kind
+    lines = [f"layout   {plan.layout}, on {plan.recipe.devices}"]
+    if kind.source == "measured":
+        measured = f"{1000 * kind.bf16:,.0f} GFLOP/s of products, {1000 * kind.bandwidth:,.0f} GB/s of memory"
+        lines.append(f"         measured here, for each rank: {measured}")
+    if (idle := plan.recipe.devices.count - plan.layout.devices) > 0:
+        lines.append(f"idle     {idle} of {plan.recipe.devices.count} devices: the layout takes {plan.layout.devices}")
+    if memory.fits:
+        how = f"; engines and ranks at once, {duration(engine)} and {duration(trainer)}" if plan.overlaps else ""
+        lines.append(f"step     about {duration(plan.seconds)}, {rate(plan.speed)} a device; {plan.binds} binds{how}")
+        lines += _stages(plan)
+        if steps:
+            lines.append(f"run      about {duration(steps * plan.seconds)} for {steps:,} steps, without evaluations")
+    elif 0 < micro < load.micro_tokens:
+        lines.append(f"step     none: it does not fit, but with train.tokens_per_micro_batch={micro}")
+    else:
+        lines.append("step     none: it does not fit; --propose looks for layouts that do")
+    lines += _memory(plan, micro)
+    sent: dict[str, float] = {}
+    for stage in plan.stages:
+        for group, size in stage.sent.items():
+            sent[group] = sent.get(group, 0.0) + size
+    if sent and memory.fits:
+        lines.append(f"network  sent by a rank in each step: {_sizes(sent)}")
+    return lines
+
+
+def _stages(plan: StepPlan) -> list[str]:
+    load = plan.load
+    mean, most = f"{load.mean:,.0f}", f"{load.largest(load.sequences):,}"
+    what = "completions" if load.generates else "examples"
+    lines = [f"         for {what} of {mean} tokens on average, the longest of {load.sequences:,} with {most}"]
+    for stage in plan.stages:
+        parts = sorted(stage.parts.items(), key=lambda part: -part[1])
+        said = ", ".join(f"{name} {_seconds(value)}" for name, value in parts if value > 0.02 * stage.seconds)
+        lines.append(f"         {stage.name:<9}{_seconds(stage.seconds):>9}   {said}".rstrip())
+    return lines
+
+
+def _memory(plan: StepPlan, micro: int) -> list[str]:
+    memory = plan.memory
+    total = f"{memory.needed / GIB:.1f} GiB of {memory.memory / GIB:.1f}"
+    lines = [f"memory   {'fits' if memory.fits else 'does not fit'}: {total} on a device, by the {memory.source}"]
+    lines.append(f"         a rank: {_sizes(memory.trainer)}")
+    if memory.engine:
+        running = f"{memory.slots:,} completions at once" if memory.slots else "no room for a completion"
+        lines.append(f"         an engine's device: {_sizes(memory.engine)}; {running}")
+    if memory.host:
+        lines.append(f"         in host memory, of each rank: {memory.host / GIB:,.2f} GiB")
+    if plan.load.beside:
+        lines.append(f"         reward models: {plan.load.beside / GIB:,.2f} GiB")
+    context = "Python and torch" if plan.recipe.devices.kind.name == CPU else "driver and kernels"
+    lines.append(f"         and {CONTEXT / GIB:.0f} GiB of {context}, {FRAGMENTED:.0%} of a rank for fragments")
+    none = "none: the longest sequence does not fit a rank, or an engine does not"
+    largest = f"of {micro:,} tokens" if micro else none
+    lines.append(f"         largest micro-batch {largest}; it has {plan.load.micro_tokens:,}")
+    return lines
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s"
+
+
+def _sizes(sizes: dict[str, int] | dict[str, float]) -> str:
+    return "  ".join(f"{name} {size / GIB:,.2f}" for name, size in sizes.items() if size) + " GiB"
