@@ -197,14 +197,9 @@ def devices_here(config: Any) -> Devices:
 
 
 def plan_recipe(
-    resolved: Resolved[Any],
-    devices: Devices,
-    *,
-    layout: DeviceLayout | None = None,
-    mean: float | None = None,
-    counted: Mapping[str, int] | None = None,
+    resolved: Resolved[Any], devices: Devices, *, mean: float | None = None, counted: Mapping[str, int] | None = None
 ) -> StepPlan:
-    """Plan a recipe on these devices, in its own layout or another one.
+    """Plan a recipe on these devices, in its own layout.
 
     Args:
         mean: tokens per completion; None: a share of the maximum.
@@ -215,6 +210,6 @@ def plan_recipe(
         FieldError: the layout does not fit these devices, or does not divide the model.
     """
     recipe = PlannedRecipe.of(resolved, devices, mean)
-    layout = layout or planned_layout(resolved.config, devices)
+    layout = planned_layout(resolved.config, devices)
     recipe.check(layout)
     return recipe.plan(layout, counted=counted)

@@ -9,7 +9,7 @@ from proxima.config import resolve
 from proxima.data import FieldError, UserError
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import Devices, device_kinds
-from proxima_plan.forecast import plan_recipe
+from proxima_plan.forecast import PlannedRecipe, plan_recipe
 from proxima_plan.layout import DeviceLayout
 from proxima_plan.simulation.fit import with_speed
 from proxima_plan.simulation.lags import simulate_lag, simulate_lags
@@ -45,7 +45,7 @@ def on(*counts):
 
 def run_on(count, *, beside=0, lag=0):
     layout = DeviceLayout(count - beside, HYBRID, engines=beside or count, colocated=not beside)
-    plan = plan_recipe(recipe(), Devices(H20, count), layout=layout, mean=2080.0)
+    plan = PlannedRecipe.of(recipe(), Devices(H20, count), 2080.0).plan(layout)
     return simulate_plan(recipe().config, replace(plan, load=replace(plan.load, slots=None)), MEAN, lag)
 
 
@@ -103,7 +103,7 @@ def test_where_devices_stop_paying():
 
 
 def test_the_times_are_those_of_the_plan():
-    plan = plan_recipe(recipe(), Devices(H20, 8), layout=EIGHT, mean=2080.0)
+    plan = PlannedRecipe.of(recipe(), Devices(H20, 8), 2080.0).plan(EIGHT)
     times = Times(plan, replace(MEAN, engine=2.0, trainer=3.0))
     assert times.other == 3 * plan.times.device.rates.step
     assert times.decode_step(16) == 2 * plan.times.decode_step(16, times.context)[0]
@@ -119,7 +119,7 @@ def test_observed_lengths_stay_together_and_are_drawn_equally_often():
     lengths = Observed((1, 2, 30, 40), together=2)
     groups = [tuple(lengths.draw(0, uid, sample) for sample in (0, 1)) for uid in range(8)]
     assert sorted(groups) == [(1.0, 2.0)] * 4 + [(30.0, 40.0)] * 4
-    load = plan_recipe(recipe(), Devices(H20, 8), layout=EIGHT).load
+    load = PlannedRecipe.of(recipe(), Devices(H20, 8)).load
     own = Assumptions(observed=lengths, prompt=77).load(load)
     assert (own.prompt, own.mean, own.endless) == (77, 18.25, 0.0) and Assumptions().load(load) is load
 

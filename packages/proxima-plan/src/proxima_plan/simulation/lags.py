@@ -75,9 +75,14 @@ def generating(resolved: Resolved[Any]) -> RunConfig:
 
 
 def simulate_lag(
-    config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: int, concurrent: int | None = None
+    config: RunConfig,
+    plan: StepPlan,
+    assumed: Assumptions,
+    lag: int,
+    concurrent: int | None = None,
+    most: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Simulate one run on the layout of a plan, and return the records of its steps."""
+    """Simulate one run on the layout of a plan, and return the records of its steps, of its first `most` if given."""
     layout, completions = plan.layout, config.train.completions_per_prompt
     load = replace(assumed.load(plan.load), lag=lag, concurrent=(concurrent or 0) * completions or None)
     if layout.in_process:
@@ -91,4 +96,4 @@ def simulate_lag(
     runtime = replace(config.runtime, max_lag=lag, max_concurrent_rollouts=concurrent)
     times = Times(replace(plan, load=load), assumed)
     in_thread = isinstance(config.engine, Local) and not isinstance(config.engine, LocalProcess)
-    return simulate_run(replace(config, runtime=runtime), times, layout.engines, slots, in_thread=in_thread)
+    return simulate_run(replace(config, runtime=runtime), times, layout.engines, slots, most=most, in_thread=in_thread)

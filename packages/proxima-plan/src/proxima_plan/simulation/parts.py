@@ -17,6 +17,7 @@ from proxima.core.distillation import NoPolicyGradient
 from proxima.data import Completion, Group, Outcomes, Prompt, Score
 from proxima.data.random import SIMULATED_VERDICT, mix
 from proxima.model.compute_thread import Progress
+from proxima.runtime.loop.training_loop import Stopped
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.store import RunStore
@@ -33,11 +34,11 @@ T = TypeVar("T")
 
 
 class TimedThread:
-    """A `Compute`: calls run one after the other, and each takes the time that it passes to `spend`. An `engine`
-    decodes in this same thread; None: it has its own process."""
+    """A `Compute`: calls run one after the other, and each takes the time that it passes to `spend`. `shared`: the
+    engine decodes in this same thread; else it has its own process."""
 
-    def __init__(self, engine: TimedEngine | None) -> None:
-        self.engine = engine
+    def __init__(self, engine: TimedEngine, *, shared: bool) -> None:
+        self.engine, self.shared = engine, shared
         self._turn, self._owed = asyncio.Lock(), 0.0
 
     def spend(self, seconds: float) -> None:
@@ -48,14 +49,11 @@ class TimedThread:
         async with self._turn:
             result = call(*arguments)
             seconds, self._owed = self._owed, 0.0
-            if seconds:
-                if self.engine is not None:
-                    self.engine.hold()
-                try:
-                    await asyncio.sleep(seconds)
-                finally:
-                    if self.engine is not None:
-                        self.engine.release()
+            if seconds and self.shared:
+                self.engine.hold()
+            await asyncio.sleep(seconds)
+            if seconds and self.shared:
+                self.engine.release()
             return result
 
     async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
@@ -101,11 +99,11 @@ class TimedAdvantage:
 
     per_token = False
 
-    def __init__(self, times: Times, thread: TimedThread) -> None:
-        self.times, self.thread = times, thread
+    def __init__(self, thread: TimedThread) -> None:
+        self.thread = thread
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
-        self.thread.spend(self.times.other)
+        self.thread.spend(self.thread.engine.times.other)
         return torch.zeros_like(outcomes.reward)
 
 
@@ -116,10 +114,11 @@ def timed_reject(times: Times, seed: int, groups: Sequence[Group]) -> dict[int, 
 
 
 class TimedStack:
-    """The methods of a `TrainStack` that a learner calls: an update takes its time and changes nothing."""
+    """The methods of a `TrainStack` that a learner calls: an update takes its time and changes nothing. The engine
+    knows the completions that an item stands for."""
 
-    def __init__(self, times: Times, thread: TimedThread) -> None:
-        self.times, self.thread = times, thread
+    def __init__(self, thread: TimedThread) -> None:
+        self.thread = thread
 
     def gathered(self) -> Any:
         return SimpleNamespace(model=nn.Identity())
@@ -130,30 +129,35 @@ class TimedStack:
     def update(self, objective: Any, updates: Sequence[Sequence[Any]], *rest: Any) -> UpdateResult:
         if not updates:
             return UpdateResult()
-        lengths = [len(item.tokens) for items in updates for item in items]
-        self.thread.spend(self.times.training(lengths))
+        engine = self.thread.engine
+        groups = [engine.lengths(item.uid)[: engine.spec.completions] for items in updates for item in items]
+        lengths = [length for group in groups for length in group]
+        self.thread.spend(engine.times.training(lengths))
         return UpdateResult(tokens=sum(lengths), updates=1)
 
 
-def timed_learner(times: Times, thread: TimedThread) -> Learner:
+def timed_learner(thread: TimedThread) -> Learner:
     """Build a learner whose updates only take time."""
     return Learner(
         policy=cast(Any, SimpleNamespace(loaded=None, value_head=None)),
-        stack=cast(Any, TimedStack(times, thread)),
+        stack=cast(Any, TimedStack(thread)),
         objective=PolicyObjective(surrogate=NoPolicyGradient(), aggregate=TokenMean()),
         compute=thread,
     )
 
 
 class RecordsInMemory(RunStore):
-    """A store that keeps the records of steps in memory. Only the timeline is written to `folder`."""
+    """A store that keeps the records of steps in memory, and ends the run after `most` of them. Only the timeline is
+    written to `folder`."""
 
-    def __init__(self, journal: Journal, folder: RunFolder, clock: Clock) -> None:
+    def __init__(self, journal: Journal, folder: RunFolder, clock: Clock, most: int) -> None:
         activity = Activity(clock, 0.0, Timeline(folder.timeline, lambda text: None))
         super().__init__(journal, folder, Disk(folder.path, lambda text: None), activity)
-        self.steps: list[dict[str, Any]] = []
+        self.steps, self.most = list[dict[str, Any]](), most
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         self.steps.append(dict(record))
+        if len(self.steps) == self.most:
+            raise Stopped
 
     def write_rollouts(self, step: int, groups: Any, records: Any) -> None: ...

@@ -109,8 +109,8 @@ def simulate_plan(config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: 
     towards the end nothing new is generated."""
     around, steps = lag + 1 if lag else 0, min(STEPS, config.train.steps)
     config = replace(config, train=replace(config.train, steps=steps + 2 * around))
-    run = simulate_lag(config, plan, assumed, lag, (lag + 1) * config.train.prompts_per_step if lag else None)
-    measured = run[around : around + steps]
+    concurrent = (lag + 1) * config.train.prompts_per_step if lag else None
+    measured = simulate_lag(config, plan, assumed, lag, concurrent, most=around + steps)[around:]
     seconds = measured[-1]["time"] - measured[0]["time"] + measured[0]["time/step"]
     generate, *rest = plan.stages
     waiting = figures_of(measured).idle_trainer

@@ -1,6 +1,7 @@
 """A run of the real `Controller` on virtual time, with an engine, rewards and a trainer that only take time."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -8,16 +9,16 @@ from typing import Any, cast
 
 from proxima.config import RunConfig
 from proxima.config.sections.eval_section import CheckpointConfig
+from proxima.core.selection import prompts_factor
 from proxima.data import UserError
 from proxima.engine.executor import Executor
-from proxima.engine.protocol import Interrupt
 from proxima.reward.base import as_reward
 from proxima.rollout.collector import Pending
 from proxima.rollout.generator import GroupGenerator
-from proxima.runtime.launch.generation import make_collector, training_groups
+from proxima.runtime.launch.generation import make_collector
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import Publisher
-from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.loop.training_loop import RunEnded, Stopped
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.store import RolloutRecorder
@@ -84,57 +85,58 @@ def figures_of(steps: Sequence[Record]) -> SpeedFigures:
 
 
 def simulate_run(
-    config: RunConfig, times: Times, replicas: int, slots: int, *, in_thread: bool = False
+    config: RunConfig, times: Times, replicas: int, slots: int, *, most: int | None = None, in_thread: bool = False
 ) -> list[dict[str, Any]]:
-    """Simulate the whole run of a config, from its first step, and return the records of its steps. The same config and
-    times give the same run.
+    """Simulate the run of a config from its first step, and return the records of its steps. The same config and times
+    give the same run.
 
     Args:
         replicas, slots: the engines, instead of the recipe's, of which only `interrupt` is used.
+        most: steps after which the simulation ends; None: it is that of the whole run.
         in_thread: the engine decodes in the trainer's thread, and stops while it trains.
 
     Raises:
         UserError: the run ended before its last step.
     """
     clock = VirtualClock()
-    interrupt: Interrupt = getattr(config.engine, "interrupt", "recompute")
     with TemporaryDirectory() as place, Journal(":memory:", clock) as journal:
-        folder = RunFolder(place)
+        store = RecordsInMemory(journal, RunFolder(place), clock, most or config.train.steps)
 
-        async def run() -> list[dict[str, Any]]:
-            timed = TimedEngine(times, replicas, slots, interrupt=interrupt, seed=config.seed, now=clock.now)
-            thread = TimedThread(timed if in_thread else None)
-            store = RecordsInMemory(journal, folder, clock)
-            controller = _controller(config, times, store, timed, thread, clock)
+        async def run() -> None:
+            thread = TimedThread(TimedEngine(config, times, replicas, slots, clock.now), shared=in_thread)
+            controller = _controller(config, store, thread)
             try:
-                await controller.train()
+                with suppress(Stopped):
+                    await controller.train()
             finally:
                 controller.close()
-            return store.steps
 
         try:
-            return run_virtually(run(), clock)
+            run_virtually(run(), clock)
         except RunEnded as end:
             raise UserError(f"the simulated run ends early: {end}") from end
+    return store.steps
 
 
-def _controller(
-    config: RunConfig,
-    times: Times,
-    store: RecordsInMemory,
-    engine: TimedEngine,
-    thread: TimedThread,
-    clock: VirtualClock,
-) -> Controller:
-    """Build a controller like `runtime.launch.build.make_controller`, with parts that only take time."""
+def _controller(config: RunConfig, store: RecordsInMemory, thread: TimedThread) -> Controller:
+    """Build a controller like `runtime.launch.build.make_controller`, with parts that only take time. Each prompt has
+    one completion, which stands for all of them."""
+    engine, times = thread.engine, thread.engine.times
+    factor = prompts_factor(config.algorithm.selection, config.train.completions_per_prompt)
+    config = replace(  # steps, and nothing between them
+        config,
+        algorithm=replace(config.algorithm, selection=()),
+        train=replace(config.train, prompts_per_step=factor * config.train.prompts_per_step),
+        checkpoint=CheckpointConfig(),
+    )
     observer, prompts = Observer(), cast(Any, TimedPrompts(times.load.prompt))
     rewards = TimedRewards(times, whole_batch=any(as_reward(reward).whole_batch for reward in config.reward))
-    generator = GroupGenerator(Executor(cast(Any, engine)), rewards, training_groups(config), clock.now)
+    spec = replace(engine.spec, completions=1, greedy_baseline=False)
+    generator = GroupGenerator(Executor(cast(Any, engine)), rewards, spec, engine.now)
     recorder = RolloutRecorder(store, prompts, observer)
     reject = partial(thread.run, timed_reject, times, config.seed)
     collector = make_collector(config, generator, prompts, recorder, reject, Pending(), 0)
-    alone = replace(config, checkpoint=CheckpointConfig())  # steps, and nothing between them
-    builder = BatchBuilder(advantage=TimedAdvantage(times, thread), selection=(), seed=config.seed)
-    learner = timed_learner(times, thread)
+    builder = BatchBuilder(advantage=TimedAdvantage(thread), selection=(), seed=config.seed)
+    learner = timed_learner(thread)
     publisher = Publisher(generator, learner, store, observer)
-    return Controller(alone, collector, builder, learner, publisher, store, None, observer)
+    return Controller(config, collector, builder, learner, publisher, store, None, observer)

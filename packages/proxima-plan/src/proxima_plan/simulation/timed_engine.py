@@ -5,16 +5,17 @@ import heapq
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
 
 import numpy as np
 
-from proxima.data import Completion, FinishReason
-from proxima.data.columns import Ints
-from proxima.engine.protocol import Capabilities, Health, Interrupt, PauseMode, Request, WeightUpdate
+from proxima.config import RunConfig
+from proxima.data import Completion
+from proxima.engine.protocol import Capabilities, Health, PauseMode, Request, WeightUpdate
 from proxima.engine.scheduler import worth_admitting
+from proxima.runtime.launch.generation import training_groups
 from proxima_plan.simulation.times import Times
 
 ROUNDING = 1e-6  # tokens: sums of floating-point times are not exact
@@ -22,13 +23,47 @@ HELD = attrgetter("held")
 
 
 @dataclass(eq=False)
-class TimedCompletion:
-    """A waiting or running completion. `begin` is the progress of its replica when it was admitted."""
+class TimedGroup:
+    """The completions of a prompt. The caller gets them as one, with the tokens of all that are trained on, as soon as
+    the last one ends: nothing in a run depends on which of them has which token.
+
+    Args:
+        lengths: tokens of each completion. trained: how many are trained on; a greedy one, the last, is not.
+        versions: of the tokens of each that has ended: versions of the weights, and the number of tokens.
+    """
 
     request: Request
     sink: "asyncio.Queue[Completion]"
+    lengths: Sequence[int]
+    trained: int
+    versions: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def completion(self) -> Completion:
+        """Return the completions as one."""
+        total = sum(self.lengths[: self.trained])
+        runs = [run for sample in range(self.trained) for run in self.versions[sample]]
+        versions, tokens = np.array(runs, np.int32).T
+        mixed = versions.min() < versions.max()
+        return Completion(
+            prompt_uid=self.request.prompt.uid,
+            sample=0,
+            tokens=np.broadcast_to(np.int32(0), total),
+            text="",
+            sampled_log_prob=np.broadcast_to(np.float32(0), total),
+            untruncated_log_prob=np.broadcast_to(np.float32(0), total),
+            policy_version=np.repeat(versions, tokens) if mixed else np.broadcast_to(versions[0], total),
+            finish_reason="stop",
+            temperature=self.request.sampling.temperature,
+        )
+
+
+@dataclass(eq=False)
+class TimedCompletion:
+    """A waiting or running completion. `begin` is the progress of its replica when it was admitted."""
+
+    group: TimedGroup
+    sample: int
     length: int
-    reason: FinishReason
     begin: float = 0.0
     ended: bool = False
 
@@ -38,18 +73,17 @@ class TimedEngine:
     one queue. All replicas receive new weights at once.
 
     Args:
+        config: of the groups, and what happens at new weights. A request stands for all completions of its prompt.
         replicas, slots: the number of engines, and the completions that each runs at once.
-        interrupt: see `Local`. seed: of the lengths.
     """
 
     capabilities = Capabilities(weight_updates=frozenset({"module"}), pause_modes=frozenset({"keep"}))
 
-    def __init__(
-        self, times: Times, replicas: int, slots: int, *, interrupt: Interrupt, seed: int, now: Callable[[], float]
-    ) -> None:
-        self.times, self.slots, self.interrupt, self.seed, self.now = times, slots, interrupt, seed, now
+    def __init__(self, config: RunConfig, times: Times, replicas: int, slots: int, now: Callable[[], float]) -> None:
+        self.times, self.slots, self.now = times, slots, now
+        self.spec, self.interrupt = training_groups(config), getattr(config.engine, "interrupt", "recompute")
         self.version = self.running = 0
-        self.waiting: deque[deque[TimedCompletion]] = deque()  # by prompt
+        self.waiting: deque[TimedGroup] = deque()
         self.replicas = [TimedReplica(self) for _ in range(replicas)]
         self._paused = self._drains = self._held = self._admits = False
         self._empty = asyncio.Event()
@@ -60,10 +94,8 @@ class TimedEngine:
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         done: asyncio.Queue[Completion] = asyncio.Queue()
-        prompts: dict[int, deque[TimedCompletion]] = {}
-        for request in requests:
-            prompts.setdefault(request.prompt.uid, deque()).append(self._completion(request, done))
-        self.waiting.extend(prompts.values())
+        trained = self.spec.completions
+        self.waiting.extend(TimedGroup(one, done, self.lengths(one.prompt.uid), trained) for one in requests)
         self._admit()
         remaining = len(requests)
         try:
@@ -75,14 +107,15 @@ class TimedEngine:
             if remaining:
                 self._discard(done)
 
-    def _completion(self, request: Request, sink: "asyncio.Queue[Completion]") -> TimedCompletion:
-        most = request.sampling.max_tokens
-        wanted = round(self.times.length(self.seed, request.prompt.uid, request.sample))
-        return TimedCompletion(request, sink, max(1, min(wanted, most)), "length" if wanted > most else "stop")
+    def lengths(self, uid: int) -> list[int]:
+        """The tokens of each completion of a prompt."""
+        seed, most = self.spec.seed, self.spec.sampling.max_tokens
+        drawn = (round(self.times.length(seed, uid, sample)) for sample in range(self.spec.size))
+        return [max(1, min(length, most)) for length in drawn]
 
     def _discard(self, sink: "asyncio.Queue[Completion]") -> None:
         """Drop the completions of a caller that no longer waits for them."""
-        self.waiting = deque(prompt for prompt in self.waiting if prompt[0].sink is not sink)
+        self.waiting = deque(group for group in self.waiting if group.sink is not sink)
         for replica in self.replicas:
             replica.discard(sink)
         self._admit()
@@ -118,7 +151,7 @@ class TimedEngine:
         self._switch(paused=False)
 
     async def health(self) -> Health:
-        return Health(ok=True, version=self.version, running=self.running, waiting=sum(map(len, self.waiting)))
+        return Health(ok=True, version=self.version, running=self.running, waiting=len(self.waiting))
 
     def hold(self) -> None:
         """Stop decoding: the trainer needs the thread that this engine decodes in."""
@@ -166,19 +199,19 @@ class TimedReplica:
     def has_room(self) -> bool:
         return not self.pending and worth_admitting(self.engine.slots - len(self.running), self.engine.slots)
 
-    def take(self, prompt: deque[TimedCompletion]) -> None:
+    def take(self, group: TimedGroup) -> None:
         """Read a prompt and start its completions."""
         self.advance()
-        self.pending = prompt
-        self._stall(len(prompt[0].request.prompt.tokens))
+        self.pending.extend(TimedCompletion(group, sample, length) for sample, length in enumerate(group.lengths))
+        self._stall(len(group.request.prompt.tokens))
         self.settle()
 
     def discard(self, sink: "asyncio.Queue[Completion]") -> None:
         self.advance()
-        for completion in [running for running in self.running if running.sink is sink]:
+        for completion in [running for running in self.running if running.group.sink is sink]:
             completion.ended = True
             del self.running[completion]
-        if self.pending and self.pending[0].sink is sink:
+        if self.pending and self.pending[0].group.sink is sink:
             self.pending.clear()
         self.settle()
 
@@ -187,7 +220,7 @@ class TimedReplica:
         self.advance()
         self.versions.append((self.progress, version))
         if self.engine.interrupt == "recompute":
-            self._stall(sum(len(one.request.prompt.tokens) + self._tokens(one) for one in self.running))
+            self._stall(sum(len(one.group.request.prompt.tokens) + self._tokens(one) for one in self.running))
         self.settle()
 
     def advance(self) -> None:
@@ -228,32 +261,20 @@ class TimedReplica:
         return min(int(self.progress - completion.begin + ROUNDING), completion.length)
 
     def _deliver(self, completion: TimedCompletion) -> None:
-        request, length = completion.request, completion.length
+        group = completion.group
         completion.ended = True
         del self.running[completion]
-        completion.sink.put_nowait(
-            Completion(
-                prompt_uid=request.prompt.uid,
-                sample=request.sample,
-                tokens=np.broadcast_to(np.int32(0), length),
-                text="",
-                sampled_log_prob=np.broadcast_to(np.float32(0), length),
-                untruncated_log_prob=np.broadcast_to(np.float32(0), length),
-                policy_version=self._version_column(completion),
-                finish_reason=completion.reason,
-                temperature=request.sampling.temperature,
-            )
-        )
+        group.versions[completion.sample] = self._versions(completion)
+        if len(group.versions) == len(group.lengths):
+            group.sink.put_nowait(group.completion())
 
-    def _version_column(self, completion: TimedCompletion) -> Ints:
-        """[T] the version of each token: that of the weights at the start of its decode step."""
-        newest, version = self.versions[-1]
-        if newest <= completion.begin + ROUNDING:
-            return np.broadcast_to(np.int32(version), completion.length)
-        column, end = np.empty(completion.length, np.int32), completion.length
+    def _versions(self, completion: TimedCompletion) -> list[tuple[int, int]]:
+        """Versions of the weights at the start of the decode steps of a completion, and its tokens of each."""
+        runs, end = list[tuple[int, int]](), completion.length
         for progress, version in reversed(self.versions):
             first = min(end, max(0, math.ceil(progress - completion.begin - ROUNDING)))
-            column[first:end] = version
+            if first < end:
+                runs.append((version, end - first))
             if (end := first) == 0:
                 break
-        return column
+        return runs

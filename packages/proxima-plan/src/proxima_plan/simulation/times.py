@@ -1,8 +1,8 @@
 """The durations of a simulated run: those of a plan, and what no plan knows."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
 from statistics import fmean
 
 from proxima.data.random import SIMULATED_BLOCK, SIMULATED_DRAW, mix, permutation
@@ -68,7 +68,6 @@ class Times:
 
     plan: StepPlan
     assumed: Assumptions
-    decode_seconds: dict[int, float] = field(default_factory=dict, compare=False)  # of a step, by running completions
 
     @property
     def load(self) -> Load:
@@ -95,12 +94,10 @@ class Times:
             return self.assumed.observed.draw(seed, uid, sample)
         return self.load.quantile((mix(SIMULATED_DRAW, seed, uid, sample) + 0.5) / 2**64)
 
-    def decode_step(self, running: int) -> float:
-        count = max(1, running)
-        if count not in self.decode_seconds:
-            step, _ = self.plan.times.decode_step(count, self.context)
-            self.decode_seconds[count] = self.assumed.engine * step
-        return self.decode_seconds[count]
+    @cached_property
+    def decode_step(self) -> Callable[[int], float]:
+        """The seconds of a decode step of so many running completions."""
+        return cache(lambda running: self.assumed.engine * self.plan.times.decode_step(running, self.context)[0])
 
     def prefill(self, tokens: int) -> float:
         return self.assumed.engine * self.plan.times.prefill(tokens, self.load.prompt)
