@@ -6,6 +6,7 @@ It adds up what autograd and FSDP keep of a Llama-like decoder at the peak, the 
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -188,12 +189,5 @@ def largest_micro_batch(spec: Any, model: ModelFacts, layout: DeviceLayout, load
         return device_memory(spec, model, layout, many, device).fits
 
     longest = load.prompt + load.longest
-    if not fits(longest):
-        return 0
-    low, high = longest, longest + 1024
-    while fits(high) and high < 2**22:
-        low, high = high, 2 * high
-    while high - low > 1024:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low // 1024 * 1024 if low >= 1024 else low
+    larger = range(1024, 2**22, 1024)
+    return 1024 * bisect_left(larger, True, key=lambda tokens: not fits(tokens)) or longest * fits(longest)
