@@ -92,7 +92,6 @@ def kinds():
 def test_a_training_kind(rehearse, name):
     recipe, overrides, waits = CASES[name]
     watched = rehearse("rehearsed", recipe, overrides)
-    assert watched.rehearsal.fault == ""
     assert watched.updates == (4 if name == "critic" else 2)
     assert watched.micro_batches >= 4
     assert watched.inside.total() == LISTED.get(name, 0) * watched.micro_batches
@@ -101,7 +100,7 @@ def test_a_training_kind(rehearse, name):
 
 
 def test_a_tensor_on_the_host_is_a_fault_with_its_line(rehearse):
-    fault = rehearse("with_objective", "cpu/sft.yaml", [], "OnTheHost").rehearsal.fault
+    fault = rehearse("fault_of", "cpu/sft.yaml", [], "OnTheHost")
     assert "worker.py:" in fault and "same device" in fault and "cpu" in fault
 
 
@@ -113,7 +112,7 @@ def test_waits_inside_micro_batches_are_counted(rehearse):
 
 def test_a_rank_of_eight(rehearse):
     alone, single = (rehearse("rehearsed", RL, [], *more) for more in ((), (SHAPE, 8)))
-    assert single.rehearsal.fault == "" and not single.inside and single.micro_batches == alone.micro_batches
+    assert not single.inside and single.micro_batches == alone.micro_batches
     assert single.places == POLICY
     weights = [watched.rehearsal.peak_bytes["weights"] for watched in (single, alone)]
     assert weights[0] < 0.2 * weights[1]  # an eighth, in blocks of 512 bytes
@@ -130,7 +129,7 @@ SPLIT = HERE + "test_ranks_that_split_tokens[quickstart.yaml]"
 @pytest.mark.parametrize("recipe", [RL, pytest.param("cpu/top_p_replay.yaml", marks=pytest.mark.campaign(SPLIT))])
 def test_ranks_that_split_tokens(rehearse, recipe):
     single = rehearse("rehearsed", recipe, ["placement={kind: torchrun, context_parallel: 2}"], SHAPE, 4)
-    assert single.rehearsal.fault == "" and not single.inside and single.micro_batches >= 4
+    assert not single.inside and single.micro_batches >= 4
     assert single.places == POLICY
 
 
@@ -138,7 +137,6 @@ def test_experts_of_a_rank(rehearse):
     split = ["placement={kind: torchrun, expert_parallel: 2}"]
     cases = ([], replace(SHAPE, groups=1), 1), (split, SHAPE, 4)
     alone, rank = (rehearse("rehearsed", RL, *case, kind="qwen3_moe") for case in cases)
-    assert alone.rehearsal.fault == rank.rehearsal.fault == ""
     exchanged = {"_exchanging": 2 * rank.micro_batches}  # how many rows go where, once in each of the two layers
     assert alone.places == POLICY and rank.places == POLICY | exchanged
     assert not alone.inside and rank.inside.total() == 2 * rank.micro_batches
@@ -149,4 +147,4 @@ def test_experts_of_a_rank(rehearse):
 def test_experts_in_float32_wait_for_each_layer(rehearse):
     """Grouped products, which CUDA has in bfloat16 alone."""
     wide = rehearse("rehearsed", RL, ["model.compute_dtype=float32"], SHAPE, 1, kind="qwen3_moe")
-    assert wide.rehearsal.fault == "" and wide.inside.total() == 4 * wide.micro_batches
+    assert wide.inside.total() == 4 * wide.micro_batches

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import proxima
 from proxima.config import resolve
 from proxima.core.metrics import SumCount
+from proxima.data import UserError
 from proxima.model.micro_batch import micro_batches
 from proxima.train.objectives import SftObjective
 from proxima_plan.rehearsal import rehearsal
@@ -175,6 +176,15 @@ class Impatient(SftObjective):
 def with_objective(recipe: str, overrides: Sequence[str], name: str) -> Watched:
     """Rehearse with an objective of this module."""
     return rehearsed(recipe, overrides, objective=globals()[name]())
+
+
+def fault_of(recipe: str, overrides: Sequence[str], name: str) -> str:
+    """The error that ends such a rehearsal."""
+    try:
+        with_objective(recipe, overrides, name)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def host_states(recipe: str, overrides: Sequence[str]) -> tuple[int, int, list[str]]:

@@ -35,14 +35,12 @@ class Rehearsal:
     Args:
         peak_bytes: peak of the live bytes on the device in a step after the first, by kind.
         waits: the number of times that the host waits for the device in that step, by operation.
-        fault: an exception with the line of our code, e.g. a tensor on the wrong device, that ended it; empty: none.
         seconds: duration of the rehearsal.
     """
 
     peak_bytes: dict[str, int]
     waits: dict[str, int]
-    fault: str = ""
-    seconds: float = 0.0
+    seconds: float
 
     @property
     def peak(self) -> int:
@@ -59,8 +57,6 @@ def rehearse_recipe(recipe: str, overrides: Sequence[str], ranks: int, *, import
         outcome = pool.submit(_outcome, recipe, list(overrides), ranks, import_code).result()
     if isinstance(outcome, str):
         raise UserError(outcome)
-    if outcome.fault:
-        raise UserError(f"the rehearsal failed: {outcome.fault}")
     return outcome
 
 
@@ -107,11 +103,12 @@ def rehearse_step(config: Any, shape: StepShape, ranks: int = 1, watch: DeviceWa
         watch: None: a new one.
 
     Raises:
-        UserError: the config of the model can't be read.
+        UserError: the config of the model can't be read; or a step fails, e.g. because a tensor is on the wrong device:
+            the exception, with the line of our code.
     """
     start, device, sharding = time.perf_counter(), fake_device(), _sharding(config, ranks)
     together = 1 if sharding is None else sharding.together
-    watch, fault = watch or DeviceWatch(), ""
+    watch = watch or DeviceWatch()
     with fake_ranks(ranks, together) as group, FakeTensorMode(allow_non_fake_inputs=True), watch:
         watch.kind = WEIGHTS
         parts = trainings(config, FakeLoader(config.model.path, device, group, sharding))
@@ -129,9 +126,9 @@ def rehearse_step(config: Any, shape: StepShape, ranks: int = 1, watch: DeviceWa
         except UserError:
             raise
         except Exception as error:
-            fault = _located(error)
+            raise UserError(f"the rehearsal failed: {_located(error)}") from error
     peak = {kind: size for kind, size in watch.bytes.peak.items() if size > 0}
-    return Rehearsal(peak, dict(watch.waits), fault, time.perf_counter() - start)
+    return Rehearsal(peak, dict(watch.waits), time.perf_counter() - start)
 
 
 def _label(watch: DeviceWatch, part: Training) -> None:
