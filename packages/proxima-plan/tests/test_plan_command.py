@@ -27,7 +27,7 @@ def test_stages_memory_and_what_binds(proxima):
     assert "layout   32 ranks (full, expert 8), 16 engines of 2 devices on the same devices, on 32xH100-80G" in lines
     assert any(line.startswith("step     about ") and line.endswith(" binds") for line in lines)
     stages = re.findall(r"^         (\w+) +[\d.,]+ s   \w", out, re.M)
-    assert stages == ["generate", "update", "publish", "else"]
+    assert stages == ["generate", "update", "publish", "rest"]
     assert "completions of 3,000 tokens on average" in out and "largest micro-batch" in out
     assert "by the formula" in out and "\nnetwork  sent by a rank in each step: expert " in out
 
@@ -35,8 +35,9 @@ def test_stages_memory_and_what_binds(proxima):
 def test_this_machine_is_measured(proxima, recipe, monkeypatch):
     monkeypatch.setattr("proxima_plan.devices.gemm_rate", lambda *_: 1e11)
     code, out, err = proxima("plan", recipe())
-    assert (code, err) == (0, "") and "1 rank (full), rank 0 generates on the same devices, on 1xcpu" in out
+    assert (code, err) == (0, "") and "layout   1 rank, which generates too, on this machine\n" in out
     assert "measured here, for each rank: 100 GFLOP/s of products, " in out
+    assert " for each rank, by the formula\n" in out and "and 1 GiB of Python and torch, " in out and "CUDA" not in out
     assert re.search(r"^run      about .* for 2 steps, without evaluations$", out, re.M)
     code, out, _ = proxima("plan", recipe(), "placement=torchrun", "--json")
     plan = json.loads(out)

@@ -8,7 +8,7 @@ from proxima.cli.explain import trained_block
 from proxima.config.resolved import Resolved
 from proxima.view.formatting import count, duration, rate
 from proxima.view.terminal import table_text
-from proxima_plan.devices import CPU, GIB, Devices
+from proxima_plan.devices import CPU, GIB, MEASURED, Devices
 from proxima_plan.forecast import StepPlan, plan_recipe
 from proxima_plan.memory import CONTEXT, FRAGMENTED
 from proxima_plan.proposals import proposals, words_of
@@ -66,7 +66,7 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
     engine, trainer = plan.sides
     kind = plan.recipe.devices.kind
     lines = [f"layout   {plan.layout}, on {plan.recipe.devices}"]
-    if kind.source == "measured":
+    if kind.source == MEASURED:
         measured = f"{1000 * kind.bf16:,.0f} GFLOP/s of products, {1000 * kind.bandwidth:,.0f} GB/s of memory"
         lines.append(f"         measured here, for each rank: {measured}")
     if (idle := plan.recipe.devices.count - plan.layout.devices) > 0:
@@ -80,7 +80,8 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
     elif 0 < micro < load.micro_tokens:
         lines.append(f"step     none: it does not fit, but with train.tokens_per_micro_batch={micro}")
     else:
-        lines.append("step     none: it does not fit; --propose looks for layouts that do")
+        other = "--propose looks for layouts that do" if load.generates else "take more devices or larger ones"
+        lines.append(f"step     none: it does not fit; {other}")
     lines += _memory(plan, micro)
     sent: dict[str, float] = {}
     for stage in plan.stages:
@@ -106,16 +107,19 @@ def _stages(plan: StepPlan) -> list[str]:
 def _memory(plan: StepPlan, micro: int) -> list[str]:
     memory = plan.memory
     total = f"{memory.needed / GIB:.1f} GiB of {memory.memory / GIB:.1f}"
-    lines = [f"memory   {'fits' if memory.fits else 'does not fit'}: {total} on a device, by the {memory.source}"]
+    cpu = plan.recipe.devices.kind.name == CPU
+    where = "for each rank" if cpu else "on a device"
+    lines = [f"memory   {'fits' if memory.fits else 'does not fit'}: {total} {where}, by the {memory.source}"]
     lines.append(f"         a rank: {_sizes(memory.trainer)}")
     if memory.engine:
-        running = f"{memory.slots:,} completions at once" if memory.slots else "no room for a completion"
-        lines.append(f"         an engine's device: {_sizes(memory.engine)}; {running}")
+        running = f"{memory.slots:,} completions at once" if memory.slots else "no room for the longest completion"
+        where = "the engine" if plan.layout.in_process else "an engine's device"
+        lines.append(f"         {where}: {_sizes(memory.engine)}; {running}")
     if memory.host:
         lines.append(f"         in host memory, of each rank: {memory.host / GIB:,.2f} GiB")
     if plan.load.beside:
         lines.append(f"         reward models: {plan.load.beside / GIB:,.2f} GiB")
-    context = "Python and torch" if plan.recipe.devices.kind.name == CPU else "driver and kernels"
+    context = "Python and torch" if cpu else "driver and kernels"
     lines.append(f"         and {CONTEXT / GIB:.0f} GiB of {context}, {FRAGMENTED:.0%} of a rank for fragments")
     none = "none: the longest sequence does not fit a rank, or an engine does not"
     largest = f"of {micro:,} tokens" if micro else none
@@ -124,7 +128,7 @@ def _memory(plan: StepPlan, micro: int) -> list[str]:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s"
+    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s" if value >= 0.1 else duration(value)
 
 
 def _sizes(sizes: dict[str, int] | dict[str, float]) -> str:

@@ -65,6 +65,8 @@ def plan(
         raise UserError(f"--{'exact' if exact else 'propose'}: plans one number of devices, without --lag")
     if simulated and not lag and not several:
         raise UserError(f"--{'score' if fitted is None else 'from'}: is of a simulation", remedy="add --lag 0,1,2,4")
+    if fitted is not None and mean_length is not None:
+        raise UserError("--mean-length: the lengths are those of --from; leave out one of the two")
     if score is not None and not 0 <= score < 1e5:
         raise UserError(f"--score {score:g}: must be in [0, 100,000] seconds")
     resolved = _resolved(recipe, override, import_code=import_code)

@@ -17,6 +17,7 @@ from proxima.system.machine import gemm_rate, memory_bytes
 GIB = 2**30
 MOST = 65_536  # devices
 CPU = "cpu"  # the name of this machine, where it has no accelerator
+MEASURED = "measured"  # the source of this machine's numbers
 COPIED = 2**27  # bytes, to measure the bandwidth of memory
 
 
@@ -110,7 +111,7 @@ class Devices:
     count: int
 
     def __str__(self) -> str:
-        return f"{self.count}x{self.kind.name}"
+        return "this machine" if self.kind.source == MEASURED else f"{self.count}x{self.kind.name}"
 
 
 @cache
@@ -175,7 +176,7 @@ def this_machine(dtype: str, device: str, count: int) -> Devices:
         inside=32.0,
         across=1.0,
         node=max(node, count),
-        source="measured",
+        source=MEASURED,
         products=1.0 if cuda else 0.0,
         rates=device_rates("machine") if cuda else device_rates("machine", "cpu"),
         fused=not cuda and dtype == "bfloat16",

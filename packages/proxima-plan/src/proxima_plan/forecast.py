@@ -49,6 +49,8 @@ class PlannedRecipe:
             if mean is not None and not 1 <= mean <= most:
                 raise UserError(f"--mean-length {mean:g} must be in [1, sampling.max_tokens={most}]")
             load = load_of(config, estimate.batch, model, mean, spread)
+        elif mean is not None:
+            raise UserError("--mean-length: the recipe generates no completions; leave it out")
         else:
             load = load_of_examples(config, estimate.batch)
         if own is None:
@@ -94,12 +96,10 @@ class StepPlan:
             self.recipe.model,
             self.layout,
             self.recipe.devices.kind,
+            self.load,
             master=BYTES[spec.dtype],
             gathered=2 if self.layout.sharding.param_dtype == "bfloat16" else BYTES[spec.dtype],
-            checkpointing=self.load.checkpointing,
-            micro_tokens=self.load.micro_tokens,
             adapter=None if spec.lora is None else self.recipe.model.adapter or 0,
-            eager=self.load.eager,
         )
 
     @cached_property
@@ -108,9 +108,9 @@ class StepPlan:
         times, load = self.times, self.load
         stages = _training(times, load)
         if load.generates:
-            generated = generation(times.engine_alone(), load, max(1, self.memory.slots))
+            generated = generation(times.engine_alone(), max(1, self.memory.slots))
             stages = [generated, *stages, times.publish()]
-        return (*stages, Stage("else", {FIXED: times.device.rates.step}))
+        return (*stages, Stage("rest", {FIXED: times.device.rates.step}))
 
     @property
     def seconds(self) -> float:
@@ -181,13 +181,21 @@ def _training(times: StageTimes, load: Load) -> list[Stage]:
 
 
 @lru_cache(maxsize=1024)  # layouts of the ranks often have the same engines
-def generation(times: StageTimes, load: Load, slots: int) -> Stage:
+def generation(times: StageTimes, slots: int) -> Stage:
     """Return the generation stage of engines with equal parts. A completion that begins when a step ends is trained on
     `lag` steps later, and that step waits for it: the completions of `lag` steps are generated in the time of these."""
-    layout = times.layout
+    layout, load = times.layout, times.load
     steps = load.lag if load.lag and not layout.colocated else 1
     lengths = load.lengths(max(1, round(steps * load.sequences / layout.engines)))
     return times.generate(lengths, load.prompt, load.group, slots).repeated(1 / steps)
+
+
+def generating(resolved: Resolved[Any]) -> RunConfig:
+    """Return the config of a recipe that generates what it trains on; UserError for another one."""
+    if not isinstance(resolved.config, RunConfig) or resolved.config.rollouts is not None:
+        remedy = "leave out --propose and --lag, and name one number of devices"
+        raise UserError("only a recipe that generates what it trains on has lags and proposals", remedy=remedy)
+    return resolved.config
 
 
 def devices_here(config: Any) -> Devices:

@@ -79,10 +79,12 @@ class DeviceLayout:
         s = self.sharding
         groups = [("tensor", s.tensor_parallel), ("context", s.context_parallel), ("expert", s.expert_parallel)]
         split = "".join(f", {name} {size}" for name, size in [*groups, ("pipeline", self.pipeline)] if size > 1)
-        where = "on the same devices" if self.colocated else "beside them"
+        ranks = f"{self.ranks} ranks ({s.kind}{split})" if self.ranks > 1 else "1 rank"
+        if self.in_process:
+            return f"{ranks}, {'of which rank 0' if self.ranks > 1 else 'which'} generates too"
         of = f" of {self.engine_devices} devices" if self.engine_devices > 1 else ""
-        engines = "rank 0 generates" if self.in_process else f"{self.engines} engine{'s' * (self.engines > 1)}{of}"
-        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)} ({s.kind}{split})"
+        engines = f"{self.engines} engine{'s' * (self.engines > 1)}{of}"
+        where = "on the same devices" if self.colocated else "beside them"
         return f"{ranks}, {engines} {where}" if self.engines else ranks
 
 

@@ -9,7 +9,7 @@ from proxima.config.resolved import Resolved
 from proxima.data import UserError
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import Devices
-from proxima_plan.forecast import PlannedRecipe, StepPlan
+from proxima_plan.forecast import PlannedRecipe, StepPlan, generating
 from proxima_plan.layout import DeviceLayout
 from proxima_plan.step_load import Load
 
@@ -23,8 +23,9 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
     training, the last one is that of the fastest layout that does, provided it is faster than all others.
 
     Raises:
-        UserError: the recipe can't be planned, or no layout fits.
+        UserError: the recipe does not generate or can't be planned, or no layout fits.
     """
+    generating(resolved)
     planned = PlannedRecipe.of(resolved, devices, mean)
     if not hasattr(resolved.config.engine, "urls"):
         planned = replace(planned, load=replace(planned.load, slots=None))  # slots of the engine that is replaced

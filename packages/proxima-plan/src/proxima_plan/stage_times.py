@@ -81,7 +81,7 @@ class StageTimes(PlacedModel):
         else:
             binds = BANDWIDTH if bandwidth > flop else COMPUTE
         seconds = max(bandwidth, flop) + rates.rows * products + network + fixed
-        launches = model.layers * rates.eager if self.eager else 0.0
+        launches = model.layers * rates.eager if self.load.eager else 0.0
         return (launches, FIXED) if launches > seconds else (seconds, binds)
 
     def prefill(self, tokens: float, mean: float = 0.0) -> float:
@@ -139,9 +139,9 @@ class StageTimes(PlacedModel):
         layout = self.layout
         share = max(tokens / layout.shares, longest)  # no sequence is split between shares
         squares = max(squares / layout.shares, longest * longest)
-        micro = max(1, math.ceil(share / max(self.micro_tokens, longest)))
+        micro = max(1, math.ceil(share / max(self.load.micro_tokens, longest)))
         split = layout.sharding.together * layout.pipeline
-        passes = (3 if self.adapter is None else 2) + self.checkpointing if gradients else 1
+        passes = (3 if self.adapter is None else 2) + self.load.checkpointing if gradients else 1
         compute = passes * (self._products(share, split) + self._attention(squares / 2) / split)
         moved = passes * self._moved(share) / split
         bubble = 1 + (layout.pipeline - 1) / micro

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from proxima_plan.devices import DeviceKind
 from proxima_plan.layout import DeviceLayout
 from proxima_plan.model_size import ModelFacts
+from proxima_plan.step_load import Load
 
 HALF, FULL = 2, 4  # bytes of bfloat16 and float32
 
@@ -16,21 +17,16 @@ class PlacedModel:
 
     Args:
         master: bytes of a trained weight. gathered: bytes of a weight that a layer computes with.
-        checkpointing: layers are recomputed in the backward pass.
-        micro_tokens: most tokens of a micro-batch.
         adapter: number of adapter weights, the only trained ones; None: without `model.lora`.
-        eager: engines launch each kernel of a decode step separately, without CUDA graphs.
     """
 
     model: ModelFacts
     layout: DeviceLayout
     device: DeviceKind
+    load: Load
     master: int = 4
     gathered: int = HALF
-    checkpointing: bool = True
-    micro_tokens: int = 8192
     adapter: int | None = None
-    eager: bool = False
 
     @property
     def trained(self) -> int:
@@ -61,7 +57,7 @@ def blocking_traffic(placed: PlacedModel, tokens: float, micro: int, *, gradient
     micro-batches."""
     sharding, model, device = placed.layout.sharding, placed.model, placed.device
     tensor, context, expert = sharding.tensor_parallel, sharding.context_parallel, sharding.expert_parallel
-    passes = 2 + placed.checkpointing if gradients else 1  # the backward pass and a recomputation send as much
+    passes = 2 + placed.load.checkpointing if gradients else 1  # the backward pass and a recomputation send as much
     count, own = passes * model.layers / placed.layout.pipeline, tokens / context
     traffic = {}
     if tensor > 1:  # an all-reduce after attention and one after the rest of a layer

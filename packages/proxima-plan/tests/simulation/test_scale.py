@@ -133,16 +133,11 @@ def test_lags_of_a_layout_and_a_speed_that_is_found_again():
     assert all(cell.figures.max_lag <= cell.lag for cell in cells)
     slow = Assumptions(mean=100.0, engine=2.0, trainer=3.0)
     plan = plan_recipe(settings, Devices(H20, 8), mean=100.0)
-    run = simulate_lag(settings.config, plan, slow, 0)
+    run = simulate_lag(settings.config, plan, slow, 0, None)
     observed = Observed(tuple(round(Times(plan, slow).length(0, uid, 0)) for uid in range(256)))
     given = Assumptions(mean=100.0, observed=observed, prompt=plan.load.prompt)
     found = with_speed(given, run[1:], settings, Devices(H20, 8))
     assert found.trainer > 1.5 < found.engine
-    real, fitted = figures_of(run[1:]), figures_of(simulate_lag(settings.config, plan, found, 0)[1:])
+    real, fitted = figures_of(run[1:]), figures_of(simulate_lag(settings.config, plan, found, 0, None)[1:])
     assert fitted.tokens_per_second == pytest.approx(real.tokens_per_second, rel=0.1)
     assert fitted.idle_trainer == pytest.approx(real.idle_trainer, abs=0.05)
-
-
-def test_figures_need_a_finished_step():
-    with pytest.raises(UserError, match="no finished step"):
-        figures_of([])

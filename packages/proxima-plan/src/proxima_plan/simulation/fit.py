@@ -15,8 +15,8 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_table
 from proxima.runtime.watch.observer import Record
 from proxima_plan.devices import Devices
-from proxima_plan.forecast import plan_recipe
-from proxima_plan.simulation.lags import generating, simulate_lag
+from proxima_plan.forecast import generating, plan_recipe
+from proxima_plan.simulation.lags import simulate_lag
 from proxima_plan.simulation.simulated_run import figures_of
 from proxima_plan.simulation.times import Assumptions, Observed
 

@@ -11,7 +11,7 @@ from proxima.engine.decoder import padded_rows
 from proxima.engine.local import Local
 from proxima.engine.local_process import LocalProcess
 from proxima_plan.devices import Devices
-from proxima_plan.forecast import StepPlan, plan_recipe
+from proxima_plan.forecast import StepPlan, generating, plan_recipe
 from proxima_plan.simulation.simulated_run import SpeedFigures, figures_of, simulate_run
 from proxima_plan.simulation.times import Assumptions, Times
 
@@ -67,20 +67,8 @@ def simulate_lags(
     return cells
 
 
-def generating(resolved: Resolved[Any]) -> RunConfig:
-    """Return the config of a recipe that generates what it trains on; UserError for another one."""
-    if not isinstance(resolved.config, RunConfig) or resolved.config.rollouts is not None:
-        raise UserError("a simulation is of a run that generates what it trains on")
-    return resolved.config
-
-
 def simulate_lag(
-    config: RunConfig,
-    plan: StepPlan,
-    assumed: Assumptions,
-    lag: int,
-    concurrent: int | None = None,
-    most: int | None = None,
+    config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: int, concurrent: int | None, most: int | None = None
 ) -> list[dict[str, Any]]:
     """Simulate one run on the layout of a plan, and return the records of its steps, of its first `most` if given."""
     layout, completions = plan.layout, config.train.completions_per_prompt

@@ -50,10 +50,10 @@ class TimedThread:
             result = call(*arguments)
             seconds, self._owed = self._owed, 0.0
             if seconds and self.shared:
-                self.engine.hold()
+                self.engine.hold(True)
             await asyncio.sleep(seconds)
             if seconds and self.shared:
-                self.engine.release()
+                self.engine.hold(False)
             return result
 
     async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:

@@ -10,10 +10,10 @@ from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import GIB, Devices
-from proxima_plan.forecast import PlannedRecipe, StepPlan
+from proxima_plan.forecast import PlannedRecipe, StepPlan, generating
 from proxima_plan.layout import DeviceLayout, is_local
 from proxima_plan.proposals import layouts
-from proxima_plan.simulation.lags import generating, simulate_lag
+from proxima_plan.simulation.lags import simulate_lag
 from proxima_plan.simulation.simulated_run import figures_of
 from proxima_plan.simulation.times import Assumptions
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from operator import attrgetter
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from proxima.runtime.launch.generation import training_groups
 from proxima_plan.simulation.times import Times
 
 ROUNDING = 1e-6  # tokens: sums of floating-point times are not exact
-HELD = attrgetter("held")
 
 
 @dataclass(eq=False)
@@ -65,7 +63,6 @@ class TimedCompletion:
     sample: int
     length: int
     begin: float = 0.0
-    ended: bool = False
 
 
 class TimedEngine:
@@ -126,10 +123,10 @@ class TimedEngine:
             return
         self._admits = True
         while self.waiting:
-            home = min((replica for replica in self.replicas if replica.has_room), key=HELD, default=None)
-            if home is None:
+            free = [replica for replica in self.replicas if replica.has_room]
+            if not free:
                 break
-            home.take(self.waiting.popleft())
+            min(free, key=lambda replica: replica.held).take(self.waiting.popleft())
         self._admits = False
 
     async def publish(self, update: WeightUpdate) -> None:
@@ -153,12 +150,9 @@ class TimedEngine:
     async def health(self) -> Health:
         return Health(ok=True, version=self.version, running=self.running, waiting=len(self.waiting))
 
-    def hold(self) -> None:
-        """Stop decoding: the trainer needs the thread that this engine decodes in."""
-        self._switch(held=True)
-
-    def release(self) -> None:
-        self._switch(held=False)
+    def hold(self, on: bool) -> None:
+        """Stop decoding, or go on: the trainer needs the thread that this engine decodes in."""
+        self._switch(held=on)
 
     def _switch(self, **flags: bool) -> None:
         for replica in self.replicas:
@@ -209,7 +203,6 @@ class TimedReplica:
     def discard(self, sink: "asyncio.Queue[Completion]") -> None:
         self.advance()
         for completion in [running for running in self.running if running.group.sink is sink]:
-            completion.ended = True
             del self.running[completion]
         if self.pending and self.pending[0].group.sink is sink:
             self.pending.clear()
@@ -234,9 +227,9 @@ class TimedReplica:
     def settle(self) -> None:
         """Deliver ended completions, start pending ones, and set a timer for the next end."""
         self.advance()
-        while self._ends and (self._ends[0][2].ended or self._ends[0][0] <= self.progress + ROUNDING):
+        while self._ends and (self._ends[0][2] not in self.running or self._ends[0][0] <= self.progress + ROUNDING):
             completion = heapq.heappop(self._ends)[2]
-            if not completion.ended:
+            if completion in self.running:
                 self._deliver(completion)
         while self.pending and len(self.running) < self.engine.slots and self.engine.decodes:
             completion = self.pending.popleft()
@@ -262,7 +255,6 @@ class TimedReplica:
 
     def _deliver(self, completion: TimedCompletion) -> None:
         group = completion.group
-        completion.ended = True
         del self.running[completion]
         group.versions[completion.sample] = self._versions(completion)
         if len(group.versions) == len(group.lengths):
