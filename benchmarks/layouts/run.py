@@ -98,7 +98,7 @@ def rehearsed(pair: Pair, folder: Path) -> dict[str, Any]:
     resolved, (devices,) = resolve(pair.recipe, words), read_devices(pair.devices)
     plan = plan_recipe(resolved, devices)
     rehearsal = rehearse_recipe(pair.recipe, words, plan.layout.ranks)
-    counted = plan_recipe(resolved, devices, counted=rehearsal.peak_bytes)
+    counted = plan.recipe.plan(plan.layout, counted=rehearsal.peak_bytes)
     return {
         "needed_gib": round(counted.memory.needed / GIB, 1),
         "fits": counted.memory.fits,

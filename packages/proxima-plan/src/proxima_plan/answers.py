@@ -34,7 +34,7 @@ def planned(
         notes.append(f"exact    {counted}; by the formula {ratio:+.0%}")
         notes.append(f"         the host waits for the device: {waited}")
         waits["waits"] = rehearsal.waits
-        plan = plan_recipe(resolved, devices, mean=mean, counted=rehearsal.peak_bytes)
+        plan = plan.recipe.plan(plan.layout, counted=rehearsal.peak_bytes)
     notes += [f"note     {note}" for note in plan.recipe.notes]
     steps = getattr(resolved.config.train, "steps", 0) or 0
     return plan.as_json() | waits, "\n".join([trained_block(resolved), "", *_lines(plan, steps), *notes])

@@ -7,6 +7,7 @@ several numbers for more and more devices.
 Reads no weights; runs only proxima's own code, unless --import-code is given. Exit code 1: it does not fit."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,13 +28,9 @@ SCORE = "seconds until the rewards of a group are known, in a simulation; defaul
 
 def _numbers(text: str) -> list[int]:
     """Parse `0,1,4` into numbers, without repetition."""
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers with commas: 0,1,4") from None
-    if min(numbers) < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must be numbers >= 0")
-    return list(dict.fromkeys(numbers))
+    if not re.fullmatch(r"\d+(\s*,\s*\d+)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers >= 0 with commas: 0,1,4")
+    return list(dict.fromkeys(map(int, text.split(","))))
 
 
 def plan(

@@ -148,11 +148,10 @@ class StepPlan:
         return f"{longest.name}: {longest.binds}"
 
     def as_json(self) -> dict[str, Any]:
-        facts = {name: asdict(getattr(self, name)) for name in ("layout", "load", "memory")}
         fits = self.memory.fits
         return {
             "devices": asdict(self.recipe.devices),
-            **facts,
+            **{name: asdict(getattr(self, name)) for name in ("layout", "load", "memory")},
             "fits": fits,
             "seconds": self.seconds if fits else None,
             "tokens_per_second_per_device": self.speed if fits else None,
@@ -204,14 +203,8 @@ def devices_here(config: Any) -> Devices:
     return this_machine(config.model.compute_dtype, device, placed_ranks(config.placement))
 
 
-def plan_recipe(
-    resolved: Resolved[Any], devices: Devices, *, mean: float | None = None, counted: Mapping[str, int] | None = None
-) -> StepPlan:
-    """Plan a recipe on these devices, in its own layout.
-
-    Args:
-        mean: tokens per completion; None: a share of the maximum.
-        counted: bytes of a rank by kind, from a rehearsal.
+def plan_recipe(resolved: Resolved[Any], devices: Devices, *, mean: float | None = None) -> StepPlan:
+    """Plan a recipe on these devices, in its own layout. `mean`: tokens per completion; None: a share of the maximum.
 
     Raises:
         UserError: the size of its model is unknown.
@@ -220,4 +213,4 @@ def plan_recipe(
     recipe = PlannedRecipe.of(resolved, devices, mean)
     layout = planned_layout(resolved.config, devices)
     recipe.check(layout)
-    return recipe.plan(layout, counted=counted)
+    return recipe.plan(layout)

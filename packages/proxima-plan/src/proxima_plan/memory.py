@@ -22,7 +22,6 @@ FRAGMENTED = 0.05  # of the allocated bytes: blocks that the allocator can't reu
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer", "activations"
 FROZEN = "frozen models"
 STEADY = (WEIGHTS, GRADIENTS, OPTIMIZER, FROZEN)  # memory that a trainer holds while engines generate
-CACHE = "KV cache"
 ROOM, MOST_RUNNING = 0.9, 1024  # of a device that an engine fills; completions that a server runs at once
 LAYERS_AT_ONCE = 3  # the one that computes, the next one, and the buffer that it is gathered in
 
@@ -174,7 +173,7 @@ def device_memory(
         left = ROOM * total - weights - held - CONTEXT
         asked = math.ceil(load.asked / layout.engines)
         slots = int(min(left / mean, load.slots or MOST_RUNNING, asked)) if left >= row else 0
-        generating = {WEIGHTS: weights, CACHE: round(max(slots, 1) * mean)}
+        generating = {WEIGHTS: weights, "KV cache": round(max(slots, 1) * mean)}
         training += weights if layout.in_process else 0
     needed = max(training, CONTEXT + held + load.beside + sum(generating.values()))
     return DeviceMemory(rank, generating, slots, needed, total, host, "formula" if counted is None else "rehearsal")

@@ -63,15 +63,14 @@ def blocking_traffic(placed: PlacedModel, tokens: float, micro: int, *, gradient
     if tensor > 1:  # an all-reduce after attention and one after the rest of a layer
         size = count * 2 * own * model.hidden * HALF * 2 * (tensor - 1) / tensor
         traffic["tensor"] = Traffic(size, device.link(tensor), 2 * count * micro, device.nodes(tensor))
-    if context > 1:  # tokens for heads and back: queries, keys, values, and the output
-        width = 2 * model.query_width + 2 * model.kv_width
-        size = count * own * width / tensor * HALF * (context - 1) / context
-        rate, nodes = device.exchange(context, tensor), device.nodes(context, tensor)
-        traffic["context"] = Traffic(size, rate, 2 * count * micro, nodes)
-    if expert > 1:  # a copy of each token to the rank of each of its experts, and back
-        size = count * 2 * own * model.experts * model.hidden * HALF * (expert - 1) / expert
-        rate, nodes = device.exchange(expert, tensor), device.nodes(expert, tensor)
-        traffic["expert"] = Traffic(size, rate, 2 * count * micro, nodes)
+    # context: tokens for heads and back, of queries, keys, values, and the output; expert: a copy of each token to the
+    # rank of each of its experts, and back
+    heads = 2 * (model.query_width + model.kv_width) / tensor
+    for name, group, width in (("context", context, heads), ("expert", expert, 2 * model.experts * model.hidden)):
+        if group > 1:
+            size = count * own * width * HALF * (group - 1) / group
+            rate, nodes = device.exchange(group, tensor), device.nodes(group, tensor)
+            traffic[name] = Traffic(size, rate, 2 * count * micro, nodes)
     return traffic
 
 

@@ -9,9 +9,11 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -81,29 +83,23 @@ class DeviceWatch(TorchDispatchMode):
         return self._kept(func(*args, **kwargs))
 
     def __enter__(self) -> "DeviceWatch":
-        patched: Any = FakeTensor
-        self._before = patched.tolist, torch.clear_autocast_cache, torch._C._only_lift_cpu_tensors()
-        patched.tolist = _tolist
-        storage: Any = torch.UntypedStorage
-        self._resize = storage.resize_
-        storage.resize_ = lambda own, size: self._resized(own, size)  # FSDP frees gathered parameters with it
-        torch.clear_autocast_cache = COPIES.clear  # called where the outermost autocast ends
+        self._undo, self._resize = ExitStack(), torch.UntypedStorage.resize_
+        for owner, name, stand_in in (
+            (FakeTensor, "tolist", _tolist),
+            (torch.UntypedStorage, "resize_", lambda own, size: self._resized(own, size)),  # FSDP frees layers with it
+            (torch, "clear_autocast_cache", COPIES.clear),  # called where the outermost autocast ends
+        ):
+            self._undo.enter_context(patch.object(owner, name, stand_in))
+        self._undo.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(1, device=…)` is a copy to the device
-        ON_SYNCHRONIZE.append(self._synchronized)
+        self._undo.callback(ON_SYNCHRONIZE.clear)
+        ON_SYNCHRONIZE.append(partial(self.wait, "synchronize"))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        ON_SYNCHRONIZE.remove(self._synchronized)
-        patched: Any = FakeTensor
-        patched.tolist, torch.clear_autocast_cache, lifting = self._before
-        storage: Any = torch.UntypedStorage
-        storage.resize_ = self._resize
-        torch._C._set_only_lift_cpu_tensors(lifting)
-
-    def _synchronized(self) -> None:
-        self.wait("synchronize")
+        self._undo.close()
 
     def wait(self, what: str) -> None:
         """Record that the host waits here."""
@@ -134,37 +130,26 @@ class DeviceWatch(TorchDispatchMode):
 
     def _copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Copy within the device, or between it and the host; a copy to the host gets plausible data."""
-        if func is aten.copy_.default:
-            destination, source = args[:2]
-            before, after = (_is_there(x) for x in (source, destination))
-            silent = bool(len(args) > 2 and args[2]) or bool(kwargs.get("non_blocking"))
-        else:
-            source = args[0]
-            before = _is_there(source)
-            target = _target(kwargs)
-            after = before if target is None else target == NAME
-            silent = bool(kwargs.get("non_blocking"))
+        writes = func is aten.copy_.default  # else it makes a copy
+        source = args[1] if writes else args[0]
+        before, target, dtype = _is_there(source), _target(kwargs), kwargs.get("dtype") or source.dtype
+        after = _is_there(args[0]) if writes else before if target is None else target == NAME
+        if before and after:
+            return self._kept(func(*args, **kwargs))
         if not before and not after:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
-        if before and not after:
-            if func is aten.copy_.default:
-                if not (silent and hasattr(destination, PINNED)):
-                    self.wait("copy to the host")
-                if destination.untyped_storage().nbytes() < destination.nbytes:
-                    return destination
-                with unset_fake_temporarily():
-                    return destination.copy_(_plausible(source.shape, source.dtype))
-            self.wait("copy to the host")
-            with unset_fake_temporarily():
-                return _plausible(source.shape, kwargs.get("dtype") or source.dtype)
-        if after and not before:
-            if not (silent and hasattr(source, PINNED)):
-                self.wait("copy to the device")
-            if func is aten.copy_.default:
-                return destination
-            return self._kept(torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype, device=NAME))
-        return self._kept(func(*args, **kwargs))
+        silent = kwargs.get("non_blocking") or (writes and len(args) > 2 and args[2])
+        if not (silent and hasattr(source if after else args[0], PINNED)):
+            self.wait("copy to the device" if after else "copy to the host")
+        if after:
+            return args[0] if writes else self._kept(torch.empty(source.shape, dtype=dtype, device=NAME))
+        with unset_fake_temporarily():
+            if not writes:
+                return _plausible(source.shape, dtype)
+            if args[0].untyped_storage().nbytes() < args[0].nbytes:  # a large state, which holds no data
+                return args[0]
+            return args[0].copy_(_plausible(source.shape, dtype))
 
     def _indices(self, func: Any, args: Any) -> Any:
         """Return the arguments with masks and host tensors replaced by indices of positions on the device."""

@@ -7,9 +7,8 @@ from typing import Any
 from proxima.config import RunConfig
 from proxima.config.resolved import Resolved
 from proxima.data import UserError
+from proxima.engine import ENGINES
 from proxima.engine.decoder import padded_rows
-from proxima.engine.local import Local
-from proxima.engine.local_process import LocalProcess
 from proxima_plan.devices import Devices
 from proxima_plan.forecast import StepPlan, generating, plan_recipe
 from proxima_plan.simulation.simulated_run import SpeedFigures, figures_of, simulate_run
@@ -55,8 +54,7 @@ def simulate_lags(
     plan = plan_recipe(resolved, devices, mean=assumed.mean)
     own, batch = config.runtime.max_concurrent_rollouts, config.train.prompts_per_step
     concurrents = [batch, 2 * batch] if own is None else [own]
-    pairs: list[tuple[int, int | None]] = [(0, None)]
-    pairs += [(lag, concurrent) for lag in lags if lag for concurrent in concurrents]
+    pairs = [(0, None), *((lag, concurrent) for lag in lags if lag for concurrent in concurrents)]
     cells: list[SimulatedCell] = []
     for lag, concurrent in pairs:
         progress(len(cells), len(pairs))
@@ -83,5 +81,5 @@ def simulate_lag(
         )
     runtime = replace(config.runtime, max_lag=lag, max_concurrent_rollouts=concurrent)
     times = Times(replace(plan, load=load), assumed)
-    in_thread = isinstance(config.engine, Local) and not isinstance(config.engine, LocalProcess)
+    in_thread = ENGINES.holds(config.engine, "local") and not ENGINES.holds(config.engine, "local_process")
     return simulate_run(replace(config, runtime=runtime), times, layout.engines, slots, most=most, in_thread=in_thread)

@@ -6,14 +6,12 @@ Each class implements a protocol of proxima; advantages, selection, updates and 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.core.aggregate import TokenMean
-from proxima.core.distillation import NoPolicyGradient
 from proxima.data import Completion, Group, Outcomes, Prompt, Score
 from proxima.data.random import SIMULATED_VERDICT, mix
 from proxima.model.compute_thread import Progress
@@ -25,8 +23,7 @@ from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.timeline import Timeline
-from proxima.train import PolicyObjective, UpdateResult
-from proxima.train.learner import Learner
+from proxima.train import UpdateResult
 from proxima_plan.simulation.timed_engine import TimedEngine
 from proxima_plan.simulation.times import Times
 
@@ -134,16 +131,6 @@ class TimedStack:
         lengths = [length for group in groups for length in group]
         self.thread.spend(engine.times.training(lengths))
         return UpdateResult(tokens=sum(lengths), updates=1)
-
-
-def timed_learner(thread: TimedThread) -> Learner:
-    """Build a learner whose updates only take time."""
-    return Learner(
-        policy=cast(Any, SimpleNamespace(loaded=None, value_head=None)),
-        stack=cast(Any, TimedStack(thread)),
-        objective=PolicyObjective(surrogate=NoPolicyGradient(), aggregate=TokenMean()),
-        compute=thread,
-    )
 
 
 class RecordsInMemory(RunStore):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import lcm, log2
 from typing import Any
 
@@ -75,14 +75,12 @@ def simulate_scale(
     sizes = [1, 2, 4, 8, 16]
     if getattr(placement, "engines", 0):
         sizes = [max(1, int(placement.gpus_of_ranks if placement.colocate else placement.gpus_per_engine))]
-    rows = []
+    within_node, rows = [n for n in sizes if n <= devices[0].kind.node], []
     for done, asked in enumerate(devices):
         progress(done, len(devices))
         pair = []
         for ahead in (0, lag):
-            possible = layouts(
-                asked, [sharding], [n for n in sizes if n <= asked.kind.node], SHARES if ahead else [0.0]
-            )
+            possible = layouts(asked, [sharding], within_node, SHARES if ahead else [0.0])
             plans = replace(recipe, devices=asked).plans(possible, replace(load, lag=ahead))
             pair.append(_best(config, asked.count, ahead, plans, assumed))
         rows.append((pair[0], pair[1]))
@@ -128,12 +126,9 @@ def simulate_plan(config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: 
 
 def stops_paying(runs: Sequence[ScaledRun]) -> ScaledRun | None:
     """Return the first run from which on twice the devices give less than `PAYS` times the speed, or None."""
-    largest = None
-    for run, larger in reversed(list(pairwise([run for run in runs if run.layout]))):
-        if gain(run, larger) >= PAYS:
-            break
-        largest = run
-    return largest
+    pairs = reversed(list(pairwise([run for run in runs if run.layout])))
+    last = [run for run, _ in takewhile(lambda pair: gain(*pair) < PAYS, pairs)]
+    return last[-1] if last else None
 
 
 def gain(run: ScaledRun, larger: ScaledRun) -> float:

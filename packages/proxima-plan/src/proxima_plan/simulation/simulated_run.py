@@ -5,10 +5,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, cast
 
 from proxima.config import RunConfig
 from proxima.config.sections.eval_section import CheckpointConfig
+from proxima.core.aggregate import TokenMean
+from proxima.core.distillation import NoPolicyGradient
 from proxima.core.selection import prompts_factor
 from proxima.data import UserError
 from proxima.engine.executor import Executor
@@ -24,14 +27,16 @@ from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.store import RolloutRecorder
 from proxima.runtime.watch.observer import Observer, Record
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
+from proxima.train import PolicyObjective
 from proxima.train.batch_builder import BatchBuilder
+from proxima.train.learner import Learner
 from proxima_plan.simulation.parts import (
     RecordsInMemory,
     TimedAdvantage,
     TimedPrompts,
     TimedRewards,
+    TimedStack,
     TimedThread,
-    timed_learner,
     timed_reject,
 )
 from proxima_plan.simulation.timed_engine import TimedEngine
@@ -131,6 +136,11 @@ def _controller(config: RunConfig, store: RecordsInMemory, thread: TimedThread) 
     reject = partial(thread.run, timed_reject, times, config.seed)
     collector = make_collector(config, generator, prompts, recorder, reject, Pending(), 0)
     builder = BatchBuilder(advantage=TimedAdvantage(thread), selection=(), seed=config.seed)
-    learner = timed_learner(thread)
+    learner = Learner(
+        policy=cast(Any, SimpleNamespace(loaded=None, value_head=None)),
+        stack=cast(Any, TimedStack(thread)),
+        objective=PolicyObjective(surrogate=NoPolicyGradient(), aggregate=TokenMean()),
+        compute=thread,
+    )
     publisher = Publisher(generator, learner, store, observer)
     return Controller(config, collector, builder, learner, publisher, store, None, observer)
