@@ -1,6 +1,6 @@
 """Forecasts: the time and memory that a step of a recipe needs, here or on devices that nobody has rented yet.
 
-    cli            `proxima plan`                answers   its answers, as facts and as text
+    cli            `proxima plan`                answers     a plan and proposals, as facts and as text
     devices        accelerators, networks and rates (`devices.toml`), and this machine, measured
     model_size     sizes of models, counted or published (`model_size.toml`)
     layout         ranks, their groups, and engines of a recipe, and whether they divide a model
