@@ -70,7 +70,7 @@ def plan(
     ours, fits = devices_here(resolved.config) if asked is None else asked[0], True
     if several or lag:
         from proxima_plan.simulation.fit import assumptions
-        from proxima_plan.simulation.tables import lagging, scaled
+        from proxima_plan.simulation.simulated_answers import lagging, scaled
 
         assumed = assumptions(mean_length, fitted, score, ours if asked is None else None, import_code=import_code)
     if several:

@@ -7,7 +7,7 @@
     fit      lengths and speed of a finished run
     lags     runs for many lags and concurrent prompts
     scale    runs on more and more devices, and their bottlenecks
-    tables   lags and numbers of devices, as facts and as text
+    simulated_answers  lags and numbers of devices, as facts and as text
 
 Admission, order and lag are decided by `rollout` and `runtime`, never here.
 Imports: the plan of a step, and every room of proxima. Imported by `cli`. To add something that a plan does not
