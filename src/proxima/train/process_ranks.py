@@ -29,9 +29,6 @@ class ProcessRanks(Ranks):
         self.rank, self.size, self.objects, self.together = rank, size, objects, together
         self.status = RankStatus(_collectives)
 
-    def own(self, items: Sequence[Sequence[Trajectory]], *, share_prompt: bool) -> list[int]:
-        return split(items, self.shares, share_prompt=share_prompt)[self.share]
-
     @contextmanager
     def call(self, message: Message) -> Iterator[None]:
         if self.rank > 0:  # it is in the call that rank 0 has told it to make

@@ -66,7 +66,11 @@ class Ranks:
 
     def own(self, items: Sequence[Sequence[Trajectory]], *, share_prompt: bool) -> list[int]:
         """The indices of this rank's share of items, of which these are the sequences."""
-        return list(range(len(items)))
+        if self.shares == 1:
+            return list(range(len(items)))
+        from proxima.train.process_ranks import split
+
+        return split(items, self.shares, share_prompt=share_prompt)[self.share]
 
     def call(self, message: Message) -> AbstractContextManager[None]:
         """On rank 0: send a message to every rank, which does what rank 0 does in the block. Elsewhere, no effect."""

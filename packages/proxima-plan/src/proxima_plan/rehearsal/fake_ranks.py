@@ -52,11 +52,6 @@ class _FakeRanks(Ranks):
     def __init__(self, count: int, together: int = 1) -> None:
         self.size, self.together = count, together
 
-    def own(self, items: Any, *, share_prompt: bool) -> list[int]:
-        from proxima.train.process_ranks import split
-
-        return split(items, self.shares, share_prompt=share_prompt)[self.share]
-
     def gather(self, value: T) -> list[T]:
         return [value] * self.size
 
