@@ -69,7 +69,7 @@ def test_a_run_that_has_nothing_left_to_do_loads_no_model(tiny_model, tmp_path, 
         raise UserError("a model was loaded")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "_load_weights", load)
+        patch.setattr(run, "load_models", load)
         assert train_recipe(config, resume=True) == 0
         assert "already finished: 1 step; set train.steps=M to continue" in capsys.readouterr().out
         after = json.loads((tmp_path / "run/summary.json").read_text())
