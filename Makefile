@@ -6,6 +6,7 @@
 # make lint    check without its tests
 # make bench   every benchmark, side by side with its peer (alone on the machine, please)
 # make evidence-model    small models for experiments on long answers, trained from nothing
+# make evidence CLAIM=mechanism    one of these experiments, from where it stopped
 # make docs    pages and figures that are made from the code
 # make clean   what the others built; runs/ and models/ stay
 #
@@ -17,7 +18,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo classic test test-all campaigns check lint style types fast bench evidence-model docs clean
+.PHONY: help demo classic test test-all campaigns check lint style types fast bench evidence evidence-model docs clean
 
 PYTHON  ?= python3
 WORKERS ?= 2
@@ -86,6 +87,9 @@ bench: .venv/dev.stamp
 
 evidence-model: .venv/demo.stamp
 	@$(BIN)/python -m evidence.model
+
+evidence: .venv/demo.stamp
+	@$(BIN)/python -m evidence.$(CLAIM).run && $(BIN)/python -m evidence.$(CLAIM).summary
 
 docs: .venv/dev.stamp
 	$(BIN)/python scripts/make_docs.py

@@ -1,0 +1,82 @@
+"""The table and the verdicts of `evidence/mechanism`, from its results: `python -m evidence.mechanism.summary`."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from evidence.mechanism.run import RESULTS, read_lines
+from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
+
+SAME = 0.02  # of a return: an interval within ± this is called the same
+
+
+def main() -> None:
+    by_length: dict[int, dict[int, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
+    for line in read_lines(RESULTS):
+        by_length[line["terms"]][line["batch"]][line["mask"]] = line
+    for terms, batches in by_length.items():
+        whole = [masks for masks in batches.values() if len(masks) == max(map(len, batches.values()))]
+        print(f"\n### {terms} terms, {len(whole)} batches\n")
+        print(
+            "| mask | return after 1 | best | after 16 | KL of an answer | masked, A > 0 | A < 0 |\n" + "|---" * 7 + "|"
+        )
+        for name in whole[0]:
+            print(f"| `{name}` | {' | '.join(row(whole, name))} |")
+        print()
+        for text, found in verdicts(whole):
+            print(f"- {text}: {shown(found)}")
+
+
+def row(batches: Sequence[dict[str, Any]], name: str) -> list[str]:
+    """The cells of a mask: means over batches with their intervals."""
+    runs = [masks[name]["steps"] for masks in batches]
+    columns: list[Callable[[Any], float]] = [
+        lambda steps: steps[0]["return"],
+        lambda steps: max(step["return"] for step in steps if "return" in step),
+        lambda steps: steps[-1]["return"],
+        lambda steps: steps[-1]["kl"],
+        lambda steps: sum(step["masked_positive"] for step in steps) / len(steps),
+        lambda steps: sum(step["masked_negative"] for step in steps) / len(steps),
+    ]
+    return [shown(mean_over_seeds([column(steps) for steps in runs])) for column in columns]
+
+
+def verdicts(batches: Sequence[dict[str, Any]]) -> list[tuple[str, SeedMean | None]]:
+    """M1 to M3 of the design."""
+
+    def last(masks: dict[str, Any], name: str, key: str) -> float:
+        return float(masks[name]["steps"][-1][key])
+
+    correlations = [
+        spearman([last(masks, name, "kl") for name in masks], [last(masks, name, "return") for name in masks])
+        for masks in batches
+    ]
+    ratios = [math.log(last(m, "cppo", "kl") / last(m, "dppo_tuned", "kl")) for m in batches]
+    gains = [last(m, "cppo", "return") - last(m, "dppo_tuned", "return") for m in batches]
+    return [
+        ("M1, correlation of KL and return", mean_over_seeds(correlations)),
+        ("M2, logarithm of the ratio of KL, cppo / dppo_tuned", mean_over_seeds(ratios)),
+        ("M3, return of cppo − dppo_tuned", mean_over_seeds(gains)),
+    ]
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """The correlation of ranks; equal values share their mean rank."""
+    x, y = ranks(a), ranks(b)
+    mean = (len(x) - 1) / 2
+    spread = math.sqrt(sum((i - mean) ** 2 for i in x) * sum((j - mean) ** 2 for j in y))
+    return sum((i - mean) * (j - mean) for i, j in zip(x, y, strict=True)) / spread if spread else 0.0
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
+
+
+def shown(found: SeedMean | None) -> str:
+    assert found is not None
+    return f"{found.mean:.3f}" + (f" ± {found.half:.3f}" if found.half is not None else "")
+
+
+if __name__ == "__main__":
+    main()
