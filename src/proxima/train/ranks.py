@@ -119,7 +119,7 @@ class Ranks:
         return metrics
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum over the shares, element by element; collective."""
+        """[] summed over the shares; collective."""
         return value
 
     def maximum(self, count: int) -> int:

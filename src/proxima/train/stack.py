@@ -92,7 +92,7 @@ class TrainStack:
         self.max_grad_norm, self.on_zero_gradient = max_grad_norm, on_zero_gradient
         self.tokens_per_micro_batch = tokens_per_micro_batch
         self.updates = 0
-        self._one_pass = _one_pass(self.optimizer, model, ranks)
+        self._one_pass = _one_pass(self.optimizer, model) if ranks is ALONE else None
         self._plain: LoadedModel | None = None  # on rank 0 of several
         self._gathers = False
 
@@ -204,9 +204,8 @@ class TrainStack:
                     break
             result.updates = len(norms)
             self.updates += max(0, planned - result.updates)  # the schedule reads it
-            loss_of_all, tokens_of_all = self.ranks.sum(torch.stack([loss, loss.new_tensor(tokens)])).tolist()
-            result.metrics = self._metrics(metrics, loss_of_all, norms)
-            result.tokens = int(tokens_of_all)
+            result.metrics = self._metrics(metrics, float(self.ranks.sum(loss)), norms)
+            result.tokens = int(self.ranks.sum(torch.tensor(tokens)))
             return result
 
     def _call(self, message: Callable[..., Message], *facts: Any) -> AbstractContextManager[None]:
@@ -310,9 +309,9 @@ def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:
     return cast(torch.optim.Optimizer, made)
 
 
-def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel, ranks: Ranks) -> "OnePassAdamW | None":
+def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel) -> "OnePassAdamW | None":
     """The replacement for the optimizer's step: in bf16 on a CPU, where runs need not match torch to the last bit."""
-    elsewhere = ranks.size > 1 or model.compute_dtype != torch.bfloat16 or model.device.type != "cpu"
+    elsewhere = model.compute_dtype != torch.bfloat16 or model.device.type != "cpu"
     if elsewhere or sum(p.numel() for _, p in model.named_parameters() if p.requires_grad) < LEAST_COMPILED:
         return None
     from proxima.train.one_pass_adamw import one_pass
