@@ -31,6 +31,7 @@ def test_limits_are_kept_between_processes(tried):
 
 
 def test_other_libraries_and_other_trials_have_a_folder_of_their_own(tried, monkeypatch):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     names = [decoder._limits_folder()]
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     names.append(decoder._limits_folder())

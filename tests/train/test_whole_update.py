@@ -93,4 +93,4 @@ def test_three_updates_give_the_peers_weights(name, budget):
     for key, value in theirs.items():
         # In units of the learning rate: Adam turns a gradient's sign into a step, so a wrong gradient shows as 1.
         apart = np.abs(ours[key].detach().numpy() - value).max() / META["lr"]
-        assert apart < 1e-3, (key, apart)
+        assert apart < 3e-3, (key, apart)

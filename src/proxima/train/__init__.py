@@ -3,7 +3,7 @@
 `proxima.train(recipe, overrides)`, the package called as a function, is `proxima.api.train`: a whole run.
 
     stack           optimizer, schedule, gradient clipping, state; shared_update: the passes of an update
-    ranks           several processes that share an update; messages: what rank 0 tells the others
+    ranks           several processes that share an update, by shares; messages: what rank 0 tells the others
     objectives/     what is minimised: `PolicyObjective` in RL, `PreferenceObjective` in DPO …
     batch_builder   scored groups → the batch of a step: advantages, selection, updates; completion_record: outcomes
     learner         from that batch to new weights: critic, stages, objective, stack

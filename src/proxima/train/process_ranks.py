@@ -1,6 +1,6 @@
 """The ranks of a run on several processes, over torch.distributed."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from proxima.core.metrics import Metrics, merge_metrics
-from proxima.data import NotFiniteError, Trajectory
-from proxima.model.micro_batch import tokens_fed
+from proxima.data import NotFiniteError
 from proxima.model.parallel.norm import clip_gradients, total_norm
 from proxima.train.messages import End
 from proxima.train.rank_status import RankStatus
@@ -148,29 +147,3 @@ def moved(value: T, device: torch.device | str) -> T:
     elif isinstance(value, list | tuple):
         copy = type(value)(moved(part, device) for part in value)
     return copy  # type: ignore[no-any-return]
-
-
-def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: bool) -> list[list[int]]:
-    """The indices of the items of each share, in order.
-
-    The cost of an item is the number of tokens that it feeds to the model. Neighbours of one group, whose prompt is run
-    once, stay together as a run; the most expensive run is assigned first, each to the share with the lowest cost so
-    far. A share may be empty.
-
-    Args:
-        items: the sequences of each.
-    """
-    runs: list[list[int]] = []
-    for i, sequences in enumerate(items):
-        joins = share_prompt and i > 0 and items[i - 1][-1].group == sequences[0].group
-        if joins:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    costs = [tokens_fed([items[i] for i in run], share_prompt=share_prompt) for run in runs]
-    load, parts = [0] * shares, [list[int]() for _ in range(shares)]
-    for number in sorted(range(len(runs)), key=lambda number: -costs[number]):
-        share = load.index(min(load))
-        load[share] += costs[number]
-        parts[share] += runs[number]
-    return [sorted(part) for part in parts]

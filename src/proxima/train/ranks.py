@@ -68,7 +68,7 @@ class Ranks:
         """The indices of this rank's share of items, of which these are the sequences."""
         if self.shares == 1:
             return list(range(len(items)))
-        from proxima.train.process_ranks import split
+        from proxima.train.shares import split
 
         return split(items, self.shares, share_prompt=share_prompt)[self.share]
 
