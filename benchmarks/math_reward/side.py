@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def main() -> None:
                     Prompt(uid=0, messages=(), tokens=(), answer=r"\sqrt{8}"), [completion(0, r"\boxed{2\sqrt{2}}")]
                 )
             )
-            alive = sum(thread.is_alive() for thread in pool._threads)
+            alive = sum(thread.name == "worker-queue" for thread in threading.enumerate())
         finally:
             runner.close()
         fates: dict[str, int] = {}
