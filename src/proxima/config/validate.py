@@ -54,13 +54,14 @@ class IfSet:
     module: str = "optional_parts"
 
     def is_set(self, config: Any) -> bool:
-        """Return True if a part differs from its default, or is a property that is true."""
+        """Return True if a part differs from its default, or is true: as a property, or in an engine or a placement,
+        whose class may be the user's, with other defaults."""
         return any(self._differs(config, *path.rpartition(".")[::2]) for path in self.part.split())
 
     def _differs(self, config: Any, above: str, name: str) -> bool:
         holder = reduce(lambda holder, name: getattr(holder, name, None), filter(None, above.split(".")), config)
         value, default = getattr(holder, name, None), getattr(type(holder), name, None)
-        return bool(value) if isinstance(default, property) else value != default
+        return bool(value) if isinstance(default, property) or above in ("engine", "placement") else value != default
 
     def check(self) -> Check:
         module = importlib.import_module(f"proxima.config.sections.{self.module}")

@@ -218,6 +218,7 @@ class _Host:
         self.alive: set[int] = set()
         self.queue = WorkerQueue(hosts.start_worker)
         self._hosts, self._kept = hosts, self.queue.kept[0]
+        self._warm: Worker | None = None  # the worker that has opened an environment
 
     def submit(self, job: str, arguments: Mapping[str, Any], epoch: int | None = None) -> Future[dict[str, Any]]:
         """Queue a job; its future raises EnvironmentFailure. `epoch`: its environment's; None: it is not open yet."""
@@ -233,7 +234,7 @@ class _Host:
         result = None
         opens = job == "open_environment"
         for _ in range(2 if opens else 1):  # a worker that died while it was idle is replaced
-            first = opens and (kept.worker is None or kept.worker.jobs_done <= 1)  # it has only loaded
+            first = opens and (kept.worker is None or kept.worker is not self._warm)  # it has only loaded
             seconds = hosts.start_seconds if first else hosts.call_seconds
             result = result or kept.run(job, {**arguments, "log": hosts.log}, seconds)
         if result is None:
@@ -242,4 +243,6 @@ class _Host:
         failure = result.error or value.get("failure")
         if failure is not None:
             raise EnvironmentFailure(f"{failure}; see {os.path.basename(hosts.log)}" if hosts.log else failure)
+        if opens:
+            self._warm = kept.worker
         return {**value, "epoch": kept.deaths}

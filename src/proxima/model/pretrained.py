@@ -1,5 +1,6 @@
 """Reads config, shape and tokenizer from a model's path, and explains failures; `load` reads weights."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -143,7 +144,7 @@ def check_path(path: str) -> None:
     Raises:
         FieldError: a local path that does not exist or is no model, or an adapter whose base is missing.
     """
-    place = Path(path).expanduser()
+    place = Path(os.path.expanduser(path))  # that of pathlib raises for a user who does not exist
     if is_adapter(path):
         base = base_of(path).path
         try:

@@ -93,7 +93,7 @@ def serve_objects(channel: LineChannel) -> None:
             return {"error": type(error).__name__, "message": str(error)[:300]}
 
     names = run_files("solution")
-    defined = sorted(name for name, value in names.items() if value is not getattr(builtins, name, names))
+    defined = sorted(name for name, value in names.items() if value is not getattr(builtins, name, keep))
     channel.send(defined)
     with suppress(EOFError):
         while True:

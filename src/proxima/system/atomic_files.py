@@ -30,17 +30,16 @@ def remove_empty(folders: Iterable[Path]) -> None:
 
 
 def check_writable(field: str, value: str, remedy: str) -> None:
-    """Raise FieldError if the folder that a field names, or a file in it, can't be made. Leaves nothing behind."""
+    """Raise FieldError if the folder that a field names, or a file in it, can't be made. Only a folder that exists is
+    written to, because other processes may make the same one at this moment. Leaves nothing behind."""
     from tempfile import TemporaryDirectory
 
     try:
-        missing = make_folder(folder := Path(value).expanduser())
-        try:
-            TemporaryDirectory(dir=folder).cleanup()
-        finally:
-            remove_empty(missing)
-    except OSError as error:
-        raise FieldError(field, value, f"can't be written: {error.strerror}", remedy=remedy) from error
+        folder = Path(value).expanduser().absolute()
+        TemporaryDirectory(dir=next(place for place in (folder, *folder.parents) if place.exists())).cleanup()
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte; a user who does not exist
+        reason = f"can't be written: {getattr(error, 'strerror', None) or error}"
+        raise FieldError(field, value, reason, remedy=remedy) from error
 
 
 @contextmanager

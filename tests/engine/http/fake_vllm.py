@@ -67,6 +67,7 @@ class FakeVllm:
         self.sleeps, self.asleep = sleeps, set[str]()
         self.length, self.routes = LENGTH, routes
         self.version, self.paused, self.busy = "default", False, False
+        self.updating = False  # a load has begun and not been finished
         self.calls: list[tuple[str, Any]] = []
         self.change: dict[str, Any] = {}  # of the choices of an answer, for what a bad server sends
 
@@ -113,8 +114,12 @@ class FakeVllm:
             return httpx.Response(500, json={"detail": "asleep"})
         if path in ("/pause", "/resume"):
             self.paused = path == "/pause"
+        if path == "/start_weight_update":
+            if self.updating:
+                return httpx.Response(500, json={"detail": "already active. Call finish_weight_update first"})
+            self.updating = True
         if path == "/finish_weight_update":
-            self.version = body["weight_version"]
+            self.version, self.updating = body.get("weight_version", self.version), False
         return httpx.Response(200, json={"weight_version": self.version, "is_paused": self.paused})
 
     def _settings(self) -> dict[str, Any]:

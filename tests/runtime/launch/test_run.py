@@ -81,6 +81,15 @@ def test_a_run_that_has_nothing_left_to_do_loads_no_model(tiny_model, tmp_path, 
     assert json.loads((tmp_path / "run/summary.json").read_text())["eval"] == before["eval"]
 
 
+def test_an_evaluation_that_a_finished_run_lacks_is_made(tiny_model, tmp_path):
+    place = {"folder": str(tmp_path / "run"), "train__steps": 1}
+    config = recipe(tiny_model("llama"), **place, eval__after=False, eval__before=False, eval__every=0)
+    assert train_recipe(config, quiet=True) == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["eval"] in ({}, None, [])
+    assert train_recipe(config["folder"], ["eval.every=1"], resume=True, quiet=True) == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["eval"]
+
+
 def test_what_was_begun_before_the_loop_could_not_be_made_is_ended(tiny_model, tmp_path, monkeypatch):
     begun, ended = [], []
 

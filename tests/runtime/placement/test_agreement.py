@@ -52,6 +52,8 @@ def test_what_a_node_lacks(shared: int, disk: int, line: str, monkeypatch: pytes
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free[folder] * 2**20))
     lack = lack_of_space(64 * 2**20)
     assert lack.startswith(line) and bool(lack) == bool(line)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/dev/shm")  # both needs are of one folder
+    assert bool(lack_of_space(128 * 2**20)) == (shared < 128)
 
 
 class Gathered(Ranks):

@@ -215,13 +215,13 @@ class ReplicaKeeper:
                     del self._loading[replica]
             if problem := proof.problem(await replica.health(), proof.label):
                 raise ServerError(replica.url, "", problem)
-            if self.pool.asleep:  # put to sleep while it returned; it tries again when the trainer is done
-                await replica.sleep()
-                raise ServerError(replica.url, "", "the trainer has its devices")
-            if self.pool.paused:
+            if self.pool.paused and not self.pool.draining:  # `drain` waits for what it is to continue
                 await replica.stop("interrupted")
             else:
                 await replica.resume()
+            if self.pool.asleep:  # put to sleep while it returned; it tries again when the trainer is done
+                await replica.sleep()
+                raise ServerError(replica.url, "", "the trainer has its devices")
             self.pool.welcome(replica)
             self._interrupted.discard(replica)
 

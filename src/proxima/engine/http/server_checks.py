@@ -59,8 +59,8 @@ async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> ServerFacts:
     Returns: the facts of the first, for later comparisons.
 
     Raises:
-        FieldError: a server differs, or all fail.
-        UserError: the first failure that a retry would not fix.
+        FieldError: a server differs, or all that run already fail.
+        UserError: the run has started them and all fail, or the first failure that a retry would not fix.
     """
     results = await asyncio.gather(*map(_ask_facts, replicas))
     errors = [error for error in results if error is not None]
@@ -126,8 +126,10 @@ async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
         await asyncio.gather(*(replica.client.close() for replica in replicas))
 
 
-def _all_away(replicas: Sequence[Replica], errors: Sequence[ServerError]) -> FieldError:
+def _all_away(replicas: Sequence[Replica], errors: Sequence[ServerError]) -> UserError:
     reasons = "; ".join(dict.fromkeys(replica.reason for replica in replicas))
+    if replicas[0].spec.serve is not None:
+        return UserError(f"engine.serve: {reasons}", remedy="see engine.log in the run's folder")
     if any(error.status is not None for error in errors):
         remedy = "see the log of the server, or check the address and the kind of the engine"
     elif replicas[0].dialect.kind in LAUNCHES:

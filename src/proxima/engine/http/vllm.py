@@ -94,10 +94,20 @@ class VllmDialect(Dialect):
         await client.post("/resume")
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
-        """Load the weights by the server's weight-transfer API, file by file, and set their label."""
+        """Load the weights by the server's weight-transfer API, file by file, and set their label. An update that was
+        broken off, which the server holds open, is finished first: it gives the weights no label.
+
+        Raises:
+            ServerError: a call failed, or the weights are gone; the server has no new label.
+        """
+        if not (files := sorted(weights.folder.glob("*.safetensors"))):
+            raise ServerError(client.url, "", f"no weights are left in {weights.folder}")
         await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds)
-        await client.post("/start_weight_update", seconds=weights.seconds)
-        files = sorted(weights.folder.glob("*.safetensors"))
+        try:
+            await client.post("/start_weight_update", seconds=weights.seconds)
+        except ServerError:
+            await client.post("/finish_weight_update", {}, seconds=weights.seconds)
+            await client.post("/start_weight_update", seconds=weights.seconds)
         for file in files:
             bucket = {"file": str(file), "last": file == files[-1]}
             await client.post("/update_weights", {"update_info": bucket}, seconds=weights.seconds)

@@ -84,7 +84,8 @@ async def _first_choice(client: ServerClient) -> dict[str, Any]:
         if isinstance(error, ServerError) and error.status not in (404, 405, 501):
             raise
         remedy = "start it with --enable-scale-out, as `proxima engine serve RECIPE` does"
-        raise UserError(f"{client.url} gives no token ids: {error.reason}", remedy=remedy) from error
+        kind = RefusedError if isinstance(error, RefusedError) else UserError  # 403 is also that of a refused key
+        raise kind(f"{client.url} gives no token ids: {error.reason}", remedy=remedy) from error
     with as_expected(client, GENERATE):
         id_list(choice["token_ids"], "token_ids")
     return choice

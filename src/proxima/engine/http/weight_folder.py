@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -62,13 +63,14 @@ class WeightFolders:
             for file, content in model_as_files(model, tokenizer).items():
                 (folder / file).write_bytes(content)
             _write_weights(model, folder, written_as)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
             place = self._root if folder is None else folder.parent
             where = "" if place is None else f" to {place}"
+            reason = getattr(error, "strerror", None) or error
             remedy = "set engine.weight_folder to a folder with more room that the server can read"
-            raise UserError(f"weights could not be written{where}: {error.strerror}", remedy=remedy) from error
+            raise UserError(f"weights could not be written{where}: {reason}", remedy=remedy) from error
         finally:
             if self._closed:  # by another thread, meanwhile
                 self.close()

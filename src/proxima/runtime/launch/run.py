@@ -236,7 +236,8 @@ def _report_finished(
     with Journal(folder.journal, clock) as journal:
         rule, evaluations = config.eval.stop_after, journal.get("evaluations") or ()
         over = journal.step >= work.steps or (rule is not None and bool(rule.reached(evaluations)))
-        evaluated = journal.was_evaluated(journal.step) or not (config.eval.after and work.data.held_out)
+        due = config.eval.after or (config.eval.every > 0 and journal.step % config.eval.every == 0)
+        evaluated = journal.was_evaluated(journal.step) or not (due and work.data.held_out)
         if folder.ended.get("status") != "done" or not (over and evaluated):
             return None
         if resolved is not None:

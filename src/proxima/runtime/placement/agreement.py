@@ -47,9 +47,8 @@ def rank_facts(config: Any) -> dict[str, Any]:
 def lack_of_space(shared: int) -> str:
     """What this node lacks, and the remedy, if it needs that many bytes of shared memory; empty if it has all."""
     bigger = "start its container with a larger one (docker run --shm-size=8g), or empty it"
-    needs = {"/dev/shm": (shared, bigger)}
-    needs[tempfile.gettempdir()] = LEAST_DISK, "free some space there, or set TMPDIR on that node"
-    for folder, (least, remedy) in needs.items():
+    disk = (tempfile.gettempdir(), LEAST_DISK, "free some space there, or set TMPDIR on that node")
+    for folder, least, remedy in (("/dev/shm", shared, bigger), disk):
         if os.path.isdir(folder) and (free := shutil.disk_usage(folder).free) < least:
             return f"{folder} has {free / MIB:,.1f} MiB free, and its node needs {least / MIB:,.0f}; {remedy}"
     return ""

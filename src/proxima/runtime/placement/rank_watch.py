@@ -90,11 +90,12 @@ class RankWatch:
         Raises:
             UserError: some have not connected in `seconds`, or one has failed since.
         """
+        others = set(range(1, self.ranks.size))
         with self._changed:
-            self._changed.wait_for(lambda: self.failure or len(self.peers) == self.ranks.size - 1, seconds)
+            self._changed.wait_for(lambda: self.failure or self.peers.keys() >= others, seconds)
         if self.failure is not None:
             raise UserError(self.failure.text)
-        if missing := set(range(1, self.ranks.size)) - self.peers.keys():
+        if missing := others - self.peers.keys():
             where = f"port {self.port} of {socket.gethostname()}"
             late = f"{span_of(missing)} of {self.ranks.size} did not call {where} within {seconds:g} s"
             remedy = "its node has left or can't reach this one: see its own messages, then start all ranks again"
@@ -110,11 +111,12 @@ class RankWatch:
             with suppress(OSError), log.open("a", encoding="utf-8", errors="replace") as file:
                 file.write(f"{text}\n")
 
+        before = self._warn, self._cancel
         self.lines.write, self._warn, self._cancel = write, warn, cancel
         try:
             yield
         finally:
-            self._cancel = lambda: None
+            self._warn, self._cancel = before
             self._closing = 2 * SETTLE  # the run has ended in order: the process soon does too
 
     @property

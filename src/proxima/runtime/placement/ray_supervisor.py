@@ -90,7 +90,7 @@ def supervise(
         UserError: the ranks can't be started.
         KeyboardInterrupt: Ctrl-C while they are being started.
     """
-    with signals_restored(), connected(spec):  # Ray sets a handler
+    with signals_restored(), connected(spec), signals_handled(signal.default_int_handler):  # Ray has set its own
         spec = fitted(spec)
         placed = None if engines is None else EngineGroup(spec, engines)
         interrupts: list[int] = []

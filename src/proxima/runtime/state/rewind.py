@@ -46,8 +46,9 @@ def rewind_folder(
     Returns: the evaluations that are left.
     """
     folder.ended = {}
-    with suppress(OSError, ValueError, KeyError):
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged one is worth nothing
         ended = json.loads(folder.summary.read_text(encoding="utf-8"))
+        ended["seconds"] = float(ended["seconds"])
         folder.ended = ended if 0 < step == ended["steps"] else {}
         earlier = [warning for warning in ended.get("warnings", ()) if warning["step"] <= step and step]
         folder.earlier_warnings = [{**warning, "last": min(warning.get("last", step), step)} for warning in earlier]

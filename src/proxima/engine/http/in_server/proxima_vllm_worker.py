@@ -78,7 +78,7 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
             self.wanted = {name for name, _ in self.model.named_parameters()}
 
     def start_weight_update(self) -> None:
-        """Start an update; it replaces whatever a half-finished update has left."""
+        """Start an update; one that was broken off has been finished before, see `VllmDialect.load_weights`."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         self.loaded = set[str]()
