@@ -3,7 +3,7 @@ changed after it is built.
 
     run                  every training: folder, journal, resume, loop, summary
     rl_workload, offline_workload        the work of a run: RL, or a method of `train.offline`; `offline_data`: its rows
-    run_on_ranks         what a run of several ranks needs besides
+    run_on_ranks         what only a run of several ranks needs
     build                the RL loop and everything that it uses, around a learner; `services`: shared by all of it
     learning, critic_weights, forward_passes, teacher, next_policy_cache, models    the learner and its parts
     generation           the engine, the rewards, the collector, the held-out sets

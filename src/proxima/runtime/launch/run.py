@@ -17,6 +17,7 @@ from proxima.model.quiet import quiet_transformers
 from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.launch.models import load_models
 from proxima.runtime.launch.services import RunServices
+from proxima.runtime.loop.training_loop import evaluation_is_due
 from proxima.runtime.placement.process_group import ranks_of
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal
@@ -236,7 +237,7 @@ def _report_finished(
     with Journal(folder.journal, clock) as journal:
         rule, evaluations = config.eval.stop_after, journal.get("evaluations") or ()
         over = journal.step >= work.steps or (rule is not None and bool(rule.reached(evaluations)))
-        due = config.eval.after or (config.eval.every > 0 and journal.step % config.eval.every == 0)
+        due = config.eval.after or evaluation_is_due(config.eval, journal.step)
         evaluated = journal.was_evaluated(journal.step) or not (due and work.data.held_out)
         if folder.ended.get("status") != "done" or not (over and evaluated):
             return None

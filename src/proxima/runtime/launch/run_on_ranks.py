@@ -1,4 +1,4 @@
-"""What a run of several ranks needs besides: the start of the others, and the end of rank 0 if one of them fails."""
+"""What only a run of several ranks needs: the start of the others, and the end of rank 0 if one of them fails."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -58,6 +58,11 @@ class TrainState:
     others: Mapping[str, TrainStack] = field(default_factory=dict)
 
 
+def evaluation_is_due(settings: Any, step: int) -> bool:
+    """True if the section `eval` asks for an evaluation after this step, during the run."""
+    return bool(step and settings.every and step % settings.every == 0)
+
+
 class TrainingLoop:
     """Steps until the last one, with evaluations and checkpoints between them. A subclass says what a step is
     (`train`), what an evaluation is (`evaluate`) and what a checkpoint holds beside the weights
@@ -202,7 +207,7 @@ class TrainingLoop:
             await self.evaluate("after")
 
     async def evaluate_if_due(self, step: int) -> None:
-        if step and self.config.eval.every and step % self.config.eval.every == 0:
+        if evaluation_is_due(self.config.eval, step):
             await self.evaluate("after" if step == self.steps else "step")
 
     async def checkpoint_if_due(self, step: int) -> None:
