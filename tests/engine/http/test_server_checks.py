@@ -76,6 +76,8 @@ def test_a_folder_that_weights_cannot_be_written_to_is_refused_before_the_server
     spec = Plain(url="http://127.0.0.1:1", weight_folder=str(tmp_path / "file" / "below"))
     with pytest.raises(FieldError, match="weight_folder=.* can't be written: Not a directory; give a folder"):
         spec.check(NEEDS)
+    with pytest.raises(FieldError, match="File name too long"):
+        check_writable("weight_folder", str(tmp_path / "new" / ("x" * 300)), "")
     check_writable("weight_folder", str(tmp_path / "new" / "one"), "")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
