@@ -6,7 +6,7 @@
 # make lint    check without its tests
 # make bench   every benchmark, side by side with its peer (alone on the machine, please)
 # make evidence-model    small models for experiments on long answers, trained from nothing
-# make evidence CLAIM=mechanism    one of these experiments, from where it stopped
+# make evidence CLAIM=cppo    one of these experiments, from where it stopped
 # make docs    pages and figures that are made from the code
 # make clean   what the others built; runs/ and models/ stay
 #
@@ -89,7 +89,7 @@ evidence-model: .venv/demo.stamp
 	@$(BIN)/python -m evidence.model
 
 evidence: .venv/demo.stamp
-	@$(BIN)/python -m evidence.$(CLAIM).run && $(BIN)/python -m evidence.$(CLAIM).summary
+	@$(BIN)/python -m evidence.$(CLAIM)
 
 docs: .venv/dev.stamp
 	$(BIN)/python scripts/make_docs.py

@@ -1,11 +1,13 @@
-"""The table and the verdicts of `evidence/mechanism`, from its results: `python -m evidence.mechanism.summary`."""
+"""The tables, verdicts and figure of `evidence/mechanism`, from its results: `python -m evidence.mechanism.summary`."""
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from evidence.mechanism.run import RESULTS, read_lines
+from evidence.curves import shown
+from evidence.figure import draw
+from evidence.mechanism.run import ASKED, MASKS, POSITIONS, RESULTS, UPDATES, read_lines
 from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
 
 SAME = 0.02  # of a return: an interval within ± this is called the same
@@ -15,8 +17,11 @@ def main() -> None:
     by_length: dict[int, dict[int, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
     for line in read_lines(RESULTS):
         by_length[line["terms"]][line["batch"]][line["mask"]] = line
-    for terms, batches in by_length.items():
-        whole = [masks for masks in batches.values() if len(masks) == max(map(len, batches.values()))]
+    panels = []
+    for terms, batches in sorted(by_length.items()):
+        whole = [masks for masks in batches.values() if len(masks) == len(MASKS)]
+        if not whole:
+            continue
         print(f"\n### {terms} terms, {len(whole)} batches\n")
         print(
             "| mask | return after 1 | best | after 16 | KL of an answer | masked, A > 0 | A < 0 |\n" + "|---" * 7 + "|"
@@ -26,6 +31,33 @@ def main() -> None:
         print()
         for text, found in verdicts(whole):
             print(f"- {text}: {shown(found)}")
+        panels += panels_of(terms, whole)
+    draw(RESULTS.with_name("mechanism.svg"), panels)
+
+
+def panels_of(terms: int, batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Drift by update, drift by position after the last one, return by update."""
+
+    def lines(xs: Sequence[int], value: Callable[[Any, int], float]) -> dict[str, Any]:
+        made = {}
+        for name in batches[0]:
+            means = [mean_over_seeds([value(masks[name]["steps"], x) for masks in batches]) for x in xs]
+            made[name] = (xs, [m.mean for m in means if m], [m.half or 0.0 for m in means if m])
+        return made
+
+    updates, parts = range(1, UPDATES + 1), range(1, POSITIONS + 1)
+    kl = lines(updates, lambda steps, x: steps[x - 1]["kl"])
+    at = lines(parts, lambda steps, x: steps[-1]["kl_at"][x - 1])
+    return [
+        {"title": f"{terms} terms: KL(μ‖π)", "x": "updates", "y": "nats an answer", "log": True, "lines": kl},
+        {"title": "after update 16", "x": "eighth of the answer", "y": "nats a token", "log": True, "lines": at},
+        {
+            "title": "return of fresh answers",
+            "x": "updates",
+            "y": "share right",
+            "lines": lines(ASKED, lambda steps, x: steps[x - 1]["return"]),
+        },
+    ]
 
 
 def row(batches: Sequence[dict[str, Any]], name: str) -> list[str]:
@@ -71,11 +103,6 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 
 def ranks(values: Sequence[float]) -> list[float]:
     return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
-
-
-def shown(found: SeedMean | None) -> str:
-    assert found is not None
-    return f"{found.mean:.3f}" + (f" ± {found.half:.3f}" if found.half is not None else "")
 
 
 if __name__ == "__main__":

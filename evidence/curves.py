@@ -1,0 +1,139 @@
+"""What the runs of a claim's sweep show: a line of results for each run, and paired differences over seeds."""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds, t_quantile
+
+# The name in the results → that in metrics.jsonl, one value a step.
+CURVES = {
+    "reward": "reward/mean",
+    "accuracy": "accuracy",
+    "cut_off": "truncated_fraction",
+    "kl": "approx_kl",
+    "masked": "masked_fraction",
+    "entropy": "entropy/mean",
+    "length": "length/mean",
+    "generated": "tokens/generated",
+    "trained": "tokens/trained",
+    "train_seconds": "time/train",
+    "generate_seconds": "time/generate",
+    "cpu": "time/cpu",
+}
+Run = Mapping[str, Any]
+Outcome = Callable[[Run], float]
+
+
+def sweep(claim: Path, *names: str) -> None:
+    """Run the sweeps of a claim, or continue them, and write the lines of their finished runs to its results."""
+    for name in names:
+        subprocess.run([sys.executable, "-m", "proxima", "sweep", claim / f"{name}.yaml"], check=False)
+    lines = [line for name in names for line in results_of(Path("runs/evidence") / claim.name / name, name)]
+    (claim / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def results_of(folder: Path, sweep: str) -> list[dict[str, Any]]:
+    """The runs of a sweep that have ended, by cell and seed. One that proxima ended before its last step, for numbers
+    that are not finite, has `failed`, and shorter curves."""
+    lines = []
+    for summary in sorted(folder.glob("*/seed-*/summary.json")):
+        run = json.loads(summary.read_text())
+        records = map(json.loads, (summary.parent / "metrics.jsonl").read_text().splitlines())
+        train = [record for record in records if record["kind"] == "train"]
+        curves = {name: [rounded(record.get(key)) for record in train] for name, key in CURVES.items()}
+        after = (run.get("eval") or {}).get("after") or {}
+        cell, seed = summary.parent.parent.name, int(summary.parent.name.removeprefix("seed-"))
+        line = {"sweep": sweep, "cell": cell, "seed": seed, "status": run["status"], "after": after.get("accuracy")}
+        lines.append(line | curves)
+    return lines
+
+
+def rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
+
+
+def read(claim: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (claim / "results.jsonl").read_text().splitlines()]
+
+
+def mean(curve: str, steps: int, last: int | None = None) -> Outcome:
+    """The mean of a curve over a run of `steps`, or over its last ones; a step that was not reached, or had nothing to
+    update on, counts 0."""
+
+    def outcome(run: Run) -> float:
+        return total(run, curve, steps - (last or steps), steps) / (last or steps)
+
+    return outcome
+
+
+def total(run: Run, curve: str, start: int = 0, stop: int | None = None) -> float:
+    return float(sum(value or 0.0 for value in run[curve][start:stop]))
+
+
+def after(run: Run) -> float:
+    """The held-out accuracy at the end."""
+    return float(run["after"] or 0.0)
+
+
+def by_seed(runs: Sequence[Run], cell: str, outcome: Outcome) -> dict[int, float]:
+    return {run["seed"]: outcome(run) for run in runs if run["cell"] == cell}
+
+
+def cell_mean(runs: Sequence[Run], cell: str, outcome: Outcome) -> SeedMean | None:
+    return mean_over_seeds(list(by_seed(runs, cell, outcome).values()))
+
+
+def difference(runs: Sequence[Run], a: str, b: str, outcome: Outcome) -> SeedMean | None:
+    """The outcome of cell `a` less that of `b`, paired by seed, over the seeds that both have."""
+    of_a, of_b = by_seed(runs, a, outcome), by_seed(runs, b, outcome)
+    return mean_over_seeds([of_a[seed] - of_b[seed] for seed in sorted(of_a.keys() & of_b.keys())])
+
+
+def told(found: SeedMean | None, margin: float) -> str:
+    """A difference, what it says, and, where it says nothing, how many seeds would have an interval of ± `margin`.
+
+    above: the 95 % interval lies above 0; below; the same: it lies within ± margin; else it can't be told.
+    """
+    if found is None or found.half is None:
+        return "not measured"
+    if found.low > 0 or found.high < 0:
+        verdict = "above" if found.low > 0 else "below"
+        verdict += ", but by less than the margin" if max(-found.low, found.high) < margin else ""
+    elif max(-found.low, found.high) < margin:
+        verdict = "the same"
+    else:
+        deviation = found.half / t_quantile(0.975, found.n - 1) * math.sqrt(found.n)
+        seeds = next(n for n in range(2, 100_000) if t_quantile(0.975, n - 1) * deviation / math.sqrt(n) <= margin)
+        verdict = f"can't be told; {seeds} seeds would give ± {margin:g}"
+    return f"{shown(found)} ({found.n} seeds): {verdict}"
+
+
+def shown(found: SeedMean | None, digits: int = 3) -> str:
+    if found is None:
+        return "–"
+    return f"{found.mean:.{digits}f}" + (f" ± {found.half:.{digits}f}" if found.half is not None else "")
+
+
+def print_table(runs: Sequence[Run], cells: Sequence[str], columns: Mapping[str, tuple[Outcome, int]]) -> None:
+    """A row for each cell, means over seeds with their intervals. columns: outcomes and their decimal digits."""
+    print(f"\n| cell | {' | '.join(columns)} |\n" + "|---" * (1 + len(columns)) + "|")
+    for cell in cells:
+        means = [shown(cell_mean(runs, cell, outcome), digits) for outcome, digits in columns.values()]
+        print(f"| `{cell}` | {' | '.join(means)} |")
+    print()
+
+
+def run_claim(file: str, report: Callable[[Sequence[Run]], None], *sweeps: str) -> None:
+    """The command of a claim: run its sweeps, or with `--table` only read its results, and report."""
+    claim = Path(file).parent
+    parser = argparse.ArgumentParser(prog=f"python -m evidence.{claim.name}", description="Run, or continue, a claim.")
+    parser.add_argument("--table", action="store_true", help="run nothing: report the results that are here")
+    if not parser.parse_args().table:
+        sweep(claim, *sweeps)
+    report(read(claim))

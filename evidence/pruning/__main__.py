@@ -1,0 +1,58 @@
+"""Completion pruning and its controls on answers of 64 tokens: `make evidence CLAIM=pruning`."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from evidence.curves import Outcome, Run, after, by_seed, difference, mean, print_table, run_claim, told, total
+
+STEPS = 30
+CELLS = ("grpo_16", "pruned", "random", "smallest", "grpo_8", "grpo_4", "grpo_32")
+MARGIN = 0.02
+
+
+def report(runs: Sequence[Run]) -> None:
+    learning = mean("reward", STEPS)
+    columns: dict[str, tuple[Outcome, int]] = {
+        "held-out accuracy": (after, 3),
+        "mean reward of all steps": (learning, 3),
+        "CPU seconds": (cpu, 0),
+        "generation, share of a step": (generation, 2),
+        "tokens trained": (lambda run: total(run, "trained"), 0),
+    }
+    print_table(runs, CELLS, columns)
+    for text, a, b, outcome in (
+        ("PR1, held-out accuracy, pruned − grpo_16", "pruned", "grpo_16", after),
+        ("PR2, mean reward, pruned − random", "pruned", "random", learning),
+        ("PR2, mean reward, pruned − smallest", "pruned", "smallest", learning),
+        ("PR3, mean reward, pruned − grpo_8", "pruned", "grpo_8", learning),
+    ):
+        print(f"- {text}: {told(difference(runs, a, b, outcome), MARGIN)}")
+    amdahl(runs)
+    whole, pruned = (median(by_seed(runs, cell, cpu).values()) for cell in ("grpo_16", "pruned"))
+    print(f"\nPR4, CPU seconds of grpo_16 / pruned, medians: {whole / pruned:.2f}")
+
+
+def cpu(run: Run) -> float:
+    return total(run, "cpu")
+
+
+def generation(run: Run) -> float:
+    """The median share of generation in the time of a step."""
+    return float(median(g / (g + t) for g, t in zip(run["generate_seconds"], run["train_seconds"], strict=True)))
+
+
+def amdahl(runs: Sequence[Run]) -> None:
+    """The speed-up of a step by pruning half, at three ratios of the cost of generation to that of training.
+
+    1 / (g + (1 - g) / 2)        g, the share of generation; the update of half as many answers takes half as long
+    """
+    share = median(by_seed(runs, "grpo_16", generation).values())
+    ratio = share / (1 - share)
+    print("\n| generation / training | share of generation | a step is faster by |\n|---|---|---|")
+    for factor, name in ((1, "as here"), (1 / 4, "a quarter"), (1 / 16, "a sixteenth")):
+        g = ratio * factor / (1 + ratio * factor)
+        print(f"| {ratio * factor:.2f}, {name} | {g:.2f} | {1 / (g + (1 - g) / 2):.2f} |")
+
+
+if __name__ == "__main__":
+    run_claim(__file__, report, "sweep")

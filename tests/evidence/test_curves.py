@@ -1,0 +1,60 @@
+"""Results of sweeps: what a line says, differences by seed and their verdicts, and the reports of the claims."""
+
+import importlib
+import json
+
+import pytest
+
+from evidence import curves
+from proxima.experiments.sweep_file import read_sweep
+
+CLAIMS = {"pruning": ["sweep"], "dapo": ["sweep"], "cppo": ["lengths", "controls", "rates"]}
+
+
+def run_of(cell, seed, rewards, **more):
+    filled = {name: [0.5] * len(rewards) for name in curves.CURVES}
+    return {"cell": cell, "seed": seed, "after": 0.5, **filled, "reward": rewards, **more}
+
+
+def test_a_line_has_every_step_of_a_run(tmp_path):
+    folder = tmp_path / "a" / "seed-2"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps({"status": "done", "eval": {"after": {"accuracy": 0.25}}}))
+    records = [{"kind": "train", "step": 1, "reward/mean": 0.123456}, {"kind": "eval"}, {"kind": "train", "step": 2}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (line,) = curves.results_of(tmp_path, "s")
+    assert (line["sweep"], line["cell"], line["seed"], line["status"], line["after"]) == ("s", "a", 2, "done", 0.25)
+    assert line["reward"] == [0.12346, None]
+
+
+def test_differences_are_of_the_same_seed():
+    runs = [run_of("a", 1, [1.0, 0.5]), run_of("a", 2, [0.5, 0.5]), run_of("b", 2, [0.0]), run_of("b", 3, [1.0])]
+    found = curves.difference(runs, "a", "b", curves.mean("reward", 2))
+    assert (found.mean, found.n) == (0.5, 1)
+    assert curves.mean("reward", 2, last=1)(runs[0]) == 0.5
+    assert curves.mean("reward", 4)(run_of("a", 1, [1.0, None, 1.0])) == 0.5  # the last step was not reached
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([0.1, 0.11, 0.12], "above"),
+        ([-0.1, -0.11, -0.12], "below"),
+        ([0.001, -0.001, 0.002], "the same"),
+        ([0.010, 0.011, 0.012], "above, but by less than the margin"),
+        ([0.1, -0.1, 0.02], "can't be told; 100 seeds would give ± 0.02"),
+    ],
+)
+def test_what_an_interval_says(values, verdict):
+    assert curves.told(curves.mean_over_seeds(values), 0.02).endswith(f"(3 seeds): {verdict}")
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_every_cell_of_a_claim_is_reported(claim, capsys):
+    report = importlib.import_module(f"evidence.{claim}.__main__").report
+    cells = [cell for name in CLAIMS[claim] for cell in read_sweep(f"evidence/{claim}/{name}.yaml").all_cells]
+    runs = [run_of(cell.name, seed, [0.5 + seed / 100] * 30) for cell in cells for seed in (1, 2)]
+    report(runs)
+    out = capsys.readouterr().out
+    assert "not measured" not in out and "–" not in out.replace(" – ", "")
+    assert len(out.splitlines()) > 8
