@@ -19,14 +19,18 @@ def report(runs: Sequence[Run]) -> None:
         "generation, share of a step": (generation, 2),
         "tokens trained": (lambda run: total(run, "trained"), 0),
     }
-    print_table(runs, CELLS, columns)
-    for text, a, b, outcome in (
+    predictions = (
         ("PR1, held-out accuracy, pruned − grpo_16", "pruned", "grpo_16", after),
         ("PR2, mean reward, pruned − random", "pruned", "random", learning),
         ("PR2, mean reward, pruned − smallest", "pruned", "smallest", learning),
         ("PR3, mean reward, pruned − grpo_8", "pruned", "grpo_8", learning),
-    ):
-        print(f"- {text}: {told(difference(runs, a, b, outcome), MARGIN)}")
+    )
+    for stage, cells in (("sweep", CELLS), ("more", CELLS[:3])):
+        of_stage = [run for run in runs if run["sweep"] == stage]
+        print_table(of_stage, cells, columns)
+        for text, a, b, outcome in predictions:
+            if {a, b} <= set(cells):
+                print(f"- {text}: {told(difference(of_stage, a, b, outcome), MARGIN)}")
     amdahl(runs)
     whole, pruned = (median(by_seed(runs, cell, cpu).values()) for cell in ("grpo_16", "pruned"))
     print(f"\nPR4, CPU seconds of grpo_16 / pruned, medians: {whole / pruned:.2f}")
@@ -55,4 +59,4 @@ def amdahl(runs: Sequence[Run]) -> None:
 
 
 if __name__ == "__main__":
-    run_claim(__file__, report, "sweep")
+    run_claim(__file__, report, "sweep", "more")

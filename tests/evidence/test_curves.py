@@ -8,7 +8,7 @@ import pytest
 from evidence import curves
 from proxima.experiments.sweep_file import read_sweep
 
-CLAIMS = {"pruning": ["sweep"], "dapo": ["sweep"], "cppo": ["lengths", "controls", "rates"]}
+CLAIMS = {"pruning": ["sweep", "more"], "dapo": ["sweep"], "cppo": ["lengths", "controls", "rates"]}
 
 
 def run_of(cell, seed, rewards, **more):
@@ -52,8 +52,13 @@ def test_what_an_interval_says(values, verdict):
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_every_cell_of_a_claim_is_reported(claim, capsys):
     report = importlib.import_module(f"evidence.{claim}.__main__").report
-    cells = [cell for name in CLAIMS[claim] for cell in read_sweep(f"evidence/{claim}/{name}.yaml").all_cells]
-    runs = [run_of(cell.name, seed, [0.5 + seed / 100] * 30) for cell in cells for seed in (1, 2)]
+    sweeps = {name: read_sweep(f"evidence/{claim}/{name}.yaml") for name in CLAIMS[claim]}
+    runs = [
+        run_of(cell.name, seed, [0.5 + seed / 100] * 30, sweep=name)
+        for name, read in sweeps.items()
+        for cell in read.all_cells
+        for seed in (1, 2)
+    ]
     report(runs)
     out = capsys.readouterr().out
     assert "not measured" not in out and "–" not in out.replace(" – ", "")
