@@ -22,7 +22,7 @@ def fused_log_prob(
         IndexError: a target is not a row of `weight`; kernels would read out of bounds.
     """
     exact = len(target) > 0 and {weight.dtype, hidden.dtype, temperature.dtype} == {torch.float32}
-    kernels = None if not exact or any(size % LANES for size in weight.shape) else train_kernels()
+    kernels = None if not exact or weight.shape[1] % LANES else train_kernels()
     if kernels is None:
         return None
     least, most = (int(end) for end in target.aminmax())
@@ -40,20 +40,20 @@ class _FusedLogProb(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, temperature: Tensor, want_entropy: bool,
         entropy_gradient: bool, chunk: int, kernels: TrainKernels,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        h, w = hidden.bfloat16(), weight.bfloat16()
+        h, w, vocabulary = hidden.bfloat16(), _whole_lanes(weight), len(weight)
         log_z, log_prob = torch.empty_like(temperature), torch.empty_like(temperature)
         entropy = torch.empty_like(temperature) if want_entropy else temperature.new_empty(0)
         ctx.logits = None
         for at in range(0, len(h), chunk):
             span = slice(at, at + chunk)
             results = (log_z[span], log_prob[span], entropy[span] if want_entropy else None)
-            logits = F.linear(h[span], w)
+            logits = _logits(h[span], w, vocabulary)
             kernels.log_prob(logits, temperature[span], target[span], *results)
             if len(h) <= chunk and any(ctx.needs_input_grad):  # the backward pass would compute the same ones
                 ctx.logits = logits
             del logits
         ctx.save_for_backward(h, w, target, temperature, log_z, entropy if entropy_gradient else None)
-        ctx.chunk, ctx.kernels = chunk, kernels
+        ctx.chunk, ctx.kernels, ctx.vocabulary = chunk, kernels, vocabulary
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         return log_prob, entropy
@@ -71,9 +71,26 @@ class _FusedLogProb(torch.autograd.Function):
         block = max(1, ctx.chunk * len(w) // len(h) // COLUMNS) * COLUMNS
         for first in range(0, len(w), block):
             block_weight = w[first : first + block]
-            d = F.linear(h, block_weight) if logits is None else logits[:, first : first + block].contiguous()
+            if logits is None:
+                d = _logits(h, block_weight, ctx.vocabulary - first)
+            else:
+                d = logits[:, first : first + block].contiguous()
             kernels.log_prob_backward(d, temperature, target, log_z, grad, *of_entropy, first)
             grad_h.add_(d @ block_weight)
             if grad_w is not None:  # as [D, V]: a product that reads a transposed d takes twice as long
                 kernels.transposed_into(turned @ d, grad_w[first : first + block])
-        return grad_h, grad_w, *(None,) * 6
+        return grad_h, None if grad_w is None else grad_w[: ctx.vocabulary], *(None,) * 6
+
+
+def _whole_lanes(weight: Tensor) -> Tensor:
+    """The head in bf16, with rows of 0 up to a multiple of LANES tokens, as kernels read the logits."""
+    whole = weight.new_empty(-(-len(weight) // LANES) * LANES, weight.shape[1], dtype=torch.bfloat16)
+    whole[: len(weight)], whole[len(weight) :] = weight, 0
+    return whole
+
+
+def _logits(hidden: Tensor, weight: Tensor, vocabulary: int) -> Tensor:
+    """[n, W] of [n, D] and [W, D], -inf for those beyond the vocabulary: they have no probability and no gradient."""
+    logits = F.linear(hidden, weight)
+    logits[:, vocabulary:] = -torch.inf
+    return logits
