@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 PACK = True  # packed CPU weights; a switch for comparisons
 # row counts are padded to a multiple of this, so that the bits of a row do not depend on its neighbours
 ROWS = 8
-LEAST_TILED = 1 << 16  # elements of the smallest weight for which our own kernels are worthwhile
 # positions summed by one float32 product: libraries split a sum depending on its length, so all use the same length
 BLOCK = 64
 
@@ -284,7 +283,7 @@ def joined_rows(parts: "Sequence[Rows]", dtype: torch.dtype, out: Tensor | None 
 
 def _tiles(height: int, width: int) -> "TileLinear | None":
     """The AMX product for a weight of this shape; None where oneDNN is used."""
-    if height * width < LEAST_TILED or height % 32 or width % 32:
+    if height % 32 or width % 32:
         return None
     from proxima.kernels.linear import tile_linear
 
