@@ -11,10 +11,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -27,7 +26,7 @@ from proxima.experiments.sweep_plan import PlannedRun, Sweep
 from proxima.process.kill import describe_exit, kill_group, wait_or_kill
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import FolderLock, is_locked
-from proxima.runtime.watch.interrupt import SIGNALS, signals_restored
+from proxima.runtime.watch.interrupt import signals_handled
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic
 from proxima.system.environment import describe_environment
@@ -94,7 +93,7 @@ def run_sweep(
         write_atomic(sweep.folder / "sweep.json", dumps(_facts(sweep), indent=2) + "\n")
         loop = _SweepLoop(sweep, progresses, observers, command, poll)
         loop.notify(lambda observer: observer.started(sweep, progresses))
-        with loop.count_interrupts():
+        with signals_handled(loop.count_interrupt):
             loop.run()
         loop.notify(lambda observer: observer.finished(progresses))
     return progresses
@@ -264,21 +263,8 @@ class _SweepLoop:
             for process in self.processes:
                 process.send_signal(signal.SIGINT)
 
-    @contextmanager
-    def count_interrupts(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def count(number: int, frame: Any) -> None:
-            self.interrupts += 1
-
-        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # by nohup
-        with signals_restored():
-            for number in SIGNALS:
-                if number != signal.SIGHUP or not ignored:
-                    signal.signal(number, count)
-            yield
+    def count_interrupt(self, number: int, frame: Any) -> None:
+        self.interrupts += 1
 
 
 def _reason(run: PlannedRun, code: int, offset: int) -> str:

@@ -29,12 +29,19 @@ def signals_restored() -> Iterator[None]:
 
 @contextmanager
 def signals_handled(handler: Any, numbers: Iterable[signal.Signals] = SIGNALS) -> Iterator[None]:
-    """Within the block, the signals call a handler. Does nothing outside the main thread, which alone may."""
+    """Within the block, the signals call a handler, except a SIGHUP that `nohup` has switched off. Does nothing outside
+    the main thread, which alone may."""
     with signals_restored():
         if threading.current_thread() is threading.main_thread():
             for number in numbers:
-                signal.signal(number, handler)
+                if not is_switched_off(number):
+                    signal.signal(number, handler)
         yield
+
+
+def is_switched_off(number: int) -> bool:
+    """True for a SIGHUP in a process that `nohup` has started."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 def stop_on_interrupt(
@@ -76,6 +83,5 @@ def stop_on_interrupt(
 
     if compute.call(lambda: threading.current_thread() is threading.main_thread()):  # it alone can set handlers
         for number in SIGNALS:
-            if signal.getsignal(number) == signal.SIG_IGN and number == signal.SIGHUP:
-                continue  # nohup
-            compute.call(signal.signal, number, handle)
+            if not is_switched_off(number):
+                compute.call(signal.signal, number, handle)
