@@ -1,4 +1,4 @@
-"""A program that exchanges lines of JSON with us over its standard input and output."""
+"""A program that exchanges lines of JSON with us over its standard input and output, or answers requests in them."""
 
 import json
 import subprocess
@@ -7,12 +7,14 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import IO, Any
 
 from proxima.process.kill import describe_exit, kill_group, wait_or_kill
 from proxima.process.start import ENDS_WITH_US
 
 LINE_BYTES = 1 << 24  # maximum of a message
+UNKNOWN = {"error": {"code": -32601, "message": "not supported"}}
 
 
 class ProgramFailed(Exception):
@@ -31,6 +33,7 @@ class Program:
     def __init__(self, command: Sequence[str], name: str = "") -> None:
         self.name = name or command[0]
         self._last_errors: deque[str] = deque(maxlen=1)
+        self._numbers = count(1)
         pipe = subprocess.PIPE
         try:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
@@ -76,6 +79,25 @@ class Program:
         code = self._process.returncode
         how = "closed its output" if code is None else f"ended with {describe_exit(code)}"
         raise ProgramFailed(": ".join([f"{self.name} {how}", *self._last_errors]))
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        """Send a request of JSON-RPC 2.0, and return its result. Notifications that arrive in between are skipped; the
+        program's own requests are refused, except for a ping.
+
+        Raises: ProgramFailed: as `read`, or the answer is an error.
+        """
+        number = next(self._numbers)
+        self.write({"jsonrpc": "2.0", "id": number, "method": method, "params": parameters})
+        while True:
+            message = self.read()
+            if "method" in message:
+                if "id" in message:
+                    answer = {"result": {}} if message["method"] == "ping" else UNKNOWN
+                    self.write({"jsonrpc": "2.0", "id": message["id"], **answer})
+            elif message.get("id") == number:
+                if "error" in message:
+                    raise ProgramFailed(f"{method} failed: {message['error'].get('message')}")
+                return message["result"]
 
     def kill(self) -> None:
         """Kill the program and all that it started; a thread that waits in `read` is told that it ended."""

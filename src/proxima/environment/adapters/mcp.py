@@ -9,7 +9,7 @@ from typing import Any
 
 from proxima.data import FieldError, require
 from proxima.environment.protocol import Environment
-from proxima.process.program import Program, ProgramFailed
+from proxima.process.program import Program
 
 VERSION = "2025-06-18"
 
@@ -50,7 +50,7 @@ class Mcp(Environment):
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Run a tool."""
-        answer = self.server.request("tools/call", name=name, arguments=dict(arguments))
+        answer = self.server.program.call("tools/call", name=name, arguments=dict(arguments))
         parts = [part for part in answer.get("content", ()) if part.get("type") == "text"]
         text = "\n".join(part["text"] for part in parts)
         if answer.get("isError"):
@@ -65,9 +65,9 @@ class ToolServer:
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.program, self.count = Program(command), 0
+        self.program = Program(command)
         client = {"name": "proxima", "version": "1"}
-        self.request("initialize", protocolVersion=VERSION, capabilities={}, clientInfo=client)
+        self.program.call("initialize", protocolVersion=VERSION, capabilities={}, clientInfo=client)
         self.program.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def tools(self) -> list[dict[str, Any]]:
@@ -75,29 +75,11 @@ class ToolServer:
         listed: list[dict[str, Any]] = []
         cursor: dict[str, Any] = {}
         while True:
-            page = self.request("tools/list", **cursor)
+            page = self.program.call("tools/list", **cursor)
             listed += page["tools"]
             if not page.get("nextCursor"):
                 return listed
             cursor = {"cursor": page["nextCursor"]}
-
-    def request(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a request and return its result. Notifications that arrive in between (log, progress) are skipped; the
-        server's own requests are refused, except for a ping."""
-        self.count += 1
-        self.program.write({"jsonrpc": "2.0", "id": self.count, "method": method, "params": parameters})
-        while True:
-            message = self.program.read()
-            if "method" in message:
-                if "id" in message:
-                    refusal = {"error": {"code": -32601, "message": "not supported"}}
-                    answer = {"result": {}} if message["method"] == "ping" else refusal
-                    self.program.write({"jsonrpc": "2.0", "id": message["id"], **answer})
-            elif message.get("id") == self.count:
-                if "error" in message:
-                    raise ProgramFailed(f"the server refused {method}: {message['error'].get('message')}")
-                result: dict[str, Any] = message["result"]
-                return result
 
 
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,19 +69,11 @@ class OpenEnv(Environment):
         return str(observation[self.show])
 
     def _call(self, method: str, **arguments: Any) -> dict[str, Any]:
-        return _asked(self.program, self.number, method, arguments)
-
-
-def _asked(program: Program, number: int, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Call a method of a session; ProgramFailed if it raises."""
-    program.write({"number": number, "method": method, "arguments": dict(arguments)})
-    answer = program.read()
-    if "error" in answer:
-        raise ProgramFailed(answer["error"])
-    result: dict[str, Any] = answer["result"]
-    return result
+        """Call a method of the session; ProgramFailed if it raises."""
+        result: dict[str, Any] = self.program.call(method, number=self.number, arguments=arguments)
+        return result
 
 
 def _dropped(program: Program, number: int) -> None:
     with suppress(ProgramFailed):
-        _asked(program, number, "drop", {})
+        program.call("drop", number=number, arguments={})

@@ -1,8 +1,7 @@
 """The program that `openenv` starts in the interpreter that has the package openenv. It holds sessions, by number.
 
-A line of JSON on stdin is a call, `{"number", "method", "arguments"}`; a line on stdout is its outcome, `{"result"}`
-or `{"error"}`. The package's own output goes to stderr. Imports only the standard library and the package: proxima is
-not installed there.
+Each request is a call of a method of a session, `{"number", "arguments"}`; see `Program.call`. The package's own output
+goes to stderr. Imports only the standard library and the package: proxima is not installed there.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ def main() -> None:
     sessions: dict[int, Any] = {}
     for line in sys.stdin:
         asked = json.loads(line)
-        number, method, arguments = asked["number"], asked["method"], asked["arguments"]
+        method, number, arguments = asked["method"], asked["params"]["number"], asked["params"]["arguments"]
         result: Any = {}
         try:
             if method == "make":
@@ -40,10 +39,10 @@ def main() -> None:
             else:
                 step = getattr(sessions[number], method)(**arguments)
                 result = {"observation": step.observation, "reward": step.reward, "done": bool(step.done)}
-            answer = json.dumps({"result": result})
+            answer = json.dumps({"id": asked["id"], "result": result})
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            answer = json.dumps({"error": reason[:300]})
+            answer = json.dumps({"id": asked["id"], "error": {"message": reason[:300]}})
         answers.write(answer + "\n")
 
 
