@@ -141,9 +141,10 @@ def lent_servers() -> Iterator[None]:
 @pytest.fixture
 def own_servers(lent_servers: None) -> Iterator[None]:
     """For a test of the servers themselves, where those of its file are lent."""
-    from tests.lent_servers import ForkServer
+    from tests.lent_servers import USERS, ForkServer
 
     # not the fixture `monkeypatch`: it may have begun before `lent_servers`, and would put the lent ones back after it
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proxima.process.worker.ForkServer", ForkServer)
+        for user in USERS:
+            patch.setattr(user, "ForkServer", ForkServer)
         yield

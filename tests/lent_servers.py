@@ -2,18 +2,20 @@
 
 import os
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from proxima.environment import hosts
 from proxima.environment.interface import HOST_PROCESS
-from proxima.process import worker
+from proxima.process.start import Child
 from proxima.process.worker import ForkServer, Worker
 from proxima.reward import Math
+from proxima.reward.workers import pool
 
+USERS: Sequence[Any] = (hosts, pool)
 DESCRIBES_TOOLS = "transformers.utils.chat_template_utils"
 _SERVERS: dict[str, ForkServer] = {}  # they end with this process
 
@@ -21,32 +23,29 @@ _SERVERS: dict[str, ForkServer] = {}  # they end with this process
 class LentServer(ForkServer):
     """A server as one pool or set of hosts has it: `close` kills the workers that it forked for them, and no more."""
 
-    def __init__(self, server: ForkServer, limits: Mapping[str, Any]) -> None:
-        self.who, self._server, self._limits = server.who, server, limits
-        self._workers: set[int] = set()
-        self._lock = threading.Lock()
+    def __init__(self, server: ForkServer, options: Mapping[str, Any]) -> None:
+        super().__init__(server.jobs, server.who, options)
+        self._server = server
+        self._workers: dict[int, Child] = {}
 
-    @property
-    def alive(self) -> bool:
-        return self._server.alive
-
-    def fork(self, **limits: Any) -> Worker:
-        return super().fork(**{**self._limits, **limits})
+    def kill(self, child: Child, pid: int) -> int:
+        with self._lock:
+            mine = self._workers.pop(pid, None) is not None  # else another thread has killed it
+        return self._server.kill(child, pid) if mine else 0
 
     def close(self) -> None:
-        for pid in list(self._workers):
-            self.kill(pid)
+        self.closed = True
+        for pid, child in list(self._workers.items()):
+            self.kill(child, pid)
 
-    def _call(self, request: Mapping[str, Any], fd: int | None = None) -> dict[str, Any]:
-        with self._lock:
-            if request["do"] == "kill":
-                if request["pid"] not in self._workers:  # another thread has killed it
-                    return {"status": 0}
-                self._workers.discard(request["pid"])
-            reply = self._server._call(request, fd)
-            if request["do"] == "fork":
-                self._workers.add(reply["pid"])
-            return reply
+    def fork(self, *setup: Any, **limits: Any) -> Worker:
+        if self.closed:
+            return super().fork()
+        own = {name: self.options[name] for name in ("restricted", "memory_mb")}
+        worker = self._server.fork(*setup, **own | limits)
+        self._workers[worker.pid] = worker._child
+        worker._server = self
+        return worker
 
 
 @contextmanager
@@ -64,14 +63,14 @@ def lent_servers(imports: Sequence[str] = ()) -> Iterator[None]:
         # processes of a marked test inherit its mark, and none may outlive it
         shared = around in (None, at_first) and not os.environ.get("PROXIMA_TEST_MARK")
         servers, key = _SERVERS if shared else own, repr((jobs, options["warm_ups"], around))
-        if key not in servers or not servers[key].alive:
-            servers[key] = ForkServer(jobs, who, options)
-        return LentServer(servers[key], {name: options[name] for name in ("restricted", "memory_mb")})
+        return LentServer(servers.setdefault(key, ForkServer(jobs, who, options)), options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "ForkServer", start)
+        for user in USERS:
+            patch.setattr(user, "ForkServer", start)
         yield
-        assert worker.ForkServer is start, "a patch that is undone later would put this `start` back, for good"
+        for user in USERS:
+            assert user.ForkServer is start, "a patch that is undone later would put this `start` back, for good"
     for server in own.values():
         server.close()
 

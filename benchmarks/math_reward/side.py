@@ -52,7 +52,7 @@ def judged(answer: Answer, score: Score) -> str:
 
 def cpu_seconds(pool: Any) -> float:
     """Return the CPU seconds of the workers; those of exited ones are accumulated by the process that forks them."""
-    total, fork_server = 0.0, pool._source.server._process.pid
+    total, fork_server = 0.0, pool._server.child.process.pid
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = entry.read_text().rpartition(")")[2].split()

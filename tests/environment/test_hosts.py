@@ -59,14 +59,14 @@ async def play(hosts, kind):
 def test_a_hostile_environment_costs_its_own_episode(hosts, kind):
     async def run():
         bystander = await hosts.open({"messages": QUESTION, "kind": "good"}, seed=0)
-        epoch = hosts._hosts[0]._kept.deaths
+        epoch = hosts._hosts[0].queue.kept[0].deaths
         hostile = await play(hosts, kind)
         try:
             beside = await bystander.respond("?")
         except EnvironmentFailure as failure:
             beside = failure
         bystander.drop()
-        return hostile, beside, hosts._hosts[0]._kept.deaths - epoch, await play(hosts, "good")
+        return hostile, beside, hosts._hosts[0].queue.kept[0].deaths - epoch, await play(hosts, "good")
 
     hostile, beside, killed, after = asyncio.run(run())
     if OUTCOMES[kind] == DONE:
@@ -267,7 +267,7 @@ def test_a_log_that_changes_leaves_no_file_open_and_none_that_is_empty(opened, t
     for log, kind in zip([None, *logs, None], ["prints", "prints", "prints", "good", "prints"], strict=True):
         hosts.log_to(log)
         assert asyncio.run(play(hosts, kind)) == 1.0
-        files_open.append(len(os.listdir(f"/proc/{hosts._hosts[0]._kept.worker._pid}/fd")))
+        files_open.append(len(os.listdir(f"/proc/{hosts._hosts[0].queue.kept[0].worker.pid}/fd")))
     hosts.log_to(logs[-1])
     hosts.close()
     assert files_open == [files_open[0], *[files_open[0] + 1] * 3, files_open[0]]
@@ -296,7 +296,7 @@ def test_processes_that_others_kill_are_replaced(opened, which):
 
     async def run():
         first = await hosts.open({"messages": QUESTION}, seed=0)
-        above, server, worker = everyone = family(hosts._source.server._process.pid)
+        above, server, worker = everyone = family(hosts._server.child.process.pid)
         killed = {"worker": worker, "fork server": server, "process above it": above}[which]
         os.kill(killed, signal.SIGKILL)
         assert_all_end(everyone if which == "fork server" else [killed])
@@ -317,7 +317,7 @@ def test_close_ends_what_runs_and_what_it_has_started(opened):
     async def run():
         instance = await hosts.open({"messages": QUESTION, "kind": "many forks"}, seed=0)
         calls = [asyncio.ensure_future(instance.respond("")) for _ in range(2)]
-        while len(running := family(hosts._source.server._process.pid)) < 3 + CHILDREN:
+        while len(running := family(hosts._server.child.process.pid)) < 3 + CHILDREN:
             await asyncio.sleep(0.01)
         hosts.close()
         hosts.close()

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from proxima.process.keeper import KeptWorker, WorkerSource
+from proxima.process.keeper import KeptWorker
 from proxima.process.kill import describe_exit
 from proxima.process.program import LINE_BYTES, Program, ProgramFailed
 from proxima.process.start import start_module
+from proxima.process.worker import ForkServer
 from tests.processes import assert_all_end, eventually, family
 
 pytestmark = pytest.mark.slow  # processes
@@ -20,13 +21,13 @@ STARTS = {
     "a module of ours": "kept = start_module('sleepy_module')",
     "a guarded command": f"kept = start_module('proxima.process.guardian', 600, *{SLEEPS}, flag='-I')",
     "a program": f"kept = Program({SLEEPS})",
-    "a worker": f"kept = WorkerSource({MODULE!r}, 'test', OPTIONS); kept.fork()",
+    "a worker": f"kept = ForkServer({MODULE!r}, 'test', OPTIONS); kept.fork()",
 }
 PARENT = """
 import sys
-from proxima.process.keeper import WorkerSource
 from proxima.process.program import Program
 from proxima.process.start import start_module
+from proxima.process.worker import ForkServer
 OPTIONS = {"warm_ups": [], "restricted": False, "memory_mb": 0}
 %s
 print("started", flush=True)
@@ -56,39 +57,39 @@ def test_a_guarded_command_is_stopped_with_what_it_started(stubborn):
     code += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else ""
     code += f"subprocess.Popen({SLEEPS}, start_new_session=True)\nwhile True: time.sleep(9)"
     command = ("0.2" if stubborn else "600", sys.executable, "-c", code)
-    process, channel = start_module("proxima.process.guardian", *command, flag="-I")
-    eventually(lambda: len(family(process.pid)) == 3)
-    everyone = family(process.pid)
-    channel.close()
-    assert process.wait(600) == 128 + (signal.SIGKILL if stubborn else signal.SIGTERM)
+    child = start_module("proxima.process.guardian", *command, flag="-I")
+    eventually(lambda: len(family(child.process.pid)) == 3)
+    everyone = family(child.process.pid)
+    child.channel.close()
+    assert child.process.wait(600) == 128 + (signal.SIGKILL if stubborn else signal.SIGTERM)
     assert_all_end(everyone)
 
 
 def test_a_program_says_its_last_words_however_many_it_has():
     code = f"import sys\nsys.stderr.write('x' * {3 * LINE_BYTES} + '\\nlast words\\n')\nsys.exit(3)"
     with pytest.raises(ProgramFailed, match="^the tool ended with exit code 3: last words$"):
-        Program([sys.executable, "-S", "-c", code], name="the tool").read()
+        Program([sys.executable, "-S", "-c", code], name="the tool").call("anything")
     quiet = "import os, time\nos.close(1)\nos.close(2)\ntime.sleep(600)"
     program = Program([sys.executable, "-S", "-c", quiet], name="the tool")
     with pytest.raises(ProgramFailed, match="^the tool closed its output$"):
-        program.read()
+        program.call("anything")
     program.kill()
     eventually(lambda: not program.alive)
 
 
 def test_a_kept_worker_that_is_killed_is_replaced():
-    source = WorkerSource(MODULE, "test", {"warm_ups": [], "restricted": False, "memory_mb": 0})
-    kept = KeptWorker(source.fork)
+    server = ForkServer(MODULE, "test", {"warm_ups": [], "restricted": False, "memory_mb": 0})
+    kept = KeptWorker(server.fork)
     try:
         assert kept.run("drop", {"number": 1}, 600).value.keys() == {"seconds"}
-        os.kill(kept.worker._pid, signal.SIGKILL)
-        kept.run("drop", {"number": 1}, 600)  # None, or an error: the worker may have taken the job before it died
-        assert kept.deaths == 1 and kept.worker is None
+        os.kill(kept.worker.pid, signal.SIGKILL)
+        died = kept.run("drop", {"number": 1}, 600, again=False)  # the worker may have taken the job before it died
+        assert died.error and kept.deaths == 1 and kept.worker is None
         assert kept.run("drop", {"number": 1}, 600).value.keys() == {"seconds"} and kept.deaths == 1
     finally:
-        source.close()
+        server.close()
     with pytest.raises(RuntimeError, match="the test workers are closed"):
-        source.fork()
+        server.fork()
 
 
 def test_how_a_process_ended():

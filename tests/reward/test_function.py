@@ -194,7 +194,7 @@ def test_what_a_reward_starts_ends_with_the_run_and_with_a_fork_server_that_is_k
     with runner(Function(path=f"{tmp_path}/mine.py:start")) as made:
         (score,) = asyncio.run(made.score(prompt("42"), completions(how)))
         (pool,) = made._pools.values()
-        above, fork_server, *others = family(pool._source.server._process.pid)
+        above, fork_server, *others = family(pool._server.child.process.pid)
         assert len(others) == 2 and (how == "orphan") == (int(score.value) not in others), score
         if killed:
             os.kill(fork_server, signal.SIGKILL)

@@ -149,8 +149,8 @@ def test_workers_that_die_at_once_cost_the_job(pool, monkeypatch):
     def stillborn(self, **limits):
         worker = fork(self, **limits)
         if len(dead) < 3:
-            os.kill(worker._pid, signal.SIGKILL)
-            assert_all_end([worker._pid])
+            os.kill(worker.pid, signal.SIGKILL)
+            assert_all_end([worker.pid])
             dead.append(worker)
         return worker
 
@@ -163,7 +163,7 @@ def test_workers_that_die_at_once_cost_the_job(pool, monkeypatch):
 @pytest.mark.usefixtures("own_servers")
 def test_a_worker_killed_while_idle_costs_nothing(pool):
     assert found(asyncio.run(pool.run([regex("1")]))) == ["1"]
-    _, _, worker = family(pool._source.server._process.pid)
+    _, _, worker = family(pool._server.child.process.pid)
     os.kill(worker, signal.SIGKILL)
     assert_all_end([worker])
     assert found(asyncio.run(pool.run([regex("2"), regex("3")]))) == ["2", "3"]
@@ -175,7 +175,7 @@ def test_a_worker_killed_while_idle_costs_nothing(pool):
 @pytest.mark.parametrize("pool", [{"workers": 2}], indirect=True, ids=["two"])
 def test_a_killed_fork_server_is_replaced(pool, which):
     assert found(asyncio.run(pool.run([regex("1")]))) == ["1"]
-    above, fork_server, *_ = family(pool._source.server._process.pid)
+    above, fork_server, *_ = family(pool._server.child.process.pid)
     killed = fork_server if which == "fork server" else above
     os.kill(killed, signal.SIGKILL)
     assert_all_end([killed, above])
@@ -203,7 +203,7 @@ def test_close_ends_everything_even_a_job_that_hangs(pool, tmp_path):
         running = asyncio.ensure_future(pool.run([hangs, regex("2")]))
         while not begun.exists():
             await asyncio.sleep(0.01)
-        processes = family(pool._source.server._process.pid)
+        processes = family(pool._server.child.process.pid)
         pool.close()
         pool.close()
         return await running, processes

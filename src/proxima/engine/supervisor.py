@@ -23,7 +23,7 @@ from proxima.engine.channel import MOST, ProcessSetup, receive, send
 from proxima.engine.event_loop_thread import CLOSED, Arrivals, EventLoopThread
 from proxima.engine.protocol import InFlight, Request
 from proxima.engine.shared_weights import SharedWeights
-from proxima.process.kill import describe_exit, wait_or_kill
+from proxima.process.kill import describe_exit
 from proxima.process.start import start_module
 
 BEATS = 4  # health checks per timeout of an answer
@@ -217,12 +217,12 @@ class Supervisor:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
         fd, streams = self.weights.fd, {"stdout": log, "stderr": log} if log else {"stderr": None}
-        process, ours = start_module("proxima.engine.served_engine", fd, fds=[fd], env=environment, **streams)
-        self.process = process
+        child = start_module("proxima.engine.served_engine", fd, fds=[fd], env=environment, **streams)
+        self.process = child.process
         watching: asyncio.Task[None] | None = None
         writer: asyncio.StreamWriter | None = None
         try:
-            reader, writer = await asyncio.open_connection(sock=ours, limit=MOST)
+            reader, writer = await asyncio.open_connection(sock=child.channel, limit=MOST)
             async with self._reading:
                 send(writer, self.setup)
                 _, kind, value = await asyncio.wait_for(receive(reader), START_SECONDS)
@@ -234,7 +234,7 @@ class Supervisor:
             for number, call in sorted(self._calls.items(), key=lambda item: item[0]):
                 send(writer, (number, call.method, call.unanswered()))
             self._writer = writer
-            watching = asyncio.create_task(self._watch(process))
+            watching = asyncio.create_task(self._watch(child.process))
             while True:
                 self._replied(*await receive(reader))
         except (asyncio.IncompleteReadError, OSError):
@@ -243,10 +243,9 @@ class Supervisor:
             self._writer = None
             if watching is not None:
                 watching.cancel()
-            wait_or_kill(process)
             if writer is not None:  # else the garbage collector would close the next process's descriptor
                 writer.transport.abort()
-            ours.close()
+            child.end()
 
     async def _watch(self, process: "subprocess.Popen[bytes]") -> None:
         """Kill the process if it does not answer health checks."""

@@ -18,8 +18,8 @@ from typing import Any
 
 from proxima.data import Message, ToolCall
 from proxima.environment.interface import HOST_PROCESS, EnvironmentInterface, EnvironmentSpec
-from proxima.process.keeper import KeptWorker, WorkerQueue, WorkerSource
-from proxima.process.worker import START_SECONDS, Worker
+from proxima.process.keeper import KeptWorker, WorkerQueue
+from proxima.process.worker import START_SECONDS, ForkServer, Worker
 
 
 class EnvironmentFailure(Exception):
@@ -79,11 +79,11 @@ class Hosts:
         self._numbers = count()
         self.log: str | None = None
         options = {"warm_ups": [EnvironmentSpec.__module__], "restricted": False, "memory_mb": memory_mb}
-        self._source = WorkerSource(HOST_PROCESS, "environment", options)
+        self._server = ForkServer(HOST_PROCESS, "environment", options)
         try:
-            self.interface = spec.inspected(lambda: self._source.fork(memory_mb=0), start_seconds)
+            self.interface = spec.inspected(lambda: self._server.fork(memory_mb=0), start_seconds)
         except BaseException:
-            self._source.close()
+            self._server.close()
             raise
         self._hosts = [_Host(self) for _ in range(workers)]
 
@@ -98,7 +98,7 @@ class Hosts:
         """
         try:
             load = {**self.spec.to_json(), "log": self.log}
-            return self._source.fork(("load_environment", load), seconds=self.start_seconds)
+            return self._server.fork(("load_environment", load), seconds=self.start_seconds)
         except RuntimeError as error:
             raise EnvironmentFailure(f"it can't be loaded: {error}") from error
 
@@ -118,7 +118,7 @@ class Hosts:
 
     def close(self) -> None:
         """Kill the workers, whatever they are doing. May be called twice."""
-        self._source.close()
+        self._server.close()
         for host in self._hosts:
             host.queue.close()
         with suppress(OSError):  # a worker creates it before it has anything to write
@@ -217,8 +217,7 @@ class _Host:
     def __init__(self, hosts: Hosts) -> None:
         self.alive: set[int] = set()
         self.queue = WorkerQueue(hosts.start_worker)
-        self._hosts, self._kept = hosts, self.queue.kept[0]
-        self._warm: Worker | None = None  # the worker that has opened an environment
+        self._hosts = hosts
 
     def submit(self, job: str, arguments: Mapping[str, Any], epoch: int | None = None) -> Future[dict[str, Any]]:
         """Queue a job; its future raises EnvironmentFailure. `epoch`: its environment's; None: it is not open yet."""
@@ -228,21 +227,13 @@ class _Host:
             raise EnvironmentFailure("the workers of the environments are closed") from error
 
     def _run(self, job: str, arguments: Mapping[str, Any], epoch: int | None, kept: KeptWorker) -> dict[str, Any]:
-        hosts = self._hosts
+        hosts, opens = self._hosts, job == "open_environment"
         if epoch not in (None, kept.deaths):
             raise EnvironmentFailure(f"another episode ended its worker: {kept.why}", collateral=True)
-        result = None
-        opens = job == "open_environment"
-        for _ in range(2 if opens else 1):  # a worker that died while it was idle is replaced
-            first = opens and (kept.worker is None or kept.worker is not self._warm)  # it has only loaded
-            seconds = hosts.start_seconds if first else hosts.call_seconds
-            result = result or kept.run(job, {**arguments, "log": hosts.log}, seconds)
-        if result is None:
-            raise EnvironmentFailure("its worker died between two calls")
+        arguments = {**arguments, "log": hosts.log}
+        result = kept.run(job, arguments, hosts.call_seconds, first_seconds=hosts.start_seconds, again=opens)
         value = result.value or {}
         failure = result.error or value.get("failure")
         if failure is not None:
             raise EnvironmentFailure(f"{failure}; see {os.path.basename(hosts.log)}" if hosts.log else failure)
-        if opens:
-            self._warm = kept.worker
         return {**value, "epoch": kept.deaths}

@@ -17,6 +17,7 @@ from proxima.data import FieldError, ToolCall, require
 from proxima.data.errors import abbreviated, suggestion
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.tool_calls import DECODER, parameters_of
+from proxima.process.keeper import KeptWorker
 from proxima.process.user_code import import_user_module
 from proxima.process.worker import JobResult, Worker
 
@@ -48,17 +49,22 @@ class EnvironmentSpec:
         reference = ENVIRONMENTS.references.get(self.kind, self.kind) if self.kind else None
         return {"kind": self.kind, "reference": reference, "arguments": dict(self.arguments), "tools": list(self.tools)}
 
-    def inspected(self, fork: Callable[[], Worker], seconds: float) -> "EnvironmentInterface":
-        """Import and create the environment in a worker process and return its interface. Retry twice, in another
-        worker, if the worker or the server that forks it died.
+    def inspected(self, start: Callable[[], Worker], seconds: float) -> "EnvironmentInterface":
+        """Import and create the environment in a worker process and return its interface. Retry twice if the worker or
+        the server that forks it died.
 
         Raises: FieldError: it can't be imported or created, a tool is invalid, or it has neither tools nor `respond`.
         """
-        deadline = monotonic() + seconds
-        result = self._inspect(fork, seconds)
-        for _ in range(2):
-            if result.value is None and (left := deadline - monotonic()) > 0:
-                result = self._inspect(fork, left)
+        kept, deadline, left = KeptWorker(start), monotonic() + seconds, seconds
+        for _ in range(3):
+            try:
+                result = kept.run("inspect", self.to_json(), left)
+            except RuntimeError as error:
+                result = JobResult(error=str(error))
+            left = deadline - monotonic()
+            if result.value is not None or left <= 0:
+                break
+        kept.replace()
         if result.value is None:
             name, named = ("environment", self.kind) if self.kind else ("tools", list(self.tools))
             raise FieldError(name, named, f"can't be loaded: {result.error}")
@@ -66,15 +72,6 @@ class EnvironmentSpec:
             name, value, bound, remedy = result.value["problem"]
             raise FieldError(name, value, bound, remedy=remedy)
         return EnvironmentInterface(**{**result.value, **{n: tuple(result.value[n]) for n in ("schemas", "columns")}})
-
-    def _inspect(self, fork: Callable[[], Worker], seconds: float) -> JobResult:
-        try:
-            worker = fork()
-        except RuntimeError as error:
-            return JobResult(error=str(error))
-        result = worker.run("inspect", self.to_json(), seconds)
-        worker.kill()
-        return result or JobResult(error="its worker ended")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,13 @@
 """Other processes: how they start, what they may use, what they say, and that none of them outlives the run.
 
-    start          a module in another process, with a socket to it, that ends when this process does
+    start          a module in another process, a `Child` with a socket to it, that ends when this process does
     entry          the first thing in such a process, and in those below it
     kill           a group, a tree; what an exit code means
     limits         memory, files, and what code may not do
-    worker         killable workers for code that may hang or crash; `fork_server` forks them
-    keeper         keeps workers running: one that died is replaced, and so is their server; calls queue for them
+    worker         killable workers for code that may hang or crash; `fork_server` forks them, and is kept running
+    keeper         keeps workers running: one that died is replaced; calls queue for them
     code_runner    runs a program that a model wrote, in `code_process`
-    program        a program that exchanges lines of JSON with us
+    program        a program that exchanges lines of JSON with us, or answers requests of JSON-RPC
     guardian       runs a command, such as a server, and leaves nothing of it behind
     lines          lines of JSON over a socket, each read until a deadline
     values         values as JSON that restores their types

@@ -1,6 +1,5 @@
 """Runs code that a model wrote in a process of its own, `code_process`."""
 
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -8,16 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from proxima.process.kill import wait_or_kill
-from proxima.process.start import ONE_THREAD, start_module
+from proxima.process.start import ONE_THREAD, Child, start_module
 
 
 @contextmanager
-def running_code(
-    code: str, setup: str, limits: Sequence[int], kind: str = "module", **streams: Any
-) -> "Iterator[tuple[subprocess.Popen[bytes], socket.socket]]":
-    """A process of the code and a socket to it, in a folder and a session of its own and without this process's
-    environment. It is killed at the end, with all that it started.
+def running_code(code: str, setup: str, limits: Sequence[int], kind: str = "module", **streams: Any) -> Iterator[Child]:
+    """A process of the code, in a folder and a session of its own and without this process's environment. It is killed
+    at the end, with all that it started.
 
     Args:
         code, setup: Python; `setup` runs first.
@@ -29,14 +25,13 @@ def running_code(
         for name, text in (("setup.py", setup), ("solution.py", code)):
             Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
         environment = {"LANG": "C.UTF-8", **ONE_THREAD, "HOME": folder, "TMPDIR": folder}
-        process, channel = start_module(
+        child = start_module(
             "proxima.process.code_process", kind, *limits, flag="-I", cwd=folder, env=environment, **streams
         )
         try:
-            with channel:
-                yield process, channel
+            yield child
         finally:
-            wait_or_kill(process)
+            child.end()
 
 
 def run_program(
@@ -53,9 +48,9 @@ def run_program(
         stdin.write(given.encode("utf-8", "replace"))
         stdin.seek(0)
         stderr = subprocess.STDOUT if errors else subprocess.DEVNULL
-        with running_code(code, setup, limits, "program", stdin=stdin, stdout=output, stderr=stderr) as (process, _):
+        with running_code(code, setup, limits, "program", stdin=stdin, stdout=output, stderr=stderr) as child:
             try:
-                ended = process.wait(max(0.0, seconds))
+                ended = child.process.wait(max(0.0, seconds))
             except subprocess.TimeoutExpired:
                 ended = None
         output.seek(0)

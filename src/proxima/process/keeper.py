@@ -1,4 +1,4 @@
-"""Keeps workers running: the server that forks them is started again when it died, and so is a worker."""
+"""Keeps workers running: one that died is replaced. Calls wait for one in a queue."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -6,56 +6,9 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from proxima.process import worker
-from proxima.process.worker import START_SECONDS, ForkServer, JobResult, Worker
+from proxima.process.worker import JobResult, Worker
 
 T = TypeVar("T")
-
-
-class WorkerSource:
-    """The workers of one purpose. Their server starts with the first, and again if it has died.
-
-    Args:
-        jobs, who, options: see `ForkServer`.
-    """
-
-    def __init__(self, jobs: str, who: str, options: Mapping[str, Any]) -> None:
-        self.jobs, self.who, self.options = jobs, who, options
-        self.server: ForkServer | None = None
-        self._lock = threading.Lock()
-        self.closed = False
-
-    def fork(self, *setup: tuple[str, Mapping[str, Any]], seconds: float = START_SECONDS, **limits: Any) -> Worker:
-        """Start a worker and prepare it.
-
-        Args:
-            setup: jobs that it runs first, each within `seconds`.
-            limits: override the options for this worker only.
-        Raises: RuntimeError: the source is closed, the server can't start, or a job failed, and the worker is killed.
-        """
-        with self._lock:
-            if self.closed:
-                raise RuntimeError(f"the {self.who} workers are closed")
-            if self.server is not None and not self.server.alive:
-                self.server.close()  # if its parent was killed, it still has its workers
-                self.server = None
-            if self.server is None:
-                self.server = worker.ForkServer(self.jobs, self.who, self.options)
-            new = self.server.fork(**limits)
-        for job, arguments in setup:
-            result = new.run(job, arguments, seconds)
-            if result is None or result.error:
-                new.kill()
-                raise RuntimeError((result and result.error) or "it ended at once")
-        return new
-
-    def close(self) -> None:
-        """Kill the workers, whatever they are doing, and start no more. May be called twice."""
-        with self._lock:
-            self.closed = True
-            server, self.server = self.server, None
-        if server is not None:
-            server.close()
 
 
 class KeptWorker:
@@ -79,15 +32,32 @@ class KeptWorker:
         return self.worker
 
     def run(
-        self, job: str, arguments: Mapping[str, Any], seconds: float, cpu_seconds: float | None = None
-    ) -> JobResult | None:
-        """Run a job; see `Worker.run`. Raises what `start` raises."""
-        kept = self.ready()
-        result = kept.run(job, arguments, seconds, cpu_seconds)
-        if not kept.alive:
-            self.worker, self.deaths = None, self.deaths + 1
-            self.why = (result and result.error) or "it died between two calls"
-        return result
+        self,
+        job: str,
+        arguments: Mapping[str, Any],
+        seconds: float,
+        cpu_seconds: float | None = None,
+        *,
+        first_seconds: float | None = None,
+        again: bool = True,
+    ) -> JobResult:
+        """Run a job; see `Worker.run`. Raises what `start` raises.
+
+        Args:
+            first_seconds: instead of `seconds`, if it is the worker's first job.
+            again: another worker gets the job if this one had already died.
+        """
+        for _ in range(2 if again else 1):
+            kept = self.ready()
+            limit = seconds if first_seconds is None or kept.jobs_done else first_seconds
+            result = kept.run(job, arguments, limit, cpu_seconds)
+            if not kept.alive:
+                self.worker, self.deaths = None, self.deaths + 1
+                self.why = (result and result.error) or "it died between two calls"
+            if result is not None:
+                return result
+        died = "two workers in a row died before they started on it" if again else "its worker died between two calls"
+        return JobResult(error=died)
 
     def replace(self) -> None:
         """Kill the worker, if there is one."""

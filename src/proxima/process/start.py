@@ -5,10 +5,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from proxima.process import entry
+from proxima.process.kill import wait_or_kill
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # variables
 START = Path(entry.__file__).resolve()
@@ -16,13 +18,25 @@ START = Path(entry.__file__).resolve()
 ENDS_WITH_US: dict[str, Any] = {"start_new_session": True, "preexec_fn": entry.end_with_parent}
 
 
-def start_module(
-    module: str, *arguments: object, flag: str = "-P", fds: Sequence[int] = (), **options: Any
-) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """Start a module as `__main__` of another process; return the process and a socket to it.
+@dataclass(frozen=True)
+class Child:
+    """A process that runs a module of ours, and the socket to it."""
 
-    The process is in a session of its own. It ends when the returned socket is closed or the thread that called this
-    function ends, so also when this process does; `entry` has the exceptions. The module finds its end of the socket in
+    process: "subprocess.Popen[bytes]"
+    channel: socket.socket
+
+    def end(self, seconds: float = 0.0) -> int:
+        """Close the socket, wait `seconds` for the process to end by itself, then kill it with its group. Returns its
+        exit code; may be called twice."""
+        self.channel.close()
+        return wait_or_kill(self.process, seconds)
+
+
+def start_module(module: str, *arguments: object, flag: str = "-P", fds: Sequence[int] = (), **options: Any) -> Child:
+    """Start a module as `__main__` of another process.
+
+    The process is in a session of its own. It ends when the socket is closed or the thread that called this function
+    ends, so also when this process does; `entry` has the exceptions. The module finds its end of the socket in
     `sys.argv[1]`.
 
     Args:
@@ -44,4 +58,4 @@ def start_module(
         except BaseException:
             ours.close()
             raise
-    return process, ours
+    return Child(process, ours)

@@ -16,9 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.process.kill import wait_or_kill
 from proxima.process.lines import LineChannel
-from proxima.process.start import ONE_THREAD, start_module
+from proxima.process.start import ONE_THREAD, Child, start_module
 
 START_SECONDS = 120.0  # to load math-verify, reasoning_gym or torch on a busy machine
 FORK_SERVER = "proxima.process.fork_server"
@@ -34,7 +33,8 @@ class JobResult:
 
 
 class ForkServer:
-    """The process that forks the workers (`fork_server.fork_server`), whose parent outlives it.
+    """Forks the workers of one purpose, in a process of its own (`fork_server.fork_server`), whose parent outlives it.
+    The process starts with the first worker, and again if it has died.
 
     Args:
         jobs: the module with the functions that workers run, in a table `JOBS`; importing it must not load torch.
@@ -44,66 +44,99 @@ class ForkServer:
     """
 
     def __init__(self, jobs: str, who: str, options: Mapping[str, Any]) -> None:
-        self.who = who
-        self._gone = False
+        self.jobs, self.who, self.options = jobs, who, options
+        self.closed = False
+        self.child: Child | None = None
         self._lock = threading.Lock()
-        environment = {**os.environ, **ONE_THREAD, "PYTHONDONTWRITEBYTECODE": "1"}
-        self._process, control = start_module(FORK_SERVER, env=environment)
-        self._control = LineChannel(control)
-        path = [os.path.abspath(entry) for entry in sys.path]
-        try:
-            reply = self._call({**options, "jobs": jobs, "path": path})
-            if "error" in reply:
-                raise RuntimeError(f"{who} workers can't start: {reply['error']}")
-        except RuntimeError:
-            self.close()
-            raise
 
-    @property
-    def alive(self) -> bool:
-        return not self._gone and self._process.poll() is None
+    def fork(self, *setup: tuple[str, Mapping[str, Any]], seconds: float = START_SECONDS, **limits: Any) -> "Worker":
+        """Start a worker and prepare it.
 
-    def fork(self, **limits: Any) -> "Worker":
-        """Start a worker; `limits` override the options for this worker only."""
-        ours, theirs = socket.socketpair()
-        try:
-            reply = self._call({"do": "fork", **limits}, theirs.fileno())
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return Worker(self, int(reply["pid"]), ours)
+        Args:
+            setup: jobs that it runs first, each within `seconds`.
+            limits: override the options for this worker only.
+        Raises: RuntimeError: the server is closed or can't start, or a job failed, and the worker is killed.
+        """
+        with self._lock:
+            child = self._started()
+            ours, theirs = socket.socketpair()
+            try:
+                reply = self._call({"do": "fork", **limits}, theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+        worker = Worker(self, child, int(reply["pid"]), ours)
+        for job, arguments in setup:
+            result = worker.run(job, arguments, seconds)
+            if result is None or result.error:
+                worker.kill()
+                raise RuntimeError((result and result.error) or "it ended at once")
+        worker.jobs_done = 0
+        return worker
 
-    def kill(self, pid: int) -> int:
-        """See `Worker.kill`."""
-        try:
-            return int(self._call({"do": "kill", "pid": pid})["status"])
-        except RuntimeError:
-            return 0  # the fork server is gone, and its workers with it
+    def kill(self, child: Child, pid: int) -> int:
+        """Kill a worker that `child` has forked; see `Worker.kill`."""
+        with self._lock:
+            if child is not self.child:
+                return 0  # that process is gone, and its workers with it
+            try:
+                return int(self._call({"do": "kill", "pid": pid})["status"])
+            except RuntimeError:
+                return 0
 
     def close(self) -> None:
-        self._control.connection.close()  # the fork server kills its workers, then exits
-        wait_or_kill(self._process, 5.0)
+        """Kill the workers, whatever they are doing, and start no more. May be called twice."""
+        with self._lock:
+            self.closed = True
+            self._end()
+
+    def _started(self) -> Child:
+        """The process, which is started if there is none."""
+        if self.closed:
+            raise RuntimeError(f"the {self.who} workers are closed")
+        if self.child is not None and self.child.process.poll() is not None:
+            self._end()  # it was killed, and what it has forked may still run
+        if self.child is None:
+            environment = {**os.environ, **ONE_THREAD, "PYTHONDONTWRITEBYTECODE": "1"}
+            self.child = start_module(FORK_SERVER, env=environment)
+            self._control = LineChannel(self.child.channel)
+            path = [os.path.abspath(entry) for entry in sys.path]
+            reply = self._call({**self.options, "jobs": self.jobs, "path": path})
+            if "error" in reply:
+                self._end()
+                raise RuntimeError(f"{self.who} workers can't start: {reply['error']}")
+        return self.child
 
     def _call(self, request: Mapping[str, Any], fd: int | None = None) -> dict[str, Any]:
-        """Send a request, and `fd` if given, and return the reply; RuntimeError if the server is gone."""
-        with self._lock:
-            try:
-                self._control.send(request, () if fd is None else (fd,))
-                reply: dict[str, Any] = self._control.receive(time.monotonic() + START_SECONDS)
-            except (EOFError, OSError, ValueError) as error:
-                self._gone = True  # its parent may still be killing the processes it left behind
-                late = f"did not answer within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else "is gone"
-                raise RuntimeError(f"the process that starts {self.who} workers {late}") from error
+        """Send a request, and `fd` if given, and return the reply; RuntimeError if the process is gone."""
+        try:
+            self._control.send(request, () if fd is None else (fd,))
+            reply: dict[str, Any] = self._control.receive(time.monotonic() + START_SECONDS)
+        except (EOFError, OSError, ValueError) as error:
+            self._end()
+            late = f"did not answer within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else "is gone"
+            raise RuntimeError(f"the process that starts {self.who} workers {late}") from error
         return reply
+
+    def _end(self) -> None:
+        """End the process: it kills its workers, then exits. If it was killed, its parent does that."""
+        if self.child is not None:
+            self.child.end(5.0)
+            self.child = None
 
 
 class Worker:
-    """One worker process and the socket to it."""
+    """One worker process and the socket to it.
 
-    def __init__(self, fork_server: ForkServer, pid: int, channel: socket.socket) -> None:
-        self._fork_server, self._pid, self._channel = fork_server, pid, LineChannel(channel, REPLY_BYTES)
+    Args:
+        server, child: its fork server, and that server's process, which has forked it.
+    """
+
+    def __init__(self, server: ForkServer, child: Child, pid: int, channel: socket.socket) -> None:
+        self._server, self._child, self.pid = server, child, pid
+        self._channel = LineChannel(channel, REPLY_BYTES)
         self.jobs_done, self.alive = 0, True
 
     def run(
@@ -133,7 +166,7 @@ class Worker:
             return JobResult(error=_death(self.kill(), cpu_seconds))
         except (LookupError, RecursionError, TypeError, ValueError):
             self.kill()
-            who = self._fork_server.who
+            who = self._server.who
             why = f"something wrote into its worker's socket; a {who} must leave open files and processes alone"
             return JobResult(error=why)
         if reply.get("last"):
@@ -146,7 +179,7 @@ class Worker:
             return 0
         self.alive = False
         self._channel.connection.close()
-        return self._fork_server.kill(self._pid)
+        return self._server.kill(self._child, self.pid)
 
 
 def _death(status: int, cpu_seconds: float | None) -> str:

@@ -64,7 +64,7 @@ def test_a_reference_is_what_is_written_and_its_value_what_the_server_gets(tmp_p
     said, log = [], tmp_path / "engine.log"
     with start_servers("vllm", serve, model="m", key=None, log=log, report=said.append) as servers:
         (model,) = ask(servers.urls[0], "/v1/models", servers.token)["data"]
-        place = Path(f"/proc/{servers.started[0].process._process.pid}/cmdline")
+        place = Path(f"/proc/{servers.started[0].process._child.process.pid}/cmdline")
         commands = " ".join(model["argv"]) + (place.read_text() if place.exists() else "")
         shown = servers.started[0].process.output() + servers.started[0].launch.masked(f"error: {SECRET} is bad")
     assert model["environment"]["HF_TOKEN"] == SECRET and model["environment"]["LEVEL"] == "DEBUG-level"

@@ -98,7 +98,7 @@ from pathlib import Path
 from proxima.engine.serve import Serve, start_servers
 serve = Serve(executable=sys.argv[1], arguments=("--child", sys.argv[2]))
 servers = start_servers("vllm", serve, model="m", log=Path(sys.argv[3]))
-print(servers.started[0].process._process.pid, flush=True)
+print(servers.started[0].process._child.process.pid, flush=True)
 time.sleep(3600)
 """
 

@@ -70,7 +70,7 @@ def test_no_server_is_left():
         return [await hosts.open(ROW, seed) for seed in range(2)]
 
     episodes = asyncio.run(opened())
-    running = family(hosts._source.server._process.pid)
+    running = family(hosts._server.child.process.pid)
     hosts.close()
     assert len(running) >= 3 + len(episodes)
     assert_all_end(running)

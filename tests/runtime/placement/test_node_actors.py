@@ -47,9 +47,9 @@ def test_lines_and_exit_code(tmp_path: Path, how: str) -> None:
 
 def test_the_process_ends_with_its_actor(tmp_path: Path) -> None:
     host, reports = running(tmp_path)
-    assert host.process is not None
-    host.channel.close()
-    assert list(reports) == [0] and not is_running(host.process.pid)
+    assert host.child is not None
+    host.child.channel.close()
+    assert list(reports) == [0] and not is_running(host.child.process.pid)
 
 
 def test_lines_are_whole_and_the_last_may_be_a_part(tmp_path: Path) -> None:

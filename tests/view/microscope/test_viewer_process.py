@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from proxima.view.microscope.viewer_process import ViewerProcess
 viewer = ViewerProcess(Path(sys.argv[1]))
-print(viewer.address(), viewer.process.pid, flush=True)
+print(viewer.address(), viewer.child.process.pid, flush=True)
 sys.stdin.read()
 """
 
@@ -57,9 +57,9 @@ def test_it_ends_when_it_is_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(starting.subprocess, "Popen", listening)
     viewer = ViewerProcess(tmp_path)
-    assert viewer.address() == "http://127.0.0.1:1/" and is_running(viewer.process.pid)
+    assert viewer.address() == "http://127.0.0.1:1/" and is_running(viewer.child.process.pid)
     viewer.end()
-    assert not is_running(viewer.process.pid)
+    assert not is_running(viewer.child.process.pid)
 
 
 def test_a_run_prints_the_address_and_a_notebook_shows_it(tmp_path, monkeypatch):

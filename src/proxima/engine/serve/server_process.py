@@ -7,7 +7,7 @@ import httpx
 
 from proxima.engine.serve.launch import Launch
 from proxima.engine.serve.server_log import last_error
-from proxima.process.kill import describe_exit, wait_or_kill
+from proxima.process.kill import describe_exit
 from proxima.process.start import start_module
 
 PATIENCE = 10.0  # seconds from SIGTERM to SIGKILL
@@ -34,14 +34,14 @@ class ServerProcess:
             stream.flush()
             self._begin = stream.tell()
             command, environment = (f"{PATIENCE:g}", *launch.command), launch.environment(key)
-            self._process, self._channel = start_module(
+            self._child = start_module(
                 "proxima.process.guardian", *command, flag="-I", stdout=stream, stderr=stream, env=environment
             )
 
     @property
     def code(self) -> int | None:
         """Exit code of the server, 128 + N or -N after signal N; None while it runs."""
-        return self._process.poll()
+        return self._child.process.poll()
 
     def answers(self) -> bool:
         """Return True if the server is ready: it is healthy, and serves its model to clients with the key."""
@@ -82,10 +82,9 @@ class ServerProcess:
 
     def ask_to_stop(self) -> None:
         """Start stopping all its processes; `stop` waits until they have ended."""
-        self._channel.close()
+        self._child.channel.close()
 
     def stop(self) -> None:
         """Stop all its processes and wait until they have ended. May be called twice."""
-        self.ask_to_stop()
-        wait_or_kill(self._process, 3 * PATIENCE)  # if it is killed, the server gets a SIGTERM from the kernel
+        self._child.end(3 * PATIENCE)  # if it is killed, the server gets a SIGTERM from the kernel
         self._http.close()

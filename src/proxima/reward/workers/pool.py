@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from proxima.process.keeper import KeptWorker, WorkerQueue, WorkerSource
-from proxima.process.worker import JobResult, Worker
+from proxima.process.keeper import KeptWorker, WorkerQueue
+from proxima.process.worker import ForkServer, JobResult, Worker
 from proxima.reward.base import Job
 
 GRADERS = "proxima.reward.workers.graders"
@@ -50,7 +50,7 @@ class WorkerPool:
     ) -> None:
         self.timeout, self.recycle, self.setup = timeout, recycle, tuple(setup)
         options = {"warm_ups": sorted(warm_ups), "restricted": restricted, "memory_mb": memory_mb}
-        self._source = WorkerSource(GRADERS, "reward", options)
+        self._server = ForkServer(GRADERS, "reward", options)
         self._queue = WorkerQueue(self._start_worker, workers)
 
     @property
@@ -74,22 +74,19 @@ class WorkerPool:
     def close(self) -> None:
         """Kill the workers, even if they are busy. Jobs that are still queued fail. May be called twice."""
         self._queue.close()
-        self._source.close()
+        self._server.close()
 
     def _submit(self, jobs: Sequence[Job]) -> "list[Future[JobResult]]":
         return [self._queue.submit(partial(self._run, job)) for job in jobs]
 
     def _run(self, job: Job, kept: KeptWorker) -> JobResult:
-        for _ in range(2):  # a worker that died while it was idle is replaced
-            try:
-                result = kept.run(job.grader, job.arguments, job.seconds or self.timeout, job.cpu_seconds)
-            except Exception as error:  # no worker could be started: this job fails, the next one tries again
-                return JobResult(error=f"no worker: {type(error).__name__}: {error}")
-            if kept.worker is not None and kept.worker.jobs_done >= self.recycle:
-                kept.replace()
-            if result is not None:
-                return result
-        return JobResult(error="two workers in a row died before they started on it")
+        try:
+            result = kept.run(job.grader, job.arguments, job.seconds or self.timeout, job.cpu_seconds)
+        except Exception as error:  # no worker could be started: this job fails, the next one tries again
+            return JobResult(error=f"no worker: {type(error).__name__}: {error}")
+        if kept.worker is not None and kept.worker.jobs_done >= self.recycle:
+            kept.replace()
+        return result
 
     def _start_worker(self) -> Worker:
-        return self._source.fork(*((job.grader, job.arguments) for job in self.setup))
+        return self._server.fork(*((job.grader, job.arguments) for job in self.setup))

@@ -173,8 +173,8 @@ def run_unit_tests(
     deadline, limits = time.monotonic() + seconds, (int(seconds) + 1, memory_mb)
     if "programs" in tests:
         return _run_programs(code, setup, limits, tests["programs"], deadline)
-    with running_code(code, setup, limits) as (_, channel):
-        module = Code(channel)
+    with running_code(code, setup, limits) as child:
+        module = Code(child.channel)
         verdicts, timed_out, killed = _in_fork(lambda: _verdicts(module, tests, setup, entry_point), deadline)
     if any(isinstance(verdict, str) for verdict in verdicts):
         raise ValueError(f"the tests of this row can't be run: {verdicts[-1]}")

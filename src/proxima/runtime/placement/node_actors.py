@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.process.lines import LineChannel
-from proxima.process.start import start_module
+from proxima.process.start import Child, start_module
 
 CHUNK = 1 << 16
 OUTPUT = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:replace"}  # variables: a line arrives, whatever is in it
@@ -48,7 +48,7 @@ def place_here(port: int) -> ActorPlace:
 class RankHost:
     """The actor of a rank. Its calls run in threads."""
 
-    process: "subprocess.Popen[bytes] | None" = None
+    child: Child | None = None
 
     def place(self) -> ActorPlace:
         with socket.socket() as listener:
@@ -66,14 +66,15 @@ class RankHost:
             environment: variables in addition to those of this node.
             folder: working folder of the supervisor, used if this node has it too.
         """
-        self.process, self.channel = process, channel = start_module(  # it ends with its channel
+        self.child = start_module(  # it ends with its channel
             "proxima.runtime.placement.rank_process",
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=os.environ | OUTPUT | dict(environment),
             cwd=folder if os.path.isdir(folder) else None,
         )
-        LineChannel(channel).send({"function": function, "arguments": dict(arguments)})
+        process = self.child.process
+        LineChannel(self.child.channel).send({"function": function, "arguments": dict(arguments)})
         rest, raylet = {1: b"", 2: b""}, os.getppid()
         with selectors.DefaultSelector() as selector:
             for stream, pipe in ((1, process.stdout), (2, process.stderr)):
@@ -93,8 +94,8 @@ class RankHost:
 
     def interrupt(self) -> None:
         """Interrupt the rank as Ctrl-C does."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
+        if self.child is not None and self.child.process.poll() is None:
+            self.child.process.send_signal(signal.SIGINT)
 
 
 class EngineHost:

@@ -38,7 +38,7 @@ class ActorPool(WorkerPool):
         self._whole, self._connecting = options, threading.Lock()
 
     def _start_worker(self) -> Any:
-        if self._source.closed:
+        if self._server.closed:
             raise RuntimeError("the pool is closed")
         with self._connecting:
             _connect()

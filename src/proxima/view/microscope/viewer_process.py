@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TextIO
 
 from proxima.data import UserError
-from proxima.process.kill import wait_or_kill
 from proxima.process.start import start_module
 from proxima.runtime.watch.observer import Observer, Record, RunInfo
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
@@ -32,16 +31,15 @@ class ViewerProcess:
 
     def __init__(self, folder: Path) -> None:
         require_server("view")
-        self.process, self._channel = start_module(__name__, folder)
+        self.child = start_module(__name__, folder)
 
     def address(self) -> str:
         """Wait until the server listens and return the URL to open in a browser; empty if it could not start."""
-        with self._channel.makefile() as said:
+        with self.child.channel.makefile() as said:
             return said.readline().strip()
 
     def end(self) -> None:
-        self._channel.close()
-        wait_or_kill(self.process)
+        self.child.end()
 
 
 class ViewerObserver(Observer):
