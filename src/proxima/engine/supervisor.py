@@ -37,12 +37,14 @@ class EngineCall:
     Args:
         method, arguments: of `ServedEngine.answer`.
         replies: those that the caller has not taken yet, `item` or `done`, or an exception to raise.
+        waits: for the process, or for the next one; not before it is passed on, nor once it is answered in full.
         outstanding: the requests whose completions have not arrived, by key.
     """
 
     method: str
     arguments: tuple[Any, ...]
     replies: Arrivals[tuple[str, Any]] = field(default_factory=Arrivals)
+    waits: bool = False
     outstanding: dict[tuple[int, int, int], Request] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,8 +80,7 @@ class Supervisor:
         self.exits = 0  # number of processes that have ended so far
         self.exit_reason = self._hung = ""  # reason of the last exit; `_hung`: of a process killed because it hung
         self._fruitless = 0  # exits in a row without a completion
-        self._calls: dict[int, EngineCall] = {}
-        self._callers: dict[int, EngineCall] = {}  # calls whose callers still take replies, even if answered in full
+        self._calls: dict[int, EngineCall] = {}  # whose callers still take replies
         self._numbers = count(1)
         self._paused = False
         self._writer: asyncio.StreamWriter | None = None  # of a process that is ready
@@ -104,7 +105,7 @@ class Supervisor:
     def not_taken(self) -> list[InFlight]:
         """Completions that have arrived but that their callers have not taken."""
         completions = []
-        for call in [call for call in list(self._callers.values()) if call.method == "generate"]:
+        for call in [call for call in list(self._calls.values()) if call.method == "generate"]:
             values = [reply[1] for reply in tuple(call.replies.items) if isinstance(reply, tuple)]
             completions += InFlight.not_taken(call.arguments[0], values)
         return completions
@@ -117,7 +118,7 @@ class Supervisor:
             Exception: the exception that the engine raised.
         """
         number, kind = next(self._numbers), ""
-        call = self._callers[number] = EngineCall(method, arguments)
+        call = self._calls[number] = EngineCall(method, arguments)
         try:
             if self._loop.closed:
                 raise RuntimeError(CLOSED)
@@ -126,8 +127,8 @@ class Supervisor:
                 kind, value = await call.replies.get()
                 yield kind, value
         finally:
-            del self._callers[number]
-            self._loop.submit(self._cancel, number)
+            del self._calls[number]
+            self._loop.submit(self._cancel, number, call)
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """Make a call and return its result."""
@@ -161,26 +162,26 @@ class Supervisor:
         if self._broken is not None:
             call.replies.put(self._broken)
             return
-        self._calls[number] = call
+        call.waits = True
         if call.method == "resume":
             self._paused = False
         if self._writer is not None:
             send(self._writer, (number, call.method, call.arguments))
 
-    def _cancel(self, number: int) -> None:
-        if self._calls.pop(number, None) is not None and self._writer is not None:
+    def _cancel(self, number: int, call: EngineCall) -> None:
+        if call.waits and self._writer is not None:
             send(self._writer, (number, "cancel", ()))
 
     def _replied(self, number: int, kind: str, value: Any) -> None:
         call = self._calls.get(number)
-        if call is None:  # cancelled
+        if call is None:  # its caller has left
             return
         if kind == "item" or call.method == "score":
             self._fruitless = 0
         if kind == "item":
             call.outstanding.pop(value.key, None)
         else:
-            del self._calls[number]
+            call.waits = False
             self._paused |= call.method == "pause" and kind == "done"
         call.replies.put(value if kind == "error" else (kind, value))
 
@@ -207,8 +208,7 @@ class Supervisor:
     def _break(self, error: Exception) -> None:
         """Give up: no further process is started."""
         self._broken = self._broken or error
-        self._calls.clear()
-        for call in list(self._callers.values()):
+        for call in list(self._calls.values()):
             call.replies.put(self._broken)
 
     async def _run_process(self, log: Any) -> None:
@@ -232,7 +232,8 @@ class Supervisor:
             if self._paused:
                 send(writer, (0, "pause", ("keep",)))
             for number, call in sorted(self._calls.items(), key=lambda item: item[0]):
-                send(writer, (number, call.method, call.unanswered()))
+                if call.waits:
+                    send(writer, (number, call.method, call.unanswered()))
             self._writer = writer
             watching = asyncio.create_task(self._watch(child.process))
             while True:
