@@ -12,3 +12,5 @@ To add one: (1) a `.cpp` that includes `vectors.h`; (2) a function or class here
 None if `unavailable` gives a reason; (3) tests against torch in float64, and that a row's bits depend on that row
 alone.
 """
+
+LANES, HEAD = 16, 32  # in a training pass: widths are multiples of the one, head dimensions of the other

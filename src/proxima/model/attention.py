@@ -19,6 +19,7 @@ from proxima.data import PackedBatch, UserError
 from proxima.data.kinds import Kinds
 from proxima.data.packed_batch import indices_of
 from proxima.data.transfer import to_device
+from proxima.model.plain_decoder import is_plain
 
 NAME = "proxima_packed"
 SHORT = 1 << 15  # queries x keys of a row up to which a CPU uses ordinary products
@@ -188,7 +189,7 @@ def packed_states(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
 
 def hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
     rounds = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
-    if rounds and not more and batch.tokens.device.type == "cpu":
+    if rounds and not more and batch.tokens.device.type == "cpu" and is_plain(backbone):
         from proxima.model.fused_backbone import fused_states
 
         if (states := fused_states(backbone, batch)) is not None:

@@ -18,23 +18,22 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook as any_module_hook
 
 from proxima.data import PackedBatch
 from proxima.data.packed_batch import indices_of
-from proxima.kernels.train_pass import HEAD, LANES, PackedSegments, TrainKernels, Turns, train_kernels
+from proxima.kernels.train_pass import PackedSegments, TrainKernels, Turns, train_kernels
 
-FAMILIES = ("Llama", "Qwen2", "Qwen3")
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 
 
 def fused_states(backbone: nn.Module, batch: PackedBatch) -> Tensor | None:
-    """The states that predict the response tokens, [N, D] float32; None where the model or machine is not supported."""
-    kernels = _kernels(backbone)
-    if kernels is None:
-        return None
+    """The states that predict the response tokens, [N, D] float32; None if the machine has no kernels. The stack is one
+    that `plain_decoder` recognises."""
     model: Any = backbone
     attention = model.layers[0].self_attn
+    kernels = train_kernels(attention.head_dim)
+    if kernels is None:
+        return None
     x = model.embed_tokens(batch.tokens)
     responses = _WholeResponses.of(batch)
     position = batch.position if responses is None else batch.position[responses.rows]
@@ -120,44 +119,6 @@ class _LaidOut(torch.autograd.Function):
 def _laid_out(x: Tensor, rows: Tensor) -> Tensor:
     out: Tensor = _LaidOut.apply(x, rows)  # type: ignore[no-untyped-call]
     return out
-
-
-def _kernels(backbone: nn.Module) -> TrainKernels | None:
-    """The kernels for this model; None where another path has to run it."""
-    model: Any = backbone
-    family = next((name for name in FAMILIES if type(model).__name__ == f"{name}Model"), None)
-    if family is None or not type(model).__module__.startswith("transformers.") or not len(model.layers):
-        return None
-    widths = {model.config.hidden_size, model.config.intermediate_size}
-    head_dim = model.layers[0].self_attn.head_dim
-    if any(width % LANES for width in widths) or head_dim % HEAD or model.config.hidden_act != "silu":
-        return None
-    if _hooked(model) or any_module_hook() or not all(_plain(layer, family) for layer in model.layers):
-        return None
-    if model.rotary_emb.inv_freq.numel() * 2 != head_dim:
-        return None
-    return train_kernels(head_dim)
-
-
-def _plain(layer: Any, family: str) -> bool:
-    """True if this file can compute a layer: it is neither sharded nor adapted, windowed or hooked."""
-    names = {"DecoderLayer", "Attention", "MLP", "RMSNorm"}
-    for module in layer.modules():
-        kind = type(module)
-        expected = kind is nn.Linear or kind.__name__.removeprefix(family) in names or kind.__name__.startswith("SiLU")
-        if not expected or _hooked(module):
-            return False
-    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in layer.parameters()):
-        return False
-    attention = layer.self_attn
-    dropout = layer.training and attention.attention_dropout > 0
-    biased = any(getattr(layer.mlp, name).bias is not None for name in ("gate_proj", "up_proj", "down_proj"))
-    return not (dropout or biased or getattr(attention, "sliding_window", None))
-
-
-def _hooked(module: nn.Module) -> bool:
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
 
 
 def _product(kernels: TrainKernels, layers: Sequence[nn.Linear], x: Tensor, *, gated: bool = False) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from proxima.kernels.train_pass import LANES, TrainKernels, train_kernels
+from proxima.kernels.train_pass import TrainKernels, train_kernels
 
 COLUMNS = 128  # blocks of the vocabulary in a backward pass are multiples of this many tokens
 
@@ -15,14 +15,13 @@ COLUMNS = 128  # blocks of the vocabulary in a backward pass are multiples of th
 def fused_log_prob(
     hidden: Tensor, weight: Tensor, target: Tensor, temperature: Tensor, entropy: bool, gradient: bool, chunk: int
 ) -> tuple[Tensor, Tensor] | None:
-    """Log-probs and entropies, [N] float32 each, the latter empty unless wanted; None where another path has to compute
-    them.
+    """Log-probs and entropies, [N] float32 each, the latter empty unless wanted; None if the machine has no kernels.
+    N > 0, inputs are float32, and the width of `weight` is a multiple of `LANES`.
 
     Raises:
         IndexError: a target is not a row of `weight`; kernels would read out of bounds.
     """
-    exact = len(target) > 0 and {weight.dtype, hidden.dtype, temperature.dtype} == {torch.float32}
-    kernels = None if not exact or weight.shape[1] % LANES else train_kernels()
+    kernels = train_kernels()
     if kernels is None:
         return None
     least, most = (int(end) for end in target.aminmax())

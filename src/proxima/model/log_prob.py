@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxima.data import PackedBatch
+from proxima.kernels import LANES
 from proxima.model.logit_rows import LOGIT_DTYPE, row_blocks
 
 if TYPE_CHECKING:
@@ -83,13 +84,20 @@ def token_log_prob(
     settings = (entropy or entropy_gradient, entropy_gradient, others_gradient, chunk, compute)
     if part is not None and kept is not None:
         kept = part.kept(kept)
-    if kind == "cpu" and compute == torch.bfloat16 and all(each is None for each in (bias, others, kept, part)):
+    whole = compute == torch.bfloat16 and all(each is None for each in (bias, others, kept, part))
+    if whole and kind == "cpu" and _suits_kernels(hidden, weight, temperature):
         from proxima.model.fused_log_prob import fused_log_prob
 
         if (fused := fused_log_prob(hidden, weight, target, temperature, *settings[:2], chunk)) is not None:
             return TokenLogProbs(fused[0], fused[1] if settings[0] else None, None)
     log_prob, ent, more = _apply(hidden, weight, bias, target, temperature, others, kept, part, *settings)
     return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
+
+
+def _suits_kernels(hidden: Tensor, weight: Tensor, temperature: Tensor) -> bool:
+    """True if `fused_log_prob` takes arguments of these types and sizes."""
+    exact = {hidden.dtype, weight.dtype, temperature.dtype} == {torch.float32}
+    return exact and len(hidden) > 0 and weight.shape[1] % LANES == 0
 
 
 def sampled_log_prob(batch: PackedBatch, hidden: Tensor, *, others: Tensor | None, **settings: Any) -> TokenLogProbs:
