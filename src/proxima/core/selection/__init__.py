@@ -1,7 +1,8 @@
 """Selections: the choice of completions for the update. One file per family; each spec sees only what the specs before
 it kept.
 
-    group_selection     `select`, the protocol, and selections that drop: drop_uniform_groups, drop_truncated
+    protocol            `Selection`, and `select`, which applies several
+    group_selection     selections that drop: drop_uniform_groups, drop_truncated
     partial_selection   selections that keep a part of a group: prune, balance, best_and_worst
 
 A selection is a frozen dataclass that subclasses `Selection`, with `__call__(Outcomes, advantage) -> [S] bool`.
@@ -15,14 +16,9 @@ from typing import TYPE_CHECKING
 from proxima.data.kinds import Kinds, lazy_imports
 
 if TYPE_CHECKING:
-    from proxima.core.selection.group_selection import (
-        DropTruncated,
-        DropUniformGroups,
-        Selection,
-        prompts_factor,
-        select,
-    )
+    from proxima.core.selection.group_selection import DropTruncated, DropUniformGroups
     from proxima.core.selection.partial_selection import Balance, BestAndWorst, Prune
+    from proxima.core.selection.protocol import Selection, prompts_factor, select
 
 __getattr__, __dir__ = lazy_imports(__name__)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.advantage.group import GroupStatistics, group_sum
-from proxima.core.selection.group_selection import Selection
+from proxima.core.selection.protocol import Selection
 from proxima.core.token_subset import value_hash
 from proxima.data import Outcomes, check_choices, require
 
