@@ -11,7 +11,7 @@ from benchmarks.math_reward.answers import Answer, groups
 from benchmarks.side import Channel, argument, serve
 from proxima.data import Completion, Prompt, Score
 from proxima.reward import Math, RewardRunner
-from proxima.reward.base import Job
+from proxima.reward.pooled import Job
 
 BATCH = 64  # groups a step
 

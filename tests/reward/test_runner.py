@@ -11,6 +11,8 @@ import pytest
 
 from proxima.data import Score
 from proxima.reward import Exact, Format, Function, Gsm8kReward, Length, Number, RewardRunner, WeightedReward
+from proxima.reward.workers import threads
+from proxima.reward.workers.threads import ThreadCalls
 from tests.reward.make import LONG, SHORT, completion, completions, prompt, runner, scored
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
@@ -94,18 +96,19 @@ class Best(WeightedReward):
         return [Score(value=float(len(c.text) == longest)) for c in completions]
 
 
-class Hurried(RewardRunner):
+class Hurried(ThreadCalls):
     """Gives calls that hang a short limit."""
 
-    async def _run_in_thread(self, i, call, timeout):
-        hangs = call.args[2][0].text == "hang"
-        return await super()._run_in_thread(i, call, SHORT if hangs else timeout)
+    async def _run(self, function, timeout):
+        hangs = function.args[2][0].text == "hang"
+        return await super()._run(function, SHORT if hangs else timeout)
 
 
-def test_a_reward_that_hangs_in_a_thread_costs_one_completion():
+def test_a_reward_that_hangs_in_a_thread_costs_one_completion(monkeypatch):
+    monkeypatch.setattr(threads, "ThreadCalls", Hurried)
     wrong = {"hang": f"timed out after {SHORT:g} s", "raise": "LookupError: two lines", "exit": "SystemExit: 3"}
     wrong["nan"] = "ValueError: returned nan, expected a finite number"
-    made = Hurried([Plain()], timeout=LONG)
+    made = RewardRunner([Plain()], timeout=LONG)
     scores = asyncio.run(made.score(prompt("3"), completions("1", *wrong, "3", "hang", "4")))
     GATE.set()
     made.close()
@@ -253,7 +256,8 @@ def test_a_scorer_that_always_hangs_does_not_take_all_threads():
     gate.set()
     for thread in hanging:
         thread.join(LONG)
-    made.timeout = LONG
+    (calls,) = made._calls
+    calls.timeout = LONG
     (again,) = asyncio.run(made.score(prompt(), [completion("x")]))
     made.close()
     assert again.value == 1.0

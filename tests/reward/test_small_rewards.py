@@ -19,7 +19,7 @@ from proxima.reward import (
     Regex,
     Repetition,
 )
-from proxima.reward.math.extract import as_fraction, last_boxed, last_tagged
+from proxima.reward.math.marked import as_fraction, last_boxed, last_tagged
 from tests.reward.make import completion, completions, corrects, prompt, rows
 
 THOUGHT = "<think>17 + 25 is 42</think>\n<answer>42</answer>"

@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from proxima.reward import REWARDS
-from proxima.reward.math.extract import as_fraction, as_number, first_number, last_boxed, last_number, last_tagged
+from proxima.reward.math.extract import as_number, first_number, last_number
+from proxima.reward.math.marked import as_fraction, last_boxed, last_tagged
 
 if TYPE_CHECKING:
     from proxima.reward import Accuracy152, Exact, Gsm8kReward

@@ -8,7 +8,8 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from proxima.reward.math.extract import as_number, last_boxed
+from proxima.reward.math.extract import as_number
+from proxima.reward.math.marked import last_boxed
 
 _UNBRACED_BOX = re.compile(r"\\boxed\s+([^\s${}]+)|\\boxed([0-9])")
 _MAX_DIGITS = 40  # of an integer; more mean a damaged row

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from proxima.reward.http import Http
     from proxima.reward.length import Length, MissingEos, Overlong
     from proxima.reward.math.accuracy_1_5_2 import Accuracy152
-    from proxima.reward.math.number import Boxed, Gsm8kReward, Number
+    from proxima.reward.math.marked import Boxed, Gsm8kReward
+    from proxima.reward.math.number import Number
     from proxima.reward.math.symbolic import Math
     from proxima.reward.model_reward import ModelReward
     from proxima.reward.reasoning_gym import ReasoningGymReward
@@ -40,14 +41,14 @@ __getattr__, __dir__ = lazy_imports(__name__)
 REWARDS = Kinds(
     {
         "accuracy_1_5_2": "proxima.reward.math.accuracy_1_5_2:Accuracy152",
-        "boxed": "proxima.reward.math.number:Boxed",
+        "boxed": "proxima.reward.math.marked:Boxed",
         "diversity": "proxima.reward.repetition:Diversity",
         "environment": "proxima.reward.environment_reward:EnvironmentReward",
         "exact": "proxima.reward.exact:Exact",
         "format": "proxima.reward.regex:Format",
         "function": "proxima.reward.function:Function",
         "function_batch": "proxima.reward.function:FunctionBatch",
-        "gsm8k": "proxima.reward.math.number:Gsm8kReward",
+        "gsm8k": "proxima.reward.math.marked:Gsm8kReward",
         "http": "proxima.reward.http:Http",
         "length": "proxima.reward.length:Length",
         "math": "proxima.reward.math.symbolic:Math",

@@ -19,7 +19,7 @@ class WeightedReward:
 
     A subclass defines `score_one`; a reward that compares the completions of a prompt sets `whole_group` and defines
     `score`; one that compares all groups sets `whole_batch` and defines `score_batch`, which is called once per
-    generated batch, while `score` never is. Rewards that run in a worker process inherit from `PooledReward`.
+    generated batch, while `score` never is. Rewards that run in a worker process inherit from `pooled.PooledReward`.
 
     `score` may raise, hang or be slow: the runner isolates each call, abandons it after the timeout and records the
     failure as `Score.failed`. Values are in reward units, before the weight.
@@ -42,6 +42,7 @@ class WeightedReward:
     where: ClassVar[Where] = "thread"
     whole_group: ClassVar[bool] = False
     whole_batch: ClassVar[bool] = False
+    in_workers: ClassVar[bool] = False
     needs_answer: ClassVar[bool] = False
     example_fields: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
@@ -96,80 +97,6 @@ def as_reward(spec: Any) -> WeightedReward:
     return spec
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One grader call in a worker process.
-
-    Args:
-        grader: key of `graders.JOBS`.
-        arguments: keyword arguments, JSON values.
-        cpu_seconds: CPU time after which the kernel kills the worker; none: only the wall-clock limit applies.
-        seconds: wall-clock limit; none: the pool's.
-    """
-
-    grader: str
-    arguments: Mapping[str, Any]
-    cpu_seconds: float | None = None
-    seconds: float | None = None
-
-    def run(self) -> dict[str, Any]:
-        """Call the grader in this process, without limits."""
-        from proxima.reward.workers.graders import JOBS
-
-        return JOBS[self.grader](**self.arguments)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledReward(WeightedReward):
-    """Base of the rewards that run in worker processes; a direct call of `score` runs in this process, unlimited."""
-
-    where: ClassVar[Where] = "text"
-    warm_up: ClassVar[str | None] = None  # run once before workers are forked; see `ForkServer`
-
-    def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
-        """The job that scores this completion in a worker, or the score itself if no worker is needed."""
-        raise NotImplementedError
-
-    def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
-        """The score in a grader's result: `value`, `correct` where it is known, and other keys as parts."""
-        parts = {key: part for key, part in result.items() if key not in ("value", "correct")}
-        value = _as_float(result.get("value"), "value")
-        return validated(Score(value=value, correct=result.get("correct"), parts=parts))
-
-    def batch_job(self, groups: Sequence[Group]) -> Job:
-        """The job that scores the whole batch in a worker, for rewards with `whole_batch`, or a single group, for
-        rewards that get all completions of a prompt in one call."""
-        raise NotImplementedError
-
-    def parse_batch_result(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
-        """The scores in a grader's result."""
-        raise NotImplementedError
-
-    def setup_job(self) -> Job | None:
-        """A job that each new worker runs before its first chunk."""
-        return None
-
-    def answer_job(self, answer: Any) -> Job | str | None:
-        """The result of `unreadable`, or the job whose result contains it as `why`."""
-        return missing_answer(answer)
-
-    def unreadable(self, answer: Any) -> str | None:
-        job = self.answer_job(answer)
-        return job.run()["why"] if isinstance(job, Job) else job
-
-    def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        if self.completions_per_call == 1:
-            return super().score(prompt, completions)
-        return self.score_batch([unscored(prompt, completions)])[0]
-
-    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        job = self.job(prompt, completion)
-        return job if isinstance(job, Score) else self.parse_result(prompt, job.run())
-
-    def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
-        return self.parse_batch_result(groups, self.batch_job(groups).run())
-
-
 def unscored(prompt: Prompt, completions: Sequence[Completion]) -> Group:
     """A group that no reward has scored yet; its scores are 0."""
     return Group(prompt=prompt, completions=tuple(completions), scores=(Score(value=0.0),) * len(completions))
@@ -182,19 +109,20 @@ def validated(score: object) -> Score:
         raise ValueError(f"returned {score!r:.80}, expected a Score")
     if not score.valid:
         raise ValueError(score.error or "returned an invalid score without an error")
-    value = _as_float(score.value, "value")
+    value = as_float(score.value, "value")
     if not math.isfinite(value):
         raise ValueError(f"returned {value}, expected a finite number")
     if score.correct not in (None, True, False):
         raise ValueError(f"returned correct={score.correct!r:.80}, expected true, false or nothing")
-    parts = {str(key): _as_float(part, str(key)) for key, part in score.parts.items()}
+    parts = {str(key): as_float(part, str(key)) for key, part in score.parts.items()}
     for key, part in parts.items():
         if not math.isfinite(part):
             raise ValueError(f"returned {key}={part}, expected a finite number; a part without a value is left out")
     return replace(score, value=value, correct=None if score.correct is None else bool(score.correct), parts=parts)
 
 
-def _as_float(value: object, key: str) -> float:
+def as_float(value: object, key: str) -> float:
+    """A number that a scorer returned; ValueError naming its `key` if it is none."""
     if isinstance(value, float):
         return float(value)
     from proxima.reward.workers.graders import to_float  # a careless scorer may return other types

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from proxima.data import Completion, FieldError, Group, Prompt, Score, require
-from proxima.reward.base import NOT_APPLICABLE, Job, PooledReward
+from proxima.reward.base import NOT_APPLICABLE
+from proxima.reward.pooled import Job, PooledReward
 from proxima.reward.signature import CallShape
 from proxima.reward.workers.user_function import load_function, read_source
 

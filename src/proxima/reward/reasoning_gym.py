@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import Completion, Prompt, Score, require
-from proxima.reward.base import Job, PooledReward, validated
-from proxima.reward.math.extract import last_tagged
+from proxima.reward.base import validated
+from proxima.reward.math.marked import last_tagged
 from proxima.reward.packages import require_package
+from proxima.reward.pooled import Job, PooledReward
 from proxima.reward.workers.graders import to_float
 
 

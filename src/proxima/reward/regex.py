@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import Completion, FieldError, Prompt, Score
-from proxima.reward.base import Job, PooledReward, binary_score, required_answer
-from proxima.reward.math.extract import same_answer
+from proxima.reward.base import binary_score, required_answer
+from proxima.reward.math.marked import same_answer
+from proxima.reward.pooled import Job, PooledReward
 
 
 @dataclass(frozen=True, kw_only=True)

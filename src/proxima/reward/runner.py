@@ -6,21 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
-from proxima.reward.base import NOT_APPLICABLE, Job, PooledReward, WeightedReward, as_reward, unscored, validated
-from proxima.reward.workers.threads import DaemonThreads
+from proxima.reward.base import NOT_APPLICABLE, WeightedReward, as_reward
+from proxima.reward.calls import RewardCalls
 
 if TYPE_CHECKING:
     from proxima.model.compute_thread import ComputeThread
-    from proxima.process.worker import JobResult
     from proxima.reward.workers.pool import WorkerPool
 
 LARGEST = 1e12  # a gradient scaled by this still has a finite square in float32
-T = TypeVar("T")
-
-TEXT_MEMORY_MB = 1024  # of a worker that parses text written by a model
 
 
 class RewardRunner:
@@ -69,22 +65,26 @@ class RewardRunner:
         for label in self.labels:
             unique = self.labels.count(label) == 1
             require(unique, "reward", label, "is the name of two rewards; give one of them another `name`")
-        pooled = [reward for reward in self.rewards if isinstance(reward, PooledReward)]
         self._pools: dict[str, WorkerPool] = {}
-        for where in sorted({reward.where for reward in pooled}):
-            from proxima.reward.workers import pool as processes
+        if any(reward.in_workers for reward in self.rewards):
+            from proxima.reward.workers.worker_calls import make_pools
 
-            members = [reward for reward in pooled if reward.where == where]
-            self._pools[where] = (pool or processes.WorkerPool)(
-                workers,
-                timeout=timeout,
-                warm_ups=sorted({reward.warm_up for reward in members if reward.warm_up}),
-                setup=[job for reward in members if (job := reward.setup_job())],
-                restricted=where == "text",
-                memory_mb=TEXT_MEMORY_MB if where == "text" else memory_mb,
-            )
-        self._threads = [DaemonThreads(reward.concurrency or workers) for reward in self.rewards]
+            self._pools = make_pools(self.rewards, workers, timeout, memory_mb, pool)
+        self._calls = [self._calls_of(reward, workers) for reward in self.rewards]
         self.awaited: dict[str, list[int]] = {label: [] for label in self.labels}  # prompts of the running calls
+
+    def _calls_of(self, reward: WeightedReward, workers: int) -> RewardCalls:
+        if reward.in_workers:
+            from proxima.reward.workers.worker_calls import WorkerCalls
+
+            return WorkerCalls(reward, self._pools[reward.where], self.timeout)
+        at_once = reward.where == "inline" and reward.completions_per_call == 1
+        in_compute = reward.where == "compute" and self.compute is not None
+        if (at_once or in_compute) and not reward.whole_batch:
+            return RewardCalls(reward, self.compute if in_compute else None)
+        from proxima.reward.workers.threads import ThreadCalls
+
+        return ThreadCalls(reward, reward.concurrency or workers, self.timeout)
 
     @property
     def has_batch(self) -> bool:
@@ -117,20 +117,12 @@ class RewardRunner:
         keys = [json.dumps(answer, sort_keys=True, default=repr) for answer in answers]
         distinct = dict(zip(keys, answers, strict=True))
         reasons: dict[str, str | None] = {}
-        for reward, label in zip(self.rewards, self.labels, strict=True):
+        for reward, label, calls in zip(self.rewards, self.labels, self._calls, strict=True):
             if reward.weight != 0 and reward.needs_answer:
-                for key, why in zip(distinct, self._reasons(reward, list(distinct.values())), strict=True):
+                for key, why in zip(distinct, calls.unreadable(list(distinct.values())), strict=True):
                     if why is not None:
                         reasons.setdefault(key, f"{label}: {why}")
         return [reasons.get(key) for key in keys]
-
-    def _reasons(self, reward: WeightedReward, answers: Sequence[Any]) -> list[str | None]:
-        if not isinstance(reward, PooledReward):
-            return [reward.unreadable(answer) for answer in answers]
-        jobs = [reward.answer_job(answer) for answer in answers]
-        results = self._pools[reward.where].run_now([job for job in jobs if isinstance(job, Job)])
-        whys = ((r.error if r.value is None else r.value["why"]) for r in results)
-        return [next(whys) if isinstance(job, Job) else job for job in jobs]
 
     def start(self) -> None:
         """Start the worker processes and load the models before the first `score`, which would do both otherwise.
@@ -154,7 +146,7 @@ class RewardRunner:
             whole = [c for c, score in zip(completions, failed, strict=True) if score is None]
             scores = iter(await self.score(prompt, whole) if whole else ())
             return [score or next(scores) for score in failed]
-        columns = await self._columns(False, [prompt.uid], lambda i: self._group_column(i, prompt, completions))
+        columns = await self._columns(False, [prompt.uid], lambda i: self._calls[i].group(prompt, completions))
         before, last = Score(value=0.0), not self._batch_counts
         added = [{i: column[at] for i, column in columns.items()} for at in range(len(completions))]
         return [self._add(before, scores, last) for scores in added]
@@ -168,7 +160,7 @@ class RewardRunner:
         if not groups:
             return []
         uids = [group.prompt.uid for group in groups]
-        columns = await self._columns(True, uids, lambda i: self._batch_column(i, groups))
+        columns = await self._columns(True, uids, lambda i: self._calls[i].batch(groups))
         if not columns:
             return list(groups)
         scored = []
@@ -225,57 +217,6 @@ class RewardRunner:
             return replace(Score.failed(error), parts=parts, correct=correct)
         return Score(value=value, parts=parts, correct=correct)
 
-    async def _group_column(self, i: int, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        """One reward's scores of all completions, with failures as failed scores."""
-        reward = self.rewards[i]
-        if isinstance(reward, PooledReward):
-            return await self._run_in_workers(i, reward, prompt, completions)
-        if reward.where == "compute" and self.compute is not None:
-            return await self.compute.run(_scores, reward, prompt, completions)
-        size = reward.completions_per_call or max(1, len(completions))
-        calls = [completions[start : start + size] for start in range(0, len(completions), size)]
-        if reward.where == "inline" and size == 1:
-            return [score for call in calls for score in _scores(reward, prompt, call)]
-        waiting = (self._run_in_thread(i, partial(_scores, reward, prompt, call), self.timeout) for call in calls)
-        columns = zip(await asyncio.gather(*waiting), calls, strict=True)
-        return [score for scores, call in columns for score in _spread(scores, len(call))]
-
-    async def _run_in_workers(
-        self, i: int, reward: PooledReward, prompt: Prompt, of: Sequence[Completion]
-    ) -> list[Score]:
-        if reward.completions_per_call != 1:
-            return (await self._batch_column(i, [unscored(prompt, of)]))[0]
-        jobs = [_attempt(partial(reward.job, prompt, completion)) for completion in of]
-        # Groups often hold the same answer several times. Equal texts get equal scores; a user's function may not.
-        keyed = [(_key(job, i) if reward.where == "text" else i, job) for i, job in enumerate(jobs)]
-        distinct = {key: job for key, job in keyed if isinstance(job, Job)}
-        results = dict(zip(distinct, await self._pools[reward.where].run(list(distinct.values())), strict=True))
-        parse = partial(reward.parse_result, prompt)
-        return [job if isinstance(job, Score) else _parsed(results[key], parse) for key, job in keyed]
-
-    async def _batch_column(self, i: int, groups: Sequence[Group]) -> list[list[Score]]:
-        """One reward's scores of the whole batch; a failure of the call is a failure of every completion."""
-        reward, seconds = self.rewards[i], self.timeout * len(groups)
-        scores: list[list[Score]] | Score
-        if isinstance(reward, PooledReward):
-            job = replace(reward.batch_job(groups), seconds=seconds)
-            (result,) = await self._pools[reward.where].run([job])
-            scores = _parsed(result, partial(reward.parse_batch_result, groups))
-        else:
-            scores = await self._run_in_thread(i, partial(_batch_scores, reward, groups), seconds)
-        return [[scores] * len(group.scores) for group in groups] if isinstance(scores, Score) else scores
-
-    async def _run_in_thread(self, i: int, call: Callable[[], T], timeout: float) -> T | Score:
-        """The result of the call, or a failed score with the reason."""
-        seconds = self.rewards[i].call_timeout or timeout
-        try:
-            result: T = await self._threads[i].run(call, seconds)
-            return result
-        except TimeoutError:
-            return Score.failed(f"timed out after {seconds:g} s")
-        except RuntimeError as error:
-            return Score.failed(str(error))
-
 
 @contextmanager
 def _named(label: str) -> Iterator[None]:
@@ -284,60 +225,3 @@ def _named(label: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise UserError(f"reward '{label}': {error}") from None
-
-
-def _key(job: Job | Score, otherwise: int) -> str | int:
-    """A key that is equal for jobs with equal results."""
-    if isinstance(job, Score):
-        return otherwise
-    try:
-        return json.dumps([job.grader, job.arguments])
-    except (TypeError, ValueError):
-        return otherwise  # the pool reports the reason
-
-
-def _attempt(call: Callable[[], T]) -> T | Score:
-    """The result of the call, or a failed score with the exception."""
-    try:
-        return call()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a scorer that calls sys.exit() fails, the run does not
-        return Score.failed(" ".join(f"{type(error).__name__}: {error}".split())[:300])
-
-
-def _parsed(result: "JobResult", parse: Callable[[Any], T]) -> T | Score:
-    if result.value is None:
-        return Score.failed(result.error or "no answer")
-    return _attempt(partial(parse, result.value))
-
-
-def _spread(scores: list[Score] | Score, n: int) -> list[Score]:
-    """A failed call as a failed score for each of its n completions."""
-    return [scores] * n if isinstance(scores, Score) else scores
-
-
-def _scores(reward: WeightedReward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-    """The reward's own scores, with failures as failed scores."""
-    scores = _attempt(lambda: list(reward.score(prompt, completions)))
-    if not isinstance(scores, Score) and len(scores) != len(completions):
-        scores = Score.failed(f"ValueError: returned {len(scores)} scores for {len(completions)} completions")
-    return [_checked(score) for score in _spread(scores, len(completions))]
-
-
-def _checked(score: object) -> Score:
-    if isinstance(score, Score) and not score.valid and score.error:
-        return score  # it has its own reason
-    return _attempt(partial(validated, score))
-
-
-def _batch_scores(reward: WeightedReward, groups: Sequence[Group]) -> list[list[Score]] | Score:
-    """The scores of a batch, or a failed score for the whole call."""
-    lists = _attempt(lambda: [list(scores) for scores in reward.score_batch(groups)])
-    if isinstance(lists, Score):
-        return lists
-    if [len(scores) for scores in lists] != [len(group.scores) for group in groups]:
-        returned = f"{len(lists)} lists with {sum(map(len, lists))} scores"
-        expected = f"{len(groups)} lists with one score for each completion"
-        return Score.failed(f"ValueError: returned {returned}, expected {expected}")
-    return [[_checked(score) for score in scores] for scores in lists]

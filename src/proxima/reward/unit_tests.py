@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import Completion, Prompt, Score, require
-from proxima.reward.base import Job, PooledReward, missing_answer, required_answer
+from proxima.reward.base import missing_answer, required_answer
+from proxima.reward.pooled import Job, PooledReward
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 

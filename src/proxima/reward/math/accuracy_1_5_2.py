@@ -7,7 +7,8 @@ from fractions import Fraction
 
 from proxima.data import Completion, Prompt, Score, require
 from proxima.reward.base import WeightedReward, required_answer
-from proxima.reward.math.extract import as_fraction, as_number, last_tagged
+from proxima.reward.math.extract import as_number
+from proxima.reward.math.marked import as_fraction, last_tagged
 
 
 @dataclass(frozen=True, kw_only=True)

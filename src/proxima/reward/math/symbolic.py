@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from proxima.data import Completion, Prompt, Score, require
-from proxima.reward.base import Job, PooledReward, binary_score, missing_answer, required_answer
+from proxima.reward.base import binary_score, missing_answer, required_answer
 from proxima.reward.math.answer_text import (
     as_interval,
     equation_sides,
@@ -18,9 +18,10 @@ from proxima.reward.math.answer_text import (
     unfinished_operation,
     words_after_marker,
 )
-from proxima.reward.math.extract import last_boxed, last_tagged
+from proxima.reward.math.marked import last_boxed, last_tagged
 from proxima.reward.math.numeric_answer import WrittenNumber, parse_number, same_number
 from proxima.reward.packages import require_package
+from proxima.reward.pooled import Job, PooledReward
 
 _MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999
 _DIGITS = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")

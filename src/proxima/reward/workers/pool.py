@@ -16,7 +16,7 @@ from functools import partial
 
 from proxima.process.keeper import KeptWorker, WorkerQueue
 from proxima.process.worker import ForkServer, JobResult, Worker
-from proxima.reward.base import Job
+from proxima.reward.pooled import Job
 
 GRADERS = "proxima.reward.workers.graders"
 

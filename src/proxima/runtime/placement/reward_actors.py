@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxima.process.worker import START_SECONDS, JobResult
-from proxima.reward.base import Job
+from proxima.reward.pooled import Job
 from proxima.reward.workers.pool import WorkerPool
 from proxima.runtime.placement.ray_cluster import ADDRESS, QUIET, first_line_of, kill_actor, start_actor
 

@@ -1,0 +1,110 @@
+r"""What stands in a marked place of a text, `\boxed{…}`, a tag or after `####`, found in linear time; and rewards that
+compare it with the answer."""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from proxima.data import Completion, Prompt, Score
+from proxima.reward.base import WeightedReward, binary_score, missing_answer, required_answer
+from proxima.reward.math.extract import as_number, first_number, last_number
+
+_BRACE = re.compile(r"[{}]")
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The contents of the last `\boxed{…}` or `\fbox{…}`; None without one, or if its braces never close."""
+    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
+    if start < 0:
+        return None
+    opening, depth = text.index("{", start), 0
+    for brace in _BRACE.finditer(text, opening):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return text[opening + 1 : brace.start()]
+    return None
+
+
+def last_tagged(text: str, tag: str) -> str | None:
+    """The contents of the last `<tag>…</tag>`; None without one."""
+    before, closing, _ = text.rpartition(f"</{tag}>")
+    _, opening, inside = before.rpartition(f"<{tag}>")
+    return inside if closing and opening else None
+
+
+_FRACTION = re.compile(
+    r"(?P<sign>-?)(?:\\[dt]?frac\s?\{(?P<over>[0-9]{1,40})\}\s?\{(?P<under>[0-9]{1,40})\}|(?P<integer>[0-9]{1,40})(?:/(?P<divisor>[0-9]{1,40}))?)"
+)
+
+
+def as_fraction(text: str) -> Fraction | None:
+    r"""The exact value of a whole text that is an integer, `a/b` or `\frac{a}{b}` of digits; else None."""
+    match = _FRACTION.fullmatch(text.strip())
+    if match is None:
+        return None
+    over, under = int(match["over"] or match["integer"]), int(match["under"] or match["divisor"] or 1)
+    if under == 0:
+        return None
+    return Fraction(-over if match["sign"] else over, under)
+
+
+def same_answer(text: str, answer: Any) -> bool:
+    """Compare as numbers if both are numbers, else as text without outer whitespace."""
+    left, right = as_number(text), as_number(answer)
+    if left is not None and right is not None:
+        return left == right
+    return text.strip() == str(answer).strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gsm8kReward(WeightedReward):
+    """1 if the number after the last `####` equals the answer; without `####`, the last number of the text.
+
+    The row's answer may be a whole GSM8K solution; what follows its `####` counts.
+
+    Args:
+        strict: count a text without `####` as wrong.
+    Returns: Score of value 0 or 1, `correct` set.
+    Raises: ValueError if the row's answer is missing or not a number.
+    Source: Cobbe et al., arXiv 2110.14168: solutions end in `#### number`.
+    """
+
+    strict: bool = False
+
+    kind = "gsm8k"
+    needs_answer = True
+    where = "inline"
+
+    def unreadable(self, answer: Any) -> str | None:
+        is_number = as_number(str(answer).rpartition("####")[2]) is not None
+        return missing_answer(answer) or (None if is_number else "not a number after '####'")
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        answer = required_answer(prompt, self.kind)
+        expected = as_number(str(answer).rpartition("####")[2])
+        if expected is None:
+            raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number after '####'")
+        _, marker, final = completion.text.rpartition("####")
+        if marker:
+            return binary_score(first_number(final) == expected)
+        return binary_score(not self.strict and last_number(completion.text) == expected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boxed(WeightedReward):
+    r"""1 if the last `\boxed{…}` holds the answer, as a number or as the same text, else 0; sets `correct`.
+
+    Returns: Score of value 0 or 1, `correct` set. No box, or an unclosed one: 0.
+    Raises: ValueError if the row has no answer.
+    Differs: `math` accepts 1/2 for 0.5; this compares numbers and text only, and needs no worker.
+    """
+
+    kind = "boxed"
+    needs_answer = True
+    where = "inline"
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        answer = required_answer(prompt, self.kind)
+        boxed = last_boxed(completion.text)
+        return binary_score(boxed is not None and same_answer(boxed, answer))
