@@ -18,7 +18,7 @@ from proxima.environment.tool_calls import (
     read_calls,
     write_call,
 )
-from proxima.model.chat import reads_tools
+from proxima.model.template_variables import reads_tools
 
 FORMATS = get_args(ToolFormat)
 PARAMETERS = {"properties": {"a": {"type": "integer", "description": "one"}, "b": {"enum": [1, 2]}}}

@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM
 from proxima.data import FieldError
 from proxima.model import load
 from proxima.model.adapter_files import save_adapter
-from proxima.model.adapter_folder import is_adapter
-from proxima.model.files import model_files
+from proxima.model.files import is_adapter, model_files
 from proxima.model.lora import Lora, adapter_names
 from proxima.model.pretrained import check_path, load_config, load_tokenizer
 from proxima.model.save import save_trained

@@ -10,8 +10,15 @@ from torch import nn
 from proxima.data import FieldError
 from proxima.model import Policy, load, save
 from proxima.model.adapter_files import save_adapter
-from proxima.model.lora import Lora, adapter_names, adapter_off
-from proxima.model.lora_layers import adapter_parameters, attach, merge_adapter, plain_weights, target_layers
+from proxima.model.lora import Lora, adapter_names
+from proxima.model.lora_layers import (
+    adapter_off,
+    adapter_parameters,
+    attach,
+    merge_adapter,
+    plain_weights,
+    target_layers,
+)
 from tests.model.adapters import with_adapter
 from tests.model.rows import MIXED, assert_close, gradients_of, plain_log_prob, rows
 from tests.tiny import KINDS, tiny

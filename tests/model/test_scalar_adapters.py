@@ -7,7 +7,8 @@ from transformers import AutoModelForSequenceClassification
 
 from proxima.data import FieldError
 from proxima.model import LoadedModel, ScalarModel, load, load_scalar_model, save
-from proxima.model.lora import Lora, adapter_off
+from proxima.model.lora import Lora
+from proxima.model.lora_layers import adapter_off
 from proxima.model.save import save_trained
 from proxima.model.scalar_model import score_normalization, set_score_normalization
 from tests.model.adapters import move

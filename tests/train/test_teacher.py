@@ -14,7 +14,7 @@ from proxima.engine.protocol import EngineSetup
 from proxima.model import Policy
 from proxima.train.engine_stage import EngineStage
 from proxima.train.objectives import DistillationTerm
-from proxima.train.teacher_stage import TeacherStage
+from proxima.train.teacher_stage import TeacherStage, top_tokens
 from tests.model.rows import assert_close, loaded, plain_logits
 from tests.tiny import VOCABULARY, tiny
 from tests.train.helpers import gradients, trainer, trajectories
@@ -163,7 +163,7 @@ def test_a_policy_gives_both_the_engines_and_the_teachers_tokens():
     own = {name: x.grad for name, x in student.named_parameters()}
     assert_close(own, {name: x.grad for name, x in model.named_parameters()}, 1e-4)
     empty = pack([replace(items[0], **{name: value[:0] for name, value in per_token(items[0]).items()})])
-    assert student.top_tokens(empty, 3, VOCABULARY).top.shape == (0, 3)
+    assert top_tokens(student, empty, 3, VOCABULARY).top.shape == (0, 3)
 
 
 def per_token(item):

@@ -57,7 +57,7 @@ def format_of(tokenizer: Any) -> ToolFormat:
 
     Raises: UserError: it shows tools in a form that no reader here supports.
     """
-    from proxima.model.chat import reads_tools  # environment processes must not load torch
+    from proxima.model.template_variables import reads_tools  # environment processes must not load torch
 
     if not reads_tools(tokenizer):
         return "xml"

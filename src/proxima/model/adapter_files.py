@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from proxima.data import FieldError
-from proxima.model.adapter_folder import BASE, BaseModel, base_in_memory, base_of, is_adapter, read_json
+from proxima.model.adapter_folder import BASE, BaseModel, base_in_memory, base_of, read_json
 from proxima.model.files import ADAPTER_CONFIG as CONFIG
-from proxima.model.files import weight_files
+from proxima.model.files import is_adapter, weight_files
 from proxima.model.lora import NAME, SCALAR_HEAD, Lora, trained_names
 from proxima.model.lora_layers import attach, merge_adapter
 from proxima.model.parallel.sharded import plain_type

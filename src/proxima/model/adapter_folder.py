@@ -1,5 +1,4 @@
-"""Detects an adapter in a folder and reads which model it is for. `adapter_files` reads and writes the adapter
-itself."""
+"""Reads which model an adapter is for. `adapter_files` reads and writes the adapter itself."""
 
 import json
 from collections.abc import Mapping
@@ -10,8 +9,7 @@ from typing import Any
 import torch
 
 from proxima.data import FieldError
-from proxima.model.files import ADAPTER_CONFIG as CONFIG
-from proxima.model.files import weight_files
+from proxima.model.files import ADAPTER_CONFIG, weight_files
 
 BASE = "base.json"
 
@@ -32,23 +30,6 @@ class BaseModel:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-def is_adapter(path: str) -> bool:
-    """True for a folder with an adapter, even if it also has its base's config.json.
-
-    Raises:
-        FieldError: the folder also has the weights of a model.
-    """
-    place = Path(path).expanduser()
-    if not (place / CONFIG).is_file():
-        return False
-    if weights := sorted(file.name for file in place.glob("model*.safetensors")):
-        remedy = "move one of them to a separate folder"
-        raise FieldError(
-            "model.path", path, f"has both an adapter ({CONFIG}) and a model ({weights[0]})", remedy=remedy
-        )
-    return True
-
-
 def base_of(path: str) -> BaseModel:
     """The base that an adapter's folder names.
 
@@ -56,11 +37,11 @@ def base_of(path: str) -> BaseModel:
         FieldError: the folder's JSON can't be read or names no base.
     """
     place = Path(path).expanduser()
-    settings = read_json(path, place / CONFIG)
+    settings = read_json(path, place / ADAPTER_CONFIG)
     base = settings.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         remedy = "write the path of its base there"
-        raise FieldError("model.path", path, f"names no base_model_name_or_path in {CONFIG}", remedy=remedy)
+        raise FieldError("model.path", path, f"names no base_model_name_or_path in {ADAPTER_CONFIG}", remedy=remedy)
     recorded = read_json(path, place / BASE) if (place / BASE).is_file() else {}
     return BaseModel(
         path=base, revision=recorded.get("revision"), dtype=recorded.get("dtype"), files=recorded.get("files", {})

@@ -1,6 +1,5 @@
 """Chats as token ids: through the chat template, with control tokens that come from the template alone."""
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from proxima.data import FieldError, Message, UserError
+from proxima.data import Message, UserError
 from proxima.data.columns import Ints
 
 
@@ -115,7 +114,9 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapp
         UserError: the template fails (it is a program and may raise anything), or does not read an argument.
     """
     if arguments:
-        _require_read(tokenizer, arguments)
+        from proxima.model.template_variables import require_read  # most runs pass none
+
+        require_read(tokenizer, arguments)
     options = {"add_generation_prompt": not complete, "tokenize": False}
     try:
         return str(tokenizer.apply_chat_template(list(messages), **arguments, **options))
@@ -125,44 +126,6 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapp
         raise UserError(
             f"the chat template fails for {messages[-1]['content']!r:.60}: {what}", remedy=remedy
         ) from error
-
-
-SET_HERE = frozenset({"messages", "add_generation_prompt", "continue_final_message"})
-
-
-def reads_tools(tokenizer: Any) -> bool:
-    """True if the chat template shows tools to the model."""
-    if tokenizer.chat_template is None:
-        return False
-    read = _variables(tokenizer.get_chat_template(tools=[{}]))  # a dummy tool: some have a separate template for tools
-    return read is not None and "tools" in read
-
-
-def _require_read(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that the chat template does not read: a mistyped one would change nothing."""
-    read = _variables(tokenizer.get_chat_template(tools=arguments.get("tools")))
-    for name, value in arguments.items():
-        if name in SET_HERE or (read is not None and name not in read):
-            theirs = sorted((read or set()) - SET_HERE - NOT_ARGUMENTS - set(tokenizer.special_tokens_map))
-            near = difflib.get_close_matches(name, theirs, 1)
-            remedy = f"did you mean {near[0]!r}?" if near else f"it reads {', '.join(theirs) or 'none'}"
-            reason = "is set by proxima" if name in SET_HERE else "is not read by the model's chat template"
-            raise FieldError(f"data.template_arguments.{name}", value, reason, remedy=remedy)
-
-
-NOT_ARGUMENTS = frozenset({"namespace", "raise_exception", "range", "dict", "strftime_now", "cycler", "joiner"})
-
-
-@lru_cache(maxsize=8)
-def _variables(template: str) -> set[str] | None:
-    """The names that a template expects from its caller; None if it can't be parsed: rendering then says why."""
-    from jinja2 import Environment, TemplateError, meta
-
-    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # a tag of transformers, unknown to jinja
-    try:
-        return meta.find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain))
-    except TemplateError:
-        return None
 
 
 def _refuse_made_tokens(

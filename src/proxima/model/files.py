@@ -5,9 +5,28 @@ from functools import lru_cache
 from hashlib import file_digest
 from pathlib import Path
 
+from proxima.data import FieldError
+
 MODEL_FILES = (".bin", ".gguf", ".jinja", ".json", ".model", ".safetensors")
 ADAPTER_CONFIG = "adapter_config.json"
 WEIGHT_FILES = (".bin", ".gguf", ".safetensors")
+
+
+def is_adapter(path: str) -> bool:
+    """True for a folder with an adapter, even if it also has its base's config.json.
+
+    Raises:
+        FieldError: the folder also has the weights of a model.
+    """
+    place = Path(path).expanduser()
+    if not (place / ADAPTER_CONFIG).is_file():
+        return False
+    if weights := sorted(file.name for file in place.glob("model*.safetensors")):
+        remedy = "move one of them to a separate folder"
+        raise FieldError(
+            "model.path", path, f"has both an adapter ({ADAPTER_CONFIG}) and a model ({weights[0]})", remedy=remedy
+        )
+    return True
 
 
 def model_files(path: str, revision: str | None = None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.data import FieldError
-from proxima.model.adapter_folder import base_in_memory, base_of, is_adapter
+from proxima.model.files import is_adapter
 from proxima.model.lora import Lora
 from proxima.model.pretrained import (
     LoadedModel,
@@ -61,6 +61,7 @@ def load(
         require_splittable(path, revision, sharding, adapters=lora is not None)
     if is_adapter(path):
         from proxima.model.adapter_files import load_merged
+        from proxima.model.adapter_folder import base_of
 
         if lora is not None:
             remedy = f"set model.path={base_of(path).path} and model.lora.path={path}, or export the adapter merged"
@@ -74,6 +75,7 @@ def load(
     if lora is None:
         return on_ranks(_load_plain(path, device=device, sharding=sharding, **place), sharding, device)
     from proxima.model.adapter_files import start_adapter, with_adapter
+    from proxima.model.adapter_folder import base_in_memory
 
     if sharding is None or lora.dora:  # whose norms are of the whole weights
         loaded = _load_plain(path, device=device if sharding is None else "cpu", **place)

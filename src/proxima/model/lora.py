@@ -1,16 +1,11 @@
 """LoRA: small trained matrices alongside the frozen linear layers of a model, through the library peft.
 
-    weight_of       a layer's weight with its adapter in it, differentiable
-    adapter_off     the base, within a `with` block: the reference policy
-
-`lora_layers.py` puts adapters on a model and takes them off; `adapter_files.py` reads and writes them. The model stays
-the Hugging Face model that it was: only its target layers are replaced, by peft's, so attention, packing and decoders
-are not affected.
+`lora_layers.py` puts adapters on a model, switches them off and takes them off; `adapter_files.py` reads and writes
+them. The model stays the Hugging Face model that it was: only its target layers are replaced, by peft's, so attention,
+packing and decoders are not affected.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -88,22 +83,3 @@ def weight_of(module: nn.Module) -> Tensor:
             norm = torch.linalg.norm(merged.detach(), dim=axis)
             merged = (layer.lora_magnitude_vector[NAME].weight / norm).unsqueeze(axis) * merged
     return merged
-
-
-@contextmanager
-def adapter_off(model: nn.Module) -> Iterator[None]:
-    """Switch the adapter off within the block: the model then equals its base bit for bit.
-
-    Raises:
-        ValueError: the model has no adapter.
-    """
-    layers: list[Any] = [module for module in model.modules() if is_adapted(module)]
-    if not layers:
-        raise ValueError("the model has no adapter to switch off")
-    for layer in layers:
-        layer.enable_adapters(False)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.enable_adapters(True)

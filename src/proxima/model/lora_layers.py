@@ -2,11 +2,13 @@
 
 attach          adapters for a loaded model; from here on they alone are trained
 plain_weights   all weights of a model as if it had been trained in full: the input of an engine
+adapter_off     the base, within a `with` block: the reference policy
 merge_adapter   a model with adapters becomes an ordinary one
 """
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -136,3 +138,22 @@ def merge_adapter(model: nn.Module) -> None:
     model.requires_grad_(True)
     if hasattr(model, "peft_config"):
         del model.peft_config
+
+
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """Switch the adapter off within the block: the model then equals its base bit for bit.
+
+    Raises:
+        ValueError: the model has no adapter.
+    """
+    layers: list[Any] = [module for module in model.modules() if is_adapted(module)]
+    if not layers:
+        raise ValueError("the model has no adapter to switch off")
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)

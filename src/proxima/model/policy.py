@@ -18,7 +18,6 @@ from proxima.model.pretrained import LoadedModel
 from proxima.model.scalar_head import scalar_head
 
 if TYPE_CHECKING:
-    from proxima.model.distribution_figures import TopTokens
     from proxima.model.kept_tokens import KeptTokens
 
 
@@ -111,7 +110,7 @@ class Policy(PackedModel):
             hidden, score = self.hidden(batch, routing), self._scorer(batch)
             outputs = score(
                 hidden,
-                **self._head(),
+                **self.head_parts(),
                 entropy="entropy" in needs or "entropy_gradient" in needs,
                 entropy_gradient="entropy_gradient" in needs,
                 others=_joined(batch.top_k, batch.bucket_token),
@@ -137,40 +136,14 @@ class Policy(PackedModel):
             return partial(token_log_prob, target=batch.target, temperature=batch.temperature, kept=_kept(batch))
         return partial(sampled_log_prob, batch)
 
-    @torch.no_grad()
-    def top_tokens(self, batch: PackedBatch, k: int, vocabulary: int) -> "TopTokens":
-        """Log-probs of `batch.target` and of the `k` most probable tokens, of ids below `vocabulary`, at
-        `batch.temperature`; without gradient."""
-        from proxima.model.distribution_figures import TopTokens
-
-        if len(batch.target) == 0:
-            self.idle_pass(backward=False)
-            empty = torch.zeros(0, k, device=self.device)
-            return TopTokens(empty.sum(1), empty.long(), empty)
-        return TopTokens(**self.run(lambda part: self._top_tokens(part, k, vocabulary)._asdict(), batch))
-
-    def _top_tokens(self, batch: PackedBatch, k: int, vocabulary: int) -> "TopTokens":
-        from proxima.model.distribution_figures import top_k_log_prob
-
-        with self.autocast():
-            return top_k_log_prob(
-                self.hidden(batch),
-                target=batch.target,
-                temperature=batch.temperature,
-                k=k,
-                **self._head(),
-                vocabulary=vocabulary,
-                chunk=self.log_prob_chunk,
-            )
-
     def _log_sum_square(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
         from proxima.model.distribution_figures import log_sum_square
 
-        head, kept = self._head(), _kept(batch)
+        head, kept = self.head_parts(), _kept(batch)
         with self.autocast():
             return log_sum_square(hidden, temperature=batch.temperature, **head, kept=kept, chunk=self.log_prob_chunk)
 
-    def _head(self) -> dict[str, Any]:
+    def head_parts(self) -> dict[str, Any]:
         """Weight and bias of the output head, or this rank's part of them."""
         weight: Any = weight_of(self.head)
         bias = self.head.bias

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.data import FieldError, UserError, renamed, require
-from proxima.model.adapter_folder import BaseModel, base_of, is_adapter
+from proxima.data import FieldError, UserError, require
+from proxima.model.files import is_adapter
 from proxima.model.lora import adapter_names
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from proxima.model.adapter_folder import BaseModel
     from proxima.model.parallel.sharding import Sharding
 
 
@@ -29,7 +30,7 @@ class LoadedModel:
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
     path: str
-    base: BaseModel | None = None
+    base: "BaseModel | None" = None
     sharding: "Sharding | None" = None
     device: torch.device | None = None
 
@@ -87,19 +88,6 @@ class UnloadedModel:
         context = min(max_length or limit, limit)
         return cls(path=path, revision=revision, config=config, tokenizer=tokenizer, context=context)
 
-    def beside(self, path: str, revision: str | None, field: str, remedy: str) -> "UnloadedModel":
-        """Read a model that computes on the tokens of this one, before its weights are loaded; `field` is that of its
-        path.
-
-        Raises:
-            FieldError: it can't be read, or its token ids have a different meaning.
-        """
-        with renamed("model.path", field):
-            other = self.read(path, revision)
-        if problem := vocabulary_problem(self.tokenizer.get_vocab(), other.tokenizer.get_vocab()):
-            raise FieldError(field, path, problem, remedy=remedy)
-        return other
-
     @property
     def vocabulary(self) -> int:
         """The rows of the output layer."""
@@ -146,6 +134,8 @@ def check_path(path: str) -> None:
     """
     place = Path(os.path.expanduser(path))  # that of pathlib raises for a user who does not exist
     if is_adapter(path):
+        from proxima.model.adapter_folder import base_of
+
         base = base_of(path).path
         try:
             check_path(base)
@@ -185,6 +175,8 @@ def _place_of(file: str, path: str, revision: str | None) -> tuple[str, str | No
         require_found(path, revision)
     if not is_adapter(path) or (Path(path).expanduser() / file).is_file():
         return path, revision
+    from proxima.model.adapter_folder import base_of
+
     base = base_of(path)
     return _place_of(file, base.path, base.revision)
 
@@ -249,17 +241,6 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
         return AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False, **extra)
     except Exception as error:
         raise unreadable_model(path, "has no usable tokenizer", error) from error
-
-
-def vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | None:
-    """Describe how another model's vocabulary differs from the policy's; None if every token has the same id in
-    both."""
-    different = [token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)]
-    if not different:
-        return None
-    token = min(different, key=lambda token: (min(ours.get(token, 1 << 40), theirs.get(token, 1 << 40)), token))
-    there, here = (f"id {ids[token]}" if token in ids else "missing" for ids in (theirs, ours))
-    return f"has another vocabulary: {token!r} is {there} there and {here} in model.path ({len(different):,} differ)"
 
 
 def refuse_not_finite(path: str, bad: list[str]) -> None:

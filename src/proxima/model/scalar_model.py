@@ -15,7 +15,7 @@ from proxima.data import FieldError, PackedBatch, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.random import VALUE_HEAD, mix, normals
 from proxima.model.adapter_files import load_merged, with_adapter
-from proxima.model.adapter_folder import is_adapter
+from proxima.model.files import is_adapter
 from proxima.model.load import load_weights, on_ranks
 from proxima.model.lora import SCALAR_HEAD as HEAD
 from proxima.model.lora import Lora

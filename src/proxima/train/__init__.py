@@ -8,7 +8,9 @@
     batch_builder   scored groups → the batch of a step: advantages, selection, updates; completion_record: outcomes
     learner         from that batch to new weights: critic, stages, objective, stack
     critic          a critic: a separate model, or a head
-    forward_stage   fills columns before the update: log-probs, values; teacher_stage, engine_stage: from others
+    forward_stage   fills columns before the update: log-probs; advantage_stages: what advantages read;
+                    teacher_stage, engine_stage: from others
+    mismatch_rejection   leaves completions out on which engine and trainer differ too much
     next_policy     the same for log-probs under the next version, with state across steps
     early_stop      skips the remaining epochs once the policy has moved far enough
     optimizer       AdamW and learning-rate schedules; optimizer_8bit, optimizer_muon: the other kinds;
@@ -33,8 +35,9 @@ from proxima import CallableRoom
 from proxima.data.kinds import Kinds, lazy_imports
 
 if TYPE_CHECKING:
+    from proxima.train.advantage_stages import ScoreVarianceStage, ValueStage
     from proxima.train.early_stop import EarlyStop
-    from proxima.train.forward_stage import ForwardStage, LogProbStage, ScoreVarianceStage, ValueStage, stage_columns
+    from proxima.train.forward_stage import ForwardStage, LogProbStage, stage_columns
     from proxima.train.objectives import (
         Objective,
         PolicyObjective,

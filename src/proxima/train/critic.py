@@ -8,8 +8,8 @@ from torch import nn
 from proxima.data import NotFiniteError
 from proxima.model import PackedModel
 from proxima.model.compute_thread import Progress
+from proxima.train.advantage_stages import ValueStage
 from proxima.train.batch_builder import TrainingBatch, split_into_updates
-from proxima.train.forward_stage import ValueStage
 
 if TYPE_CHECKING:
     from proxima.train import TrainStack, ValueObjective

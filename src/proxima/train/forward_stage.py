@@ -1,7 +1,7 @@
 """Forward passes before the update of a step: each fills columns of the trajectories."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +14,6 @@ from proxima.data.columns import Floats
 from proxima.data.shared_paths import packing_order
 from proxima.data.transfer import HostCopies
 from proxima.model import PackedModel
-from proxima.model.lora import adapter_off
 from proxima.model.micro_batch import micro_batches
 from proxima.train.ranks import ALONE, Ranks
 
@@ -120,7 +119,7 @@ class LogProbStage:
 
     def __call__(self, batch: PackedBatch) -> Tensor | Mapping[str, Tensor]:
         needs = frozenset({"routed_experts"} if self.records_routes else ())
-        with nullcontext() if self.adapter else adapter_off(self.policy.model):
+        with self._policy_itself():
             outputs = self.policy(batch, needs)
         if not self.records_routes:
             return outputs.need("log_prob")
@@ -128,38 +127,10 @@ class LogProbStage:
 
         return {self.column: outputs.need("log_prob"), **split_chosen(outputs.need("routed_experts"), batch)}
 
+    def _policy_itself(self) -> AbstractContextManager[None]:
+        """Within the block, the policy is without its adapter if that is not to be used."""
+        if self.adapter:
+            return nullcontext()
+        from proxima.model.lora_layers import adapter_off
 
-@dataclass(frozen=True)
-class ValueStage:
-    """Fills `value` from a model with a scalar head, the critic.
-
-    bootstrap: also fills `bootstrap` of truncated completions, from the state after the last token; otherwise it stays
-    0.
-    """
-
-    model: PackedModel
-    bootstrap: bool = True
-    column: str = "value"
-
-    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        return self.model.pack(
-            [item.with_sentinel() if self.bootstrap and item.truncated else item.bare() for item in trajectories]
-        )
-
-    def __call__(self, batch: PackedBatch) -> Tensor:
-        return self.model.values(batch)
-
-
-@dataclass(frozen=True)
-class ScoreVarianceStage:
-    """Fills `score_variance`, 1 − 2 π_t + Σ_v π_v², under the trained policy, for `optimal_token_baseline`."""
-
-    policy: PackedModel
-    column: str = "score_variance"
-
-    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        return self.policy.pack(trajectories)
-
-    def __call__(self, batch: PackedBatch) -> Tensor:
-        outputs = self.policy(batch, frozenset({"log_sum_square"}))
-        return 1 - 2 * outputs.need("log_prob").exp() + outputs.need("log_sum_square").exp()
+        return adapter_off(self.policy.model)

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from proxima.data import PackedBatch, Trajectory, UserError
 from proxima.model import Policy
+from proxima.model.distribution_figures import TopTokens, top_k_log_prob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,30 @@ class TeacherStage:
             outputs = self.policy(replace(batch, top_k=None, behavior_top_k_log_prob=None, bucket_token=ids))
             log_prob, top = outputs.need("log_prob"), outputs.need("bucket_log_prob")
         else:
-            log_prob, ids, top = self.policy.top_tokens(batch, self.top_k, self.vocabulary)
+            log_prob, ids, top = top_tokens(self.policy, batch, self.top_k, self.vocabulary)
         buckets = {"bucket_token": ids, "teacher_bucket_log_prob": top} if self.top_k else {}
         return {self.column: log_prob, **buckets}
+
+
+@torch.no_grad()
+def top_tokens(policy: Policy, batch: PackedBatch, k: int, vocabulary: int) -> TopTokens:
+    """`top_k_log_prob` of the targets of a batch, at its temperature, under a policy."""
+    if len(batch.target) == 0:
+        policy.idle_pass(backward=False)
+        empty = torch.zeros(0, k, device=policy.device)
+        return TopTokens(empty.sum(1), empty.long(), empty)
+
+    def outputs(part: PackedBatch) -> dict[str, Tensor]:
+        with policy.autocast():
+            top = top_k_log_prob(
+                policy.hidden(part),
+                target=part.target,
+                temperature=part.temperature,
+                k=k,
+                **policy.head_parts(),
+                vocabulary=vocabulary,
+                chunk=policy.log_prob_chunk,
+            )
+        return top._asdict()
+
+    return TopTokens(**policy.run(outputs, batch))

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from proxima.model import PackedModel, ScalarModel
-from proxima.model.lora import Lora, adapter_off
+from proxima.model.lora import Lora
+from proxima.model.lora_layers import adapter_off
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.norm import clip_gradients, total_norm
@@ -18,6 +19,7 @@ from proxima.model.parallel.sharded import is_sharded
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import make_value_head
 from proxima.train import AdamW
+from proxima.train.teacher_stage import top_tokens
 from proxima_plan.rehearsal.fake_ranks import whole_gradients
 from tests.model.rows import MIXED, rows
 
@@ -135,8 +137,8 @@ def forward_only(plain: PackedModel, sharded: PackedModel) -> None:
             resharded(sharded)
             parameter.mul_(1.5)
             twin.mul_(1.5)
-            top = sharded.top_tokens(sharded.pack(sequences), 3, 200)
-            torch.testing.assert_close(top, plain.top_tokens(plain.pack(sequences), 3, 200), rtol=1e-5, atol=1e-5)
+            top = top_tokens(sharded, sharded.pack(sequences), 3, 200)
+            torch.testing.assert_close(top, top_tokens(plain, plain.pack(sequences), 3, 200), rtol=1e-5, atol=1e-5)
     empty = rows((3, (0,)))
     share, _ = place(sharded)
     sequences = sequences[:4] if share else empty

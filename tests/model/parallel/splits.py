@@ -19,6 +19,7 @@ from proxima.model.parallel.mesh import meshes_of
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.parallel.tensor import split_tensors
 from proxima.model.parallel.vocabulary import VocabularyPart
+from proxima.train.teacher_stage import top_tokens
 from tests.model.families import DENSE
 from tests.model.parallel.passes import compare, policies, resharded
 from tests.model.rows import MIXED, rows
@@ -136,7 +137,7 @@ def same_tokens(plain: PackedModel, many: PackedModel) -> None:
     for _ in range(2):
         with torch.no_grad():
             torch.testing.assert_close(many(batch).log_prob, plain(batch).log_prob, rtol=1e-4, atol=1e-4)
-            ours, theirs = (model.top_tokens(batch, 3, 200) for model in (many, plain))
+            ours, theirs = (top_tokens(model, batch, 3, 200) for model in (many, plain))
             torch.testing.assert_close(ours.top, theirs.top, rtol=1e-4, atol=1e-4)
             for model in (plain, many):
                 next(p for _, p in model.named_parameters()).mul_(1.5)

@@ -11,6 +11,7 @@ from proxima.config.slots import Slot
 from proxima.core.value import ValueLoss
 from proxima.data import FieldError, require
 from proxima.model.pretrained import UnloadedModel
+from proxima.model.second_model import read_beside
 
 _OF_TRAIN = (
     *("optimizer", "schedule", "warmup_steps", "final_lr_ratio", "max_grad_norm", "tokens_per_micro_batch"),
@@ -63,7 +64,8 @@ class ModelCritic(CriticConfig):
 
     def check_model(self, policy: UnloadedModel) -> None:
         if self.path is not None:
-            policy.beside(self.path, self.revision, "critic.path", "start the critic from a model of the same family")
+            remedy = "start the critic from a model of the same family"
+            read_beside(policy, self.path, self.revision, "critic.path", remedy)
 
     def training(self, train: TrainConfig) -> TrainConfig:
         """The run's `train` section with the critic's own settings in place of its values.

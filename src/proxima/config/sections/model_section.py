@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from proxima.config.recipe_reader import shown_path
 from proxima.config.resolved import Findings, Resolved
 from proxima.data import FieldError, UserError, require
-from proxima.model.adapter_folder import base_of
 from proxima.model.demo_path import is_downloadable
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.lora import Lora
@@ -83,7 +82,11 @@ def completions_fit_context(r: Resolved[Any], model: ModelConfig) -> Findings:
     """`max_tokens` must leave room for a prompt in the context."""
     limit, name = model.max_length, "model.max_length"
     if limit is None:
-        folder = base_of(model.path).path if (Path(model.path) / ADAPTER).is_file() else model.path
+        folder = model.path
+        if (Path(folder) / ADAPTER).is_file():
+            from proxima.model.adapter_folder import base_of
+
+            folder = base_of(folder).path
         limit = _config_json(folder).get("max_position_embeddings")
         name = f"max_position_embeddings in {shown_path(Path(folder) / 'config.json')}"
     if not isinstance(limit, int) or limit <= 0:

@@ -22,7 +22,7 @@ order):
 
     C  ModelSource(..., sharding=Sharding()).load(), .load_scalar(): a `LoadedModel` with `sharding` and `device` set
        .policy(loaded, value_head), .scalar(loaded)         a plain value head is sharded with the model
-    C  model(batch, needs), .values(batch), .top_tokens(...)   as usual, the same number of times on every rank
+    C  model(batch, needs), .values(batch), top_tokens(model, ...)   as usual, the same number of times on every rank
     C  model.idle_pass(needs, backward=...)       in place of such a call, and of its backward pass, on an idle rank
        model.sync_gradients(on)                   off for all but the last micro-batch of an update
     C  total_norm(tensors), then clip_gradients(parameters, bound, norm)

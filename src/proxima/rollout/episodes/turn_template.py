@@ -9,6 +9,7 @@ import numpy as np
 from proxima.data import Message, UserError
 from proxima.data.columns import Ints
 from proxima.model import chat
+from proxima.model.template_variables import reads_tools
 from proxima.task.prompts import tokens_in_common
 
 Ids = Sequence[int] | Ints
@@ -29,7 +30,7 @@ class TurnTemplate:
     ) -> None:
         self.tokenizer: Any = tokenizer
         self.tools = tuple(tools or ())
-        self.supports_tools = chat.reads_tools(tokenizer)
+        self.supports_tools = reads_tools(tokenizer)
         given = {"tools": self._safe(self.tools)} if self.tools and self.supports_tools else {}
         self._arguments = {**arguments, **given}
         self._ends: dict[tuple[str, ...], bool] = {}

@@ -15,8 +15,8 @@ from proxima.environment.agents import AGENT, Agents, AgentSpec
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
-from proxima.model.chat import reads_tools
 from proxima.model.pretrained import UnloadedModel
+from proxima.model.template_variables import reads_tools
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused
 from proxima.rollout.episodes.played import EpisodeTimes, Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules

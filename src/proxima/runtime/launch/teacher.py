@@ -12,6 +12,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.refusals import sharding_beside
 from proxima.model.pretrained import LoadedModel, UnloadedModel
+from proxima.model.second_model import read_beside
 from proxima.runtime.launch.engine_needs import TEACHER
 from proxima.train import ForwardStage
 from proxima.train.engine_stage import EngineStage
@@ -32,7 +33,7 @@ def unloaded_teacher(distillation: "DistillationConfig", student: UnloadedModel)
     """
     path, remedy = distillation.path, "use a teacher of the student's family: they are compared token by token"
     with within("algorithm.distillation"):
-        teacher = student.beside(path, None, "path", remedy)
+        teacher = read_beside(student, path, None, "path", remedy)
         for name in ("bos_token_id", "eos_token_id"):
             ours, theirs = getattr(student.tokenizer, name, None), getattr(teacher.tokenizer, name, None)
             require(ours == theirs, "path", path, f"has {name}={theirs}, and model.path has {ours}", remedy=remedy)

@@ -6,7 +6,8 @@ from pathlib import Path
 from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
 from proxima.model import load, load_scalar_model, save
-from proxima.model.adapter_folder import base_of, is_adapter
+from proxima.model.adapter_folder import base_of
+from proxima.model.files import is_adapter
 from proxima.model.pretrained import DTYPES
 from proxima.runtime.state.best_checkpoint import best_checkpoint, headlines
 from proxima.runtime.state.folder import RunFolder
