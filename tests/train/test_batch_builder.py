@@ -12,6 +12,7 @@ from proxima.data import Completion, Group, Prompt, Score
 from proxima.runtime.loop.step_metrics import rollout_metrics
 from proxima.train import TokenStatistics
 from proxima.train.batch_builder import BatchBuilder
+from proxima.train.mismatch_rejection import drop_mismatched
 
 
 def group(uid, rewards, tokens=3, correct=None):
@@ -146,7 +147,7 @@ def test_what_is_rejected_after_its_first_forward_leaves_the_updates():
     measured = {
         key: TokenStatistics(log_prob=[-1.0] * 3, keep=[False] * 3) for key in ((1, 0, 0), (2, 0, 0), (2, 1, 0))
     }
-    batch = whole.reject(measured, "mismatch")
+    batch = drop_mismatched(whole, measured)
     assert batch.updates == (((1, 1, 0),), ((3, 0, 0), (3, 1, 0)))
     assert [item.key for item in batch.trajectories] == [(1, 1, 0), (3, 0, 0), (3, 1, 0)]
     records = batch.records({})

@@ -14,6 +14,7 @@ from proxima.runtime.loop.step_metrics import rollout_metrics
 from proxima.train import TokenStatistics
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.episode_tokens import EpisodeTokens, turns_of
+from proxima.train.mismatch_rejection import drop_mismatched
 from proxima.train.objectives.preference_objective import best_against_worst
 from tests.train.episodes import NAN, forked, group_of, model, path, seen
 
@@ -91,7 +92,7 @@ def test_a_selection_drops_whole_episodes():
     unused = builder(ADVANTAGES["grpo"]()).step_batch([], 1, [(groups[0], "uniform_group")])
     assert len(unused.records({})) == 5 and unused.drop_counts == {"uniform_group": 3}
     rejected = TokenStatistics(log_prob=[-1.0] * 2, keep=[False] * 2)
-    left = builder(ADVANTAGES["grpo"]()).step_batch(groups, 1).reject({(0, 0, 0): rejected}, "mismatch")
+    left = drop_mismatched(builder(ADVANTAGES["grpo"]()).step_batch(groups, 1), {(0, 0, 0): rejected})
     assert left.updates == (((0, 0, 1), (0, 1, 0), (0, 2, 0), (0, 2, 1)),)
 
 

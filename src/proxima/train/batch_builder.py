@@ -51,17 +51,6 @@ class TrainingBatch:
         by_key = {item.key: item for item in trajectories}
         return replace(self, completions=tuple(by_key.get(item.key, item) for item in self.completions))
 
-    def reject(self, statistics: Mapping[Key, TokenStatistics], reason: str) -> "TrainingBatch":
-        """The batch without the trajectories of these `statistics`, from their first forward pass; their outcome is
-        `dropped_<reason>`."""
-        updates = (tuple(key for key in update if key not in statistics) for update in self.updates)
-        return replace(
-            self,
-            reasons={**self.reasons, **dict.fromkeys(statistics, reason)},
-            updates=tuple(update for update in updates if update),
-            rejected={**self.rejected, **statistics},
-        )
-
     @property
     def usable(self) -> list[Group]:
         """The groups that were not dropped before, by uid."""

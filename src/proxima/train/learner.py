@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ import torch
 
 from proxima.core.correction import MismatchGuard, mismatch_metrics
 from proxima.data import Trajectory
-from proxima.data.columns import Floats
 from proxima.model import Policy
 from proxima.model.compute_thread import Compute, ComputeThread, Progress
 from proxima.model.micro_batch import micro_batches
@@ -51,7 +50,11 @@ class Learner:
     async def prepare(self, batch: TrainingBatch, version: int) -> TrainingBatch:
         """Prepare an update, called on the event loop: apply the guard's rejections and fill in `next_log_prob`;
         `version` is that of the current weights."""
-        batch = await self.compute.run(self.reject_mismatched, batch)
+        if self.guard.on_mismatch == "reject":
+            from proxima.train.mismatch_rejection import without_mismatched
+
+            how = (self.stack, self.objective, self.guard, self.stages)
+            batch = await self.compute.run(without_mismatched, batch, *how)
         if self.next_policy is not None:
             batch = batch.filled(await self.next_policy.fill(batch.trajectories, version))
         return batch
@@ -100,7 +103,7 @@ class Learner:
         shared = self.stack.model.share_prompt
         sample = [known[i][0] for i in micro_batches(known, self.stack.tokens_per_micro_batch, share_prompt=shared)[0]]
         log_probs = self.stack.log_prob(sample)
-        self._check_fresh(version, list(zip(sample, map(_forward_only, log_probs), strict=True)))
+        self._check_fresh(version, list(zip(sample, map(TokenStatistics.of_forward, log_probs), strict=True)))
         metrics = mismatch_metrics(first_forward(sample, log_probs))
         return {name: metric.value for name, metric in metrics.items() if math.isfinite(metric.value)}
 
@@ -114,33 +117,6 @@ class Learner:
                 counted = fresh if item.loss_mask is None else fresh & item.loss_mask
                 gaps.append(np.abs(statistics.log_prob - item.behavior_log_prob)[counted])
         self.guard.check_fresh(torch.from_numpy(np.concatenate(gaps)), self.known_mismatch)
-
-    def reject_mismatched(self, batch: TrainingBatch) -> TrainingBatch:
-        """With `on_mismatch: reject`, return the batch without the completions that the guard rejects, and with the
-        `mismatch/` metrics.
-
-        Completions that the update skips, because their advantage is 0, are in no metric and are never rejected, as
-        under `warn` and `stop`, which measure in the update's own forward pass.
-        """
-        if self.guard.on_mismatch != "reject":
-            return batch
-        seen = [item for item in batch.trajectories if not self.objective.skippable(item)]
-        if not seen:
-            return batch
-        log_probs = {
-            item.key: log_prob
-            for item, log_prob in zip(batch.trajectories, self.stack.log_prob(batch.trajectories), strict=True)
-        }
-        measured = first_forward(seen, [log_probs[item.key] for item in seen])
-        rejected = [seen[i].key for i in self.guard.rejects(measured).nonzero().squeeze(1).tolist()]
-        metrics = {name: metric.value for name, metric in mismatch_metrics(measured).items()}
-        metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(seen)
-        proximal = (stage for stage in self.stages if stage.column == "proximal_log_prob")
-        if any(not getattr(stage, "records_routes", False) for stage in proximal):
-            batch = batch.filled(replace(item, proximal_log_prob=log_probs[item.key]) for item in batch.trajectories)
-        statistics = {key: _forward_only(log_probs[key]) for key in rejected}
-        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        return replace(batch.reject(statistics, "mismatch"), metrics={**batch.metrics, **finite})
 
     def fill(self, trajectories: Sequence[Trajectory], columns: Set[str]) -> list[Trajectory]:
         """The trajectories with those of the `columns` that a stage or the critic supplies."""
@@ -166,8 +142,3 @@ class Learner:
     def files(self, pending: Pending) -> dict[str, Callable[[Path], None]]:
         """The checkpoint files of `next_policy`."""
         return {} if self.next_policy is None else self.next_policy.files(pending)
-
-
-def _forward_only(log_prob: Floats) -> TokenStatistics:
-    """The statistics of a completion that no update has seen: none of its tokens is kept."""
-    return TokenStatistics(log_prob=log_prob, keep=np.zeros(len(log_prob), np.bool_))

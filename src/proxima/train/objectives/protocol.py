@@ -40,6 +40,11 @@ class TokenStatistics:
     selected: Bools | None = None
     top_k_divergence: Floats | None = None
 
+    @classmethod
+    def of_forward(cls, log_prob: Floats) -> "TokenStatistics":
+        """Those of a trajectory that no update has seen: none of its tokens is kept."""
+        return cls(log_prob=log_prob, keep=np.zeros(len(log_prob), np.bool_))
+
 
 class Measured:
     """The token statistics of an update: copied to the host micro-batch by micro-batch, with a single wait at the
