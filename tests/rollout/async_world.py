@@ -12,7 +12,7 @@ from proxima.rollout.async_collector import AsyncCollector
 from proxima.rollout.collector import CollectedBatch, Pending, Refill, group_age
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
-from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.restored_journal import RestoredJournal
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from proxima.task.cursor import Cursor
 from tests.runtime.prompt_rows import prompt_rows
@@ -141,7 +141,7 @@ class Run:
 
     def __init__(self, schedule):
         self.schedule, self.clock = schedule, VirtualClock()
-        self.journal = Journal(":memory:", self.clock)
+        self.journal = RestoredJournal(":memory:", self.clock)
         self.batches: list[CollectedBatch] = []
         self.saved = Checkpoint()
         self.most = self.killed = 0

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.data import UserError
+from proxima.environment.agents import environment_hashes
 from proxima.runtime.launch import inputs
-from proxima.runtime.launch.inputs import environment_hashes
 from proxima.system import machine
 
 

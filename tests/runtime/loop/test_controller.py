@@ -24,7 +24,7 @@ from proxima.runtime.launch.build import device_turns
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.restored_journal import RestoredJournal
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.store import RolloutRecorder, RunStore
 from proxima.runtime.watch.activity import Activity
@@ -61,7 +61,7 @@ class FakeEngine:
     """Completions made up from (uid, sample, version); `order` shuffles them, the other settings make trouble."""
 
     clock: ManualClock
-    journal: Journal
+    journal: RestoredJournal
     order: int = 1
     seconds: float = 0.0
     hang: bool = False
@@ -150,7 +150,7 @@ class World:
     ):
         self.clock, self.folder, self.source = clock or ManualClock(), RunFolder(path), Source()
         self.folder.begin()
-        self.journal = Journal(self.folder.journal, self.clock)
+        self.journal = RestoredJournal(self.folder.journal, self.clock)
         self.engine = FakeEngine(self.clock, self.journal, **(engine or {}))
         self.rewards = FakeRewards(self.journal, **(rewards or {}))
         self.observer = observer or Watcher()

@@ -12,6 +12,7 @@ import pytest
 
 from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.restored_journal import RestoredJournal
 from tests.manual_clock import ManualClock
 from tests.runtime.prompt_rows import consumed_prompts, prompt_row, prompt_rows
 
@@ -45,7 +46,7 @@ def clock():
 
 @pytest.fixture
 def journal(tmp_path, clock):
-    with Journal(tmp_path / "run.sqlite", clock) as journal:
+    with RestoredJournal(tmp_path / "run.sqlite", clock) as journal:
         yield journal
 
 
@@ -279,10 +280,10 @@ def test_a_full_disk_changes_nothing(journal):
 CHILD = """
 import os, signal, sys
 from types import SimpleNamespace as Namespace
-from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.restored_journal import RestoredJournal
 
 path, last, fatal = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-journal = Journal(path)
+journal = RestoredJournal(path)
 cursor = journal.rewind(journal.step) or 0
 count = 0
 def die_at(statement):

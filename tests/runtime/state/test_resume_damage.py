@@ -8,6 +8,7 @@ import pytest
 from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.restored_journal import RestoredJournal
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.runs import CARRIED
 from tests.runtime.state.test_folder_check import flip
@@ -59,7 +60,7 @@ def test_a_flipped_bit_costs_a_checkpoint_not_the_run(name, file, runs, tmp_path
 def test_a_journal_without_its_wal_is_restored_from_the_metrics(left, two_steps, whole, tiny_model):
     assert checkpoints(two_steps.checkpoints)[-1].facts["pending"]
     if left:
-        with Journal(two_steps.journal) as journal:
+        with RestoredJournal(two_steps.journal) as journal:
             journal.rewind(left)
     else:
         two_steps.journal.unlink()

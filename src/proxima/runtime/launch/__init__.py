@@ -1,7 +1,8 @@
 """Builds a run from a config. The call stack from the command to `Controller.train` is five frames deep; no object is
 changed after it is built.
 
-    run                  every training: folder, journal, resume, loop, summary
+    run                  every training: folder, journal, loop, summary
+    resumed_run          what a resume does before the loop
     rl_workload, offline_workload        the work of a run: RL, or a method of `train.offline`; `offline_data`: its rows
     run_on_ranks         what only a run of several ranks needs
     build                the RL loop and everything that it uses, around a learner; `services`: shared by all of it

@@ -14,9 +14,9 @@ from proxima.config.comparable import flat_values
 from proxima.config.sections.episode_section import tasks_of
 from proxima.data import FieldError, UserError
 from proxima.model.files import model_files, weight_files
-from proxima.process.user_code import user_module_file
 from proxima.reward import REWARDS
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.resume import change_notes, schedule_note
 from proxima.system.environment import package_version
 from proxima.system.machine import compiler
 from proxima.task.prompts import PromptSource
@@ -48,6 +48,8 @@ def input_hashes(
         named |= _reward_hashes(f"eval.sets.{number}.reward", spec.reward)
     for path, task in tasks_of(config).items():
         if is_played(task):
+            from proxima.environment.agents import environment_hashes
+
             named |= environment_hashes(path, task)
     return named | {f"{name}: its rows": rows_sha(rows) for name, rows in held_out.items()}
 
@@ -69,29 +71,6 @@ def _reward_hashes(path: str, rewards: Sequence[Any]) -> dict[str, str]:
         if (file := _reward_file(reward)) is not None:
             named[f"{path}.{n}: {file.name}"] = sha256(file.read_bytes()).hexdigest()
     return named
-
-
-def environment_hashes(path: str, task: Any) -> dict[str, str]:
-    """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task."""
-    from proxima.environment.agents import AGENT
-
-    given = getattr(task, "environment", None)
-    arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {"kind": given}
-    agent = arguments if arguments.get("kind") == AGENT else {}
-    files = [Path(word) for word in agent.get("command") or () if _is_script(Path(word))]
-    for name in filter(None, (arguments.get("kind"), agent.get("run"), *getattr(task, "tools", ()))):
-        module, colon, _ = str(name).partition(":")
-        if colon and not module.startswith("proxima.") and (file := user_module_file(module)) is not None:
-            files.append(file)
-    return {f"{path}.environment: {file.name}": sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def _is_script(word: Path) -> bool:
-    """True if a word of a command names a text file; the binary of its interpreter is not one."""
-    if not word.is_file():
-        return False
-    with word.open("rb") as file:
-        return b"\0" not in file.read(1024)
 
 
 def check_replayed_rewards(before: Mapping[str, str], rewards: Sequence[Any], rollouts: str) -> None:
@@ -170,3 +149,9 @@ def numerics_note(journal: Journal, config: Any) -> str | None:
     changed = [f"{name}={value} (was {before.get(name)})" for name, value in now.items() if before.get(name) != value]
     effect = "the run continues, but differs in the last bits from one that was never interrupted"
     return f"{', '.join(changed)}: {effect}" if changed else None
+
+
+def start_notes(journal: Journal, work: Any) -> list[str]:
+    """Warnings about what has changed since the run of a workload began."""
+    schedule = schedule_note(journal, work.config.train.schedule, work.steps)
+    return [note for note in (*change_notes(journal), schedule, numerics_note(journal, work.config)) if note]

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,21 +14,20 @@ from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.quiet import quiet_transformers
-from proxima.runtime.launch.inputs import check_inputs, numerics_note
+from proxima.runtime.launch.inputs import check_inputs, start_notes
 from proxima.runtime.launch.models import load_models
 from proxima.runtime.launch.services import RunServices
-from proxima.runtime.loop.training_loop import evaluation_is_due
 from proxima.runtime.placement.process_group import ranks_of
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.resume import change_notes, check_resume, schedule_note
+from proxima.runtime.state.resume import check_resume
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.state.summary import Summary, summarise_run
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.disk import Disk, StoppedWaiting
 from proxima.runtime.watch.interrupt import signals_restored, stop_on_interrupt
-from proxima.runtime.watch.observer import Observer, WarningList
+from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import Timeline
 from proxima.system.environment import describe_environment
 from proxima.train.checkpoint import Checkpoint
@@ -137,8 +136,10 @@ async def _run(
     resuming, checkpoint, hashes = mode != "new", None, cache(work.hashes)  # the files may be large
     with _cancelled_with(ranks, folder, observer):
         if resuming:
-            checkpoint = await disk.write(_rewind, work, hashes, folder, clock, observer, mode == "change")
-            if finished := await disk.write(_report_finished, work, resolved, folder, clock, observer):
+            from proxima.runtime.launch.resumed_run import report_finished, rewound
+
+            checkpoint = await disk.write(rewound, work, hashes, folder, clock, observer, mode == "change")
+            if finished := await disk.write(report_finished, work, resolved, folder, clock, observer):
                 await compute.run(ranks.end, finished)
                 return finished
         observer.progress("load", 0, 1, "models")
@@ -150,7 +151,7 @@ async def _run(
             await disk.write(check_resume, journal, config)
             if hashing is not None:
                 await disk.write(check_inputs, journal, await hashing)
-            for note in await disk.write(_notes, journal, work):
+            for note in await disk.write(start_notes, journal, work):
                 observer.warning(note)
             activity = Activity(clock, folder.elapsed(), Timeline(folder.timeline, observer.warning))
             store = RunStore(journal, folder, disk, activity, ranks)
@@ -173,26 +174,24 @@ async def _run(
                 raise
             finally:
                 opened.close()
-                summary = _summary(work, folder, journal, observer, (status, loop.now(), error))
-                try:
-                    await disk.write(folder.write_summary, asdict(summary))
-                except StoppedWaiting as full:
-                    observer.warning(f"{full}: the run has no summary.json until it is resumed")
+                summary = summarise_run(work, folder, journal, observer, (status, loop.now(), error))
+                await _write_summary(summary, folder, disk, observer)
                 observer.finished(asdict(summary))
                 if not ranks.losing():
                     await compute.run(ranks.end, summary)
     return summary
 
 
+async def _write_summary(summary: Summary, folder: RunFolder, disk: Disk, observer: Observer) -> None:
+    try:
+        await disk.write(folder.write_summary, asdict(summary))
+    except StoppedWaiting as full:
+        observer.warning(f"{full}: the run has no summary.json until it is resumed")
+
+
 def _environment(config: Any, loaded: LoadedModel) -> dict[str, Any]:
     model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
     return describe_environment(config.seed, model)
-
-
-def _notes(journal: Journal, work: "Workload") -> list[str]:
-    """Warnings about what has changed since the run began."""
-    schedule = schedule_note(journal, work.config.train.schedule, work.steps)
-    return [note for note in (*change_notes(journal), schedule, numerics_note(journal, work.config)) if note]
 
 
 def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]:
@@ -205,67 +204,6 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]
         disk.stop.set()
         return "stopped", "interrupted"
     return "failed", f"{type(problem).__name__}: {problem}".removesuffix(": ")
-
-
-def _rewind(
-    work: "Workload", hashes: Hashes, folder: RunFolder, clock: Clock, observer: Observer, accept: bool
-) -> Checkpoint | None:
-    """Restore everything but weights and optimizer to its state at the last checkpoint, which is returned."""
-    from proxima.runtime.state.resume import Change, record_changes
-    from proxima.runtime.state.rewind import check_journal, rewind_run
-
-    with Journal(folder.journal, clock) as journal:
-        check_journal(journal)
-        changes = check_resume(journal, work.config, accept=accept)
-        files = check_inputs(journal, hashes(), accept=accept)
-        changes += [Change(field=name, before="another content", now="changed") for name in files]
-        checkpoint = rewind_run(folder, journal, observer)
-        record_changes(journal, work.config, changes)
-        if files:
-            journal.set("inputs", hashes())
-        if checkpoint is not None:
-            work.rewind(checkpoint, journal)
-    return checkpoint
-
-
-def _report_finished(
-    work: "Workload", resolved: "Resolved[Any] | None", folder: RunFolder, clock: Clock, observer: Observer
-) -> Summary | None:
-    """Report a resumed run that has no step and no evaluation left, without its model, and return its outcome; None if
-    something is left to do."""
-    config = work.config
-    with Journal(folder.journal, clock) as journal:
-        rule, evaluations = config.eval.stop_after, journal.get("evaluations") or ()
-        over = journal.step >= work.steps or (rule is not None and bool(rule.reached(evaluations)))
-        due = config.eval.after or evaluation_is_due(config.eval, journal.step)
-        evaluated = journal.was_evaluated(journal.step) or not (due and work.data.held_out)
-        if folder.ended.get("status") != "done" or not (over and evaluated):
-            return None
-        if resolved is not None:
-            folder.write_config(dump(resolved))
-        observer.started(work.info(None, folder.path, journal.step))
-        for note in _notes(journal, work):
-            observer.warning(note)
-        timeline, disk = Timeline(folder.timeline, observer.warning), Disk(folder.path, observer.warning)
-        RunStore(journal, folder, disk, Activity(clock, 0.0, timeline)).prune_checkpoints(config.checkpoint)
-        timeline.close()
-        summary = _summary(work, folder, journal, observer, ("done", folder.elapsed(), None))
-        folder.write_summary(asdict(summary))
-        observer.finished(asdict(summary))
-    return summary
-
-
-def _summary(
-    work: "Workload", folder: RunFolder, journal: Journal, observer: Observer, end: tuple[str, float, str | None]
-) -> Summary:
-    """The outcome of a run that ended with a status, after some seconds, perhaps with an error; with the links and the
-    warnings of the views, which follow those from before a resume."""
-    summary = summarise_run(work.config, folder, journal, *end)
-    links = observer.ending()  # first: it may warn
-    warnings = WarningList()
-    for warning in (*folder.earlier_warnings, *observer.warned()):
-        warnings.add(**warning)
-    return replace(summary, links=links, warnings=warnings.records(), **work.facts(journal))
 
 
 def _started(folder: Path, checkpoint: Checkpoint | None, ranks: Ranks) -> AbstractContextManager[None]:

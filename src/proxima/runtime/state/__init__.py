@@ -1,8 +1,9 @@
 """State that survives a kill, and how it is read back.
 
     journal.py             each prompt's state and each step, in SQLite; its tables in `journal_schema`, the checksums
-                           of all that was written in `journal_checksums`
-    folder.py              the run folder: paths, metrics.jsonl, rewinding; its lock in `folder_lock`
+                           of all that was written in `journal_checksums`; that of a run which was interrupted is
+                           a `restored_journal`
+    folder.py              the run folder: paths, metrics.jsonl; its lock in `folder_lock`
     completion_columns.py  every column of a stored completion, and rows into Parquet
     rollouts.py            the completions of steps and evaluations
     stored_completions.py  reads them back as completions and groups

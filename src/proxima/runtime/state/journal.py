@@ -14,9 +14,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from shutil import copyfile
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from proxima.data import UserError
 from proxima.runtime.state.journal_checksums import JournalChecksums
@@ -90,7 +88,7 @@ class Journal:
         """Release the file. The journal is safe without it."""
         self._db.close()
 
-    def __enter__(self) -> "Journal":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -239,44 +237,6 @@ class Journal:
         row = self._db.execute("SELECT metrics FROM steps WHERE step = ?", (step,)).fetchone()
         return None if row is None else dict(json.loads(row[0]))
 
-    def rewind(self, step: int) -> Any:
-        """Restore the journal as it was right after `step`; returns the data cursor of that moment, None for step 0.
-
-        Every resume calls it with the step of its checkpoint. Later steps are deleted, and so are prompts admitted
-        after `step`: the cursor draws them again. A prompt admitted before and not consumed by then (a group carried
-        over) is queued again, because the cursor is past it.
-
-        Raises:
-            UserError: the journal ends before `step`.
-        """
-        kept = "uid, epoch, state, admitted_after, attempts, admitted_at"
-        with self._transaction():
-            last = self.step
-            if not 0 <= step <= last:
-                remedy = "is the checkpoint from another run?"
-                raise UserError(f"rewind(step={step}): the journal ends at step {last}", remedy=remedy)
-            self._db.execute("DELETE FROM prompts WHERE admitted_after >= ?", (step,))
-            unfinished = "FROM prompts WHERE state != 'consumed' OR step > ?"
-            rows = self._db.execute(f"SELECT {kept} {unfinished}", (step,)).fetchall()
-            self._db.execute(f"DELETE {unfinished}", (step,))
-            queued = [(uid, epoch, "queued", *rest) for uid, epoch, _, *rest in rows]
-            self._db.executemany(f"INSERT INTO prompts ({kept}) VALUES (?, ?, ?, ?, ?, ?)", queued)
-            self._db.execute("DELETE FROM steps WHERE step > ?", (step,))
-            self.checksums.rewind(step)
-            row = self._db.execute("SELECT cursor FROM steps WHERE step = ?", (step,)).fetchone()
-            cursor = json.loads(row[0]) if row else None
-            self._set("cursor", cursor)
-        return cursor
-
-    def restore_steps(self, records: Iterable[Mapping[str, Any]], cursor_state: Any) -> None:
-        """Append finished steps whose rows were lost, from their metrics; delete prompts that were not consumed."""
-        with self._transaction():
-            self._db.execute("DELETE FROM prompts WHERE state != 'consumed'")
-            for record in records:
-                row = (record["step"], record["policy_version"], dumps(cursor_state), dumps(record), self._clock.wall())
-                self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", row)
-                self.checksums.record_step(record["step"])
-
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         if self._opened and not self.path.exists():  # SQLite would continue in a deleted file
@@ -318,19 +278,3 @@ class Journal:
         insert = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
         self._db.execute(insert, (key, dumps(value)))
         self.checksums.record_key(key, dumps(value))
-
-
-@contextmanager
-def copied_journal(path: Path) -> Iterator[Journal]:
-    """A copy of a journal, for reading: SQLite may write beside a file that it only reads. It is empty where there is
-    no journal."""
-    with TemporaryDirectory() as place:
-        for file in path.parent.glob(f"{path.name}*"):
-            copyfile(file, Path(place, file.name))
-        copy = Path(place, path.name)
-        try:
-            journal = Journal(copy)
-        except UserError as error:
-            raise UserError(error.reason.replace(str(copy), str(path)), remedy=error.remedy) from error
-        with journal:
-            yield journal

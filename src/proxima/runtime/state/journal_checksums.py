@@ -49,32 +49,15 @@ class JournalChecksums:
         """Record a value of the meta table."""
         self._record(f"{PART}{key}", WHOLE_RUN, _of_text(text))
 
-    def rewind(self, step: int) -> None:
-        """Delete those of the files that a rewind deletes: of later steps, and at step 0 the evaluation before the
-        first step too."""
-        where = "step > ? OR (? = 0 AND step = 0)"
-        self._db.execute(f"DELETE FROM checksums WHERE {where}", (step, step))
-
-    def damage(self) -> list[str]:
-        """The parts of the journal whose content is not what was written."""
-        try:
-            return self._damage()
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            return [" ".join(str(error).split())]
-
-    def _damage(self) -> list[str]:
-        verdict = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if verdict != "ok":
-            return [" ".join(str(verdict).split())]
-        now = {f"{PART}{key}": _of_text(value) for key, value in self._db.execute("SELECT key, value FROM meta")}
-        steps = self._db.execute("SELECT step FROM steps").fetchall()
-        now |= {f"{PART}step {step}": self._content(step) for (step,) in steps}
-        recorded = {name: checksum for name, checksum in self.read().items() if name.startswith(PART)}
-        return [name.removeprefix(PART) for name, checksum in recorded.items() if now.get(name) != checksum]
-
     def _record(self, name: str, step: int, checksum: Checksum) -> None:
         row = (name, step, checksum.size, checksum.crc32)
         self._db.execute("INSERT OR REPLACE INTO checksums VALUES (?, ?, ?, ?)", row)
+
+    def now(self) -> dict[str, Checksum]:
+        """Those of all parts of the journal as it is."""
+        parts = {f"{PART}{key}": _of_text(value) for key, value in self._db.execute("SELECT key, value FROM meta")}
+        steps = self._db.execute("SELECT step FROM steps").fetchall()
+        return parts | {f"{PART}step {step}": self._content(step) for (step,) in steps}
 
     def _content(self, step: int) -> Checksum:
         """The content of a finished step's row and of its prompts."""

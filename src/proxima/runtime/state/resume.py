@@ -1,7 +1,6 @@
 """A resume: what would make it another run is refused, and everything is restored as it was at the last checkpoint."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from proxima.config.comparable import ABSENT, Purpose, compared, differences, flat_values, may_differ
@@ -44,16 +43,6 @@ def check_resume(journal: Journal, config: Any, *, accept: bool = False) -> list
         raise FieldErrors(*refusals(journal, refused))
     changed = [(path, [None if value is ABSENT else value for value in values]) for path, *values in differing]
     return [Change(field=path, before=was, now=new) for path, (was, new) in changed]
-
-
-def record_changes(journal: Journal, config: Any, changes: Sequence[Change]) -> None:
-    """Continue with another config from here on, and record the former one."""
-    if changes:
-        entry = {"step": journal.step, "changes": [asdict(change) for change in changes]}
-        entries = journal.get("changes") or []
-        if entries[-1:] != [entry]:  # a kill may have come between the two
-            journal.set("changes", [*entries, entry])
-        journal.set("config", compared(flat_values(config), Purpose.RESUME))
 
 
 def change_notes(journal: Journal) -> list[str]:

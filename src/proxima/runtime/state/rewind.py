@@ -3,11 +3,15 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
+from proxima.config.comparable import Purpose, compared, flat_values
 from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.journal import MOVE_AWAY, Journal
+from proxima.runtime.state.journal import MOVE_AWAY
+from proxima.runtime.state.restored_journal import RestoredJournal
+from proxima.runtime.state.resume import Change
 from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import rewind_timeline
 from proxima.system.atomic_files import write_atomic
@@ -16,7 +20,7 @@ from proxima.train.checkpoint import Checkpoint
 from proxima.train.checkpoint_restore import last_complete
 
 
-def rewind_run(folder: RunFolder, journal: Journal, observer: Observer) -> Checkpoint | None:
+def rewind_run(folder: RunFolder, journal: RestoredJournal, observer: Observer) -> Checkpoint | None:
     """Restore journal and records as they were at the last whole checkpoint, which is returned, or at the start."""
     checkpoint = last_complete(folder.checkpoints, observer.warning)
     step = checkpoint.step if checkpoint else 0
@@ -67,7 +71,7 @@ def rewind_folder(
     return evals
 
 
-def _restore_steps(journal: Journal, folder: RunFolder, checkpoint: Checkpoint, observer: Observer) -> None:
+def _restore_steps(journal: RestoredJournal, folder: RunFolder, checkpoint: Checkpoint, observer: Observer) -> None:
     """If the journal ends before the checkpoint, restore the steps between from metrics.jsonl."""
     first, last = journal.step + 1, checkpoint.step
     records = {r["step"]: r for r in folder.read_metrics() if r["kind"] == "train"}
@@ -84,12 +88,22 @@ def _restore_steps(journal: Journal, folder: RunFolder, checkpoint: Checkpoint, 
     )
 
 
-def check_journal(journal: Journal) -> None:
+def check_journal(journal: RestoredJournal) -> None:
     """Refuse a journal whose content is not what was written: it decides what is trained next.
 
     Raises:
         UserError: names the parts, and the remedy.
     """
-    if damage := journal.checksums.damage():
+    if damage := journal.damage():
         parts = ", ".join(damage[:3]) + (f" and {len(damage) - 3} more" if len(damage) > 3 else "")
         raise UserError(f"{journal.path} is damaged ({parts}): its content is not what was written", remedy=MOVE_AWAY)
+
+
+def record_changes(journal: RestoredJournal, config: Any, changes: Sequence[Change]) -> None:
+    """Continue with another config from here on, and record the former one."""
+    if changes:
+        entry = {"step": journal.step, "changes": [asdict(change) for change in changes]}
+        entries = journal.get("changes") or []
+        if entries[-1:] != [entry]:  # a kill may have come between the two
+            journal.set("changes", [*entries, entry])
+        journal.set("config", compared(flat_values(config), Purpose.RESUME))

@@ -10,6 +10,7 @@ from proxima.evaluate.headline import Headline
 from proxima.evaluate.held_out import named_sets
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.watch.observer import Observer, WarningList
 from proxima.system.machine import peak_memory_bytes
 
 if TYPE_CHECKING:
@@ -57,9 +58,15 @@ def algorithm_name(config: "RunConfig") -> str:
 
 
 def summarise_run(
-    config: Any, folder: RunFolder, journal: Journal, status: str, seconds: float, error: str | None
+    work: Any, folder: RunFolder, journal: Journal, observer: Observer, end: tuple[str, float, str | None]
 ) -> Summary:
-    """Summarise the records of a run of any kind; its workload adds facts of its own."""
+    """The outcome of a run of any kind that ended with a status, after some seconds, perhaps with an error; with the
+    facts of its workload, the links of the views, and their warnings, which follow those from before a resume."""
+    config, (status, seconds, error) = work.config, end
+    links = observer.ending()  # first: it may warn
+    warnings = WarningList()
+    for warning in (*folder.earlier_warnings, *observer.warned()):
+        warnings.add(**warning)
     records = folder.read_metrics()
     evals = [r for r in records if r["kind"] == "eval"]
     headline = Headline.of(evals)
@@ -88,8 +95,11 @@ def summarise_run(
         },
         peak_memory_bytes=max(peak_memory_bytes(), folder.ended.get("peak_memory_bytes") or 0),
         changes=journal.get("changes") or (),
+        warnings=warnings.records(),
+        links=links,
         error=error,
         plateau=plateau,
+        **work.facts(journal),
     )
 
 

@@ -3,7 +3,7 @@
     observer.py       `Observer`: the loop reports to it, views and trackers implement it
     activity.py       the running stage and the state of each prompt; what has ended goes to the timeline
     timeline.py       timeline.json, Chrome trace events
-    stall.py          notices a stalled run, and says what it waits for
+    stall.py          notices a stalled run; `stall_report` says what it waits for
     engine_watch.py   what an engine reports about itself: weights received, servers lost and returned
     disk.py           writes that wait while the disk is full
     interrupt.py      Ctrl-C

@@ -1,8 +1,7 @@
 """The stall watch: a stalled run says what it is waiting for."""
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from proxima.engine.protocol import Health
 from proxima.rollout.generator import GroupGenerator
@@ -10,7 +9,6 @@ from proxima.runtime.watch.activity import Activity
 
 LOOKS = 10  # in the time that makes a stall
 PATIENCE = 5.0  # seconds that a health check may take
-NAMED = 5  # prompts of a warning
 
 
 class StallWatch:
@@ -34,111 +32,37 @@ class StallWatch:
         on_health: Callable[[Health], None], late: Callable[[float], tuple[float, str] | None] | None = None,
     ) -> None:  # fmt: skip
         self.seconds, self.activity, self.warn = seconds, activity, warn
+        self.interval = seconds / LOOKS
         self.generator, self.on_health, self.late = generator, on_health, late
-        self._health: Health | None = None  # the last answer
-        self._answered_at = activity.now()
-        self._tokens: int | None = None  # sampled, as an engine last said that was ready
+        self.health: Health | None = None  # the last answer
+        self.answered_at = activity.now()
+        self.tokens: int | None = None  # sampled, as an engine last said that was ready
 
     async def run(self) -> None:
         """Watch until cancelled."""
         wait = self.seconds
         while self.seconds:
-            await asyncio.sleep(self.seconds / LOOKS)
+            await asyncio.sleep(self.interval)
             await self._ask_engine()
             still = self.activity.now() - self.activity.moved_at
             if still < self.seconds:
                 wait = self.seconds
             elif still >= wait:
-                self.warn(self._sentence(still))
+                from proxima.runtime.watch.stall_report import stall_report  # most runs never stall
+
+                self.warn(stall_report(self, still))
                 wait *= 2
 
     async def _ask_engine(self) -> None:
         if self.generator is None:
             return
         try:
-            health = await asyncio.wait_for(self.generator.engine.health(), min(PATIENCE, self.seconds / LOOKS))
+            health = await asyncio.wait_for(self.generator.engine.health(), min(PATIENCE, self.interval))
         except Exception:  # whatever it is, it is no answer
             return
-        self._health, self._answered_at = health, self.activity.now()
+        self.health, self.answered_at = health, self.activity.now()
         self.on_health(health)
         if health.tokens is not None:
-            if self._tokens not in (None, health.tokens):
+            if self.tokens not in (None, health.tokens):
                 self.activity.moved()
-            self._tokens = health.tokens
-
-    def _sentence(self, still: float) -> str:
-        """The warning of a stalled run: for how long, and what it waits for."""
-        token = "no token and " if self._tokens is not None else ""
-        waits = [*self._rewards(), *self._engine(), *self._work(), *self._ranks()] or [
-            "groups, but none is being generated"
-        ]
-        return f"{token}no finished stage for {_duration(still)}: {self._stage()} waits for {'; '.join(waits)}"
-
-    def _stage(self) -> str:
-        stages = self.activity.stages
-        step = next((stage.facts["step"] for stage in stages if "step" in stage.facts), None)
-        where = {"evaluate": "the evaluation after ", "checkpoint": "the checkpoint of "}
-        name = where.get(stages[-1].name, "") if stages else ""
-        return f"{name}step {step}" if step is not None else "the run"
-
-    def _rewards(self) -> list[str]:
-        """The rewards that are pending, each with its prompts."""
-        if self.generator is None:
-            return []
-        now, scoring = self.activity.now(), self.activity.scoring
-        pending = []
-        for label, uids in self.generator.rewards.awaited.items():
-            if waiting := {uid: now - scoring.get(uid, now) for uid in uids}:
-                longest = max(waiting.values())
-                since = f" since {_duration(longest)}" if longest else ""
-                pending.append(f"the reward `{label}` of {_prompts(waiting)}{since}")
-        return pending
-
-    def _engine(self) -> list[str]:
-        """The prompts in the engine, and the engine's health."""
-        generating = self.activity.generating
-        asked = {stage.name for stage in self.activity.stages} & {"evaluate", "publish"}
-        if self.generator is None or not (generating or asked):
-            return []
-        what = f"{_prompts(generating)} in the engine" if generating else "the engine"
-        return [f"{what} ({self._engine_health()})"]
-
-    def _engine_health(self) -> str:
-        health, silent = self._health, self.activity.now() - self._answered_at
-        parts = [f"process {health.detail['pid']}"] if health is not None and health.detail.get("pid") else []
-        if health is None or silent > 2 * self.seconds / LOOKS:
-            parts.append(f"no answer to a health check for {_duration(silent)}")
-        else:
-            parts += [] if health.ok else ["not ready"]
-            parts.append(f"{health.running} completions run and {health.waiting} wait")
-            parts.append(f"last health check {_duration(silent)} ago")
-        return ", ".join(parts)
-
-    def _work(self) -> list[str]:
-        """The work of this process, unless it only waits for others."""
-        if not self.activity.stages:
-            return ["the work between two stages"]
-        stage = self.activity.stages[-1]
-        if stage.name in ("generate", "publish") or (stage.name == "evaluate" and self.generator is not None):
-            return []
-        done = f"which has done {stage.done}" if stage.done else "which does not say how far it is"
-        lasted = _duration(self.activity.now() - stage.since)
-        return [f"its stage `{stage.name}`, started {lasted} ago, {done}"]
-
-    def _ranks(self) -> list[str]:
-        """The rank that the others wait for."""
-        late = None if self.late is None else self.late(time.monotonic())
-        return [] if late is None else [late[1]]
-
-
-def _prompts(waiting: Mapping[int, float]) -> str:
-    """`prompt 41`, `3 prompts (41, 42, 45)`."""
-    uids = sorted(waiting)
-    if len(uids) == 1:
-        return f"prompt {uids[0]}"
-    shown = ", ".join(map(str, uids[:NAMED])) + (" …" if len(uids) > NAMED else "")
-    return f"{len(uids)} prompts ({shown})"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+            self.tokens = health.tokens
