@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from functools import cache
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -81,9 +81,9 @@ class Columns:
 
 
 @cache
-def column_dtypes(cls: type) -> dict[str, np.dtype[Any]]:
-    """The columns of a class by name, in the order of its fields."""
-    hints = {name: [hint, *getattr(hint, "__args__", ())] for name, hint in get_type_hints(cls).items()}
+def column_dtypes(cls: type[Any]) -> dict[str, np.dtype[Any]]:
+    """The columns of a class by name, in the order of its fields. A quoted annotation is not of a column."""
+    hints = {f.name: [f.type, *getattr(f.type, "__args__", ())] for f in fields(cls)}
     return {name: _DTYPES[part] for name, parts in hints.items() for part in parts if part in _DTYPES}
 
 

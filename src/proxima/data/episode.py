@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 Cut = Literal["", "turns", "tokens", "context"]
-ENVIRONMENTS_LOG = "environments.log"  # what a task's environments print
 
 
 @dataclass(frozen=True, kw_only=True)

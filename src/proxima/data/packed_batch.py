@@ -29,7 +29,6 @@ from torch import Tensor
 from proxima.data.columns import column_dtypes
 from proxima.data.field_checks import check_fields
 from proxima.data.policy_batch import HostCounts, PolicyBatch
-from proxima.data.sampling_mask import SamplingMask
 from proxima.data.shared_paths import common_beginning, common_opening
 from proxima.data.trajectory import Trajectory
 from proxima.data.transfer import to_device
@@ -275,19 +274,11 @@ def _optional(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
             raise ValueError(f"pack: {name} is missing from trajectory {present.index(False)} and present in others.")
         if all(present) and (values or dtype.kind == "b"):
             out[name] = _joined(values, np.int64 if dtype.kind == "i" else dtype)
-    return out | _sampling_mask(trajectories)
+    if any(item.sampling_mask is not None for item in trajectories):
+        from proxima.data.sampling_mask import packed_masks
 
-
-def _sampling_mask(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
-    """The joined masks: all trajectories must have one or none; a trajectory without tokens needs none."""
-    masks = [item.sampling_mask for item in trajectories]
-    if all(mask is None for mask in masks):
-        return {}
-    for i, (mask, item) in enumerate(zip(masks, trajectories, strict=True)):
-        if mask is None and len(item.tokens):
-            raise ValueError(f"pack: sampling_mask is missing from trajectory {i} and present in others.")
-    joined = SamplingMask.joined([mask for mask in masks if mask is not None])
-    return {"sampling_mask": joined.ids.astype(np.int64), "sampling_mask_cu": joined.offsets}
+        out |= packed_masks(trajectories)
+    return out
 
 
 def _joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:

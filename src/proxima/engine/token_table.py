@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.data.columns import Floats, Ints
-from proxima.data.sampling_mask import SamplingMask
 
 Lines = NDArray[np.int64]
 
@@ -114,6 +113,8 @@ class TokenTable:
         single policy version is broadcast."""
         own: dict[str, Any] = {name: column[line, : self.length[line]].copy() for name, column in self.columns.items()}
         if self.masks is not None:
+            from proxima.data.sampling_mask import SamplingMask  # few runs replay masks
+
             own["sampling_mask"] = SamplingMask.of_sets(self.masks[line])
         version = own["policy_version"]
         if len(version) and (version == version[0]).all():

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import torch
 
 from proxima.data import Group, UserError
-from proxima.data.episode import ENVIRONMENTS_LOG
 from proxima.data.kinds import Kinds
 from proxima.engine import ENGINES
 from proxima.engine.protocol import WeightUpdate, close_engine
@@ -31,6 +30,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import model_files
 from proxima.model.quiet import quiet_transformers
 from proxima.reward import REWARDS
+from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.system.atomic_files import atomic_writer, write_atomic
 from proxima.system.environment import describe_environment, package_version
 from proxima.system.jsonl import dumps

@@ -8,6 +8,7 @@ from proxima.data import require
 
 Forks = Literal["train", "refuse"]
 ToolFormat = Literal["auto", "hermes", "llama", "xml", "code"]
+ENVIRONMENTS_LOG = "environments.log"  # what the environments of tasks print
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import prompts_factor
-from proxima.data.episode import ENVIRONMENTS_LOG
 from proxima.engine.executor import Executor
 from proxima.evaluate.held_out import Evaluation, HeldOutSet
 from proxima.model import LoadedModel
@@ -14,6 +13,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.admission import Admission
 from proxima.rollout.collector import BatchCollector, Pending, Refill, Reject
+from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.launch.services import RunServices

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
-from proxima.data.episode import ENVIRONMENTS_LOG
+from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.system.atomic_files import flush_to_disk, make_folder, remove_empty, write_atomic

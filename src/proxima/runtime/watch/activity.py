@@ -7,11 +7,13 @@ import heapq
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from proxima.data.episode import EpisodeLife
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.timeline import ENGINE, EPISODES, REWARDS, TRAINER, Lane, Timeline
+
+if TYPE_CHECKING:
+    from proxima.data.episode import EpisodeLife
 
 
 @dataclass
@@ -122,7 +124,7 @@ class Activity:
                     self._write(uid, life, at)
         self._changed(at)
 
-    def played(self, life: EpisodeLife) -> None:
+    def played(self, life: "EpisodeLife") -> None:
         """Note an episode that has ended: its turns, and its environment between them."""
         begin, end = life.begin - self._start, life.end - self._start
         if not self.timeline.has_room(self.moved()):
