@@ -9,6 +9,7 @@
     routed_experts the experts of a mixture that each token was sent to
     outcomes       tensors, one entry per completion: the input of advantages and selections
     packed_batch   tensors, the input of the model               policy_batch   tensors, the input of the loss
+    padding        the same from padded tensors                  field_names, field_checks   checks at construction
     errors         UserError, FieldError                         random         all random draws
     kinds          tables of kinds, and packages that import at first use
 

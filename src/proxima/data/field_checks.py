@@ -1,14 +1,13 @@
 """Checks tensor fields; the error names the field, the dtype or shape found, and the one expected."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from proxima.data.errors import NoFieldError, require, suggestion
+from proxima.data.errors import require
 
 DTYPES = {"float": (torch.float32, torch.float64), "bool": (torch.bool,), "int": (torch.int64, torch.int32)}
 DTYPES["id"] = (torch.int8, torch.int16)
@@ -28,21 +27,6 @@ def check_fields(instance: object) -> dict[str, int]:
         if value is not None:
             _check_tensor(f"{cls.__name__}.{name}", value, hint, sizes)
     return {axis: size for axis, (size, _) in sizes.items()}
-
-
-def check_names(cls: type[Any], given: Collection[str], label: str, *, without: Collection[str] = ()) -> None:
-    """Check names that become fields of a dataclass, except those that the caller fills in (`without`).
-
-    Raises:
-        NoFieldError: a name is not a field (the message suggests the nearest), or a required field is missing.
-    """
-    by_name = {f.name: f for f in fields(cls) if f.init and f.name not in without}
-    for name in given:
-        if name not in by_name:
-            raise NoFieldError(f"{label}: {cls.__name__} has no field {name!r}; {suggestion(name, by_name)}")
-    for name, f in by_name.items():
-        if f.default is MISSING and f.default_factory is MISSING and name not in given:
-            raise NoFieldError(f"{label}: {name} is missing; {cls.__name__} documents it")
 
 
 def check_choices(instance: object) -> None:

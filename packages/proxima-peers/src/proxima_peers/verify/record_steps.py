@@ -15,7 +15,7 @@ from proxima.core.preference import PreferencePairs
 from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
 from proxima.data import NoFieldError
 from proxima.data.errors import suggestion
-from proxima.data.field_checks import check_names
+from proxima.data.field_names import check_names
 from proxima.laws.by_hand import (
     LOSS_SLOTS,
     STEPS,
