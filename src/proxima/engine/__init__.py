@@ -8,8 +8,8 @@ and Qwen3 shapes, `general_decoder.py` for any Hugging Face decoder), with `samp
 the C++ of `proxima.kernels`. `local_process.py` is the same engine in a separate process: `supervisor.py` keeps
 `served_engine.py` running (started by `process.start`), `channel.py` has the messages between them, and
 `shared_weights.py` the weights. `http/` has the engines that are servers, and `serve/` starts the servers.
-`event_loop_thread.py` has the event loop of an engine outside this process. `executor.py` calls hooks around the pauses
-of any engine; `sleeping_engine.py` has the additional methods of an engine on shared devices.
+`event_loop_thread.py` has the event loop of an engine outside this process. `executor.py` calls `pause_hooks.py` around
+the pauses of any engine; `sleeping_engine.py` has the additional methods of an engine on shared devices.
 Imports: torch, `proxima.data`, `proxima.kernels`, `proxima.model`, `proxima.process`. Imported by `rollout` and the
 rooms above.
 To add an engine: (1) a file with a frozen spec that derives from `EngineSpec` and has `build(setup)`; (2) a line in

@@ -1,12 +1,8 @@
 """An engine that calls hooks when it pauses and resumes."""
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
-from itertools import count
-from typing import Literal, get_args
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 
 from proxima.data import Completion
 from proxima.data.columns import Floats
@@ -22,9 +18,8 @@ from proxima.engine.protocol import (
     close_engine,
 )
 
-Stage = Literal["pre_pause", "post_pause", "pre_resume", "post_resume"]
-Hook = Callable[[], object]  # its result is awaited if it is awaitable
-RemoveHook = Callable[[], None]
+if TYPE_CHECKING:
+    from proxima.engine.pause_hooks import Hook, PauseHooks, RemoveHook, Stage
 
 
 class HookError(RuntimeError):
@@ -35,23 +30,10 @@ class HookError(RuntimeError):
         failures: name and exception of each, in the order of the calls.
     """
 
-    def __init__(self, stage: Stage, failures: Sequence[tuple[str, Exception]]) -> None:
+    def __init__(self, stage: "Stage", failures: Sequence[tuple[str, Exception]]) -> None:
         self.stage, self.failures = stage, tuple(failures)
         messages = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures)
         super().__init__(f"{len(failures)} {stage} hook{'s' if len(failures) > 1 else ''} failed: {messages}")
-
-
-@dataclass(eq=False)
-class HookCall:
-    """The hook call that is in progress, visible to the code that the hook calls."""
-
-    executor: "Executor"
-    stage: Stage
-    name: str
-    running: bool = True
-
-
-_CALL: ContextVar[HookCall | None] = ContextVar("hook_call", default=None)
 
 
 class Executor:
@@ -78,75 +60,42 @@ class Executor:
 
     def __init__(self, engine: Engine, *, hook_seconds: float = 600.0) -> None:
         self.engine, self.hook_seconds = engine, hook_seconds
-        self._hooks: dict[Stage, dict[int, Hook]] = {stage: {} for stage in get_args(Stage)}
-        self._numbers = count()
+        self._hooks: PauseHooks | None = None  # until one is registered
         self._transition = asyncio.Lock()
         self._paused = False
         self.newest: int | None = None
 
     # ---- hooks -------------------------------------------------------------------------------------------------------
 
-    def register_pre_pause_hook(self, hook: Hook) -> RemoveHook:
+    def register_pre_pause_hook(self, hook: "Hook") -> "RemoveHook":
         """Call `hook` before the engine pauses, while it still samples. Returns a function that removes the hook."""
         return self._register("pre_pause", hook)
 
-    def register_post_pause_hook(self, hook: Hook) -> RemoveHook:
+    def register_post_pause_hook(self, hook: "Hook") -> "RemoveHook":
         """Call `hook` when no token is being sampled any more. Returns a function that removes the hook."""
         return self._register("post_pause", hook)
 
-    def register_pre_resume_hook(self, hook: Hook) -> RemoveHook:
+    def register_pre_resume_hook(self, hook: "Hook") -> "RemoveHook":
         """Call `hook` before the engine samples again. Returns a function that removes the hook."""
         return self._register("pre_resume", hook)
 
-    def register_post_resume_hook(self, hook: Hook) -> RemoveHook:
+    def register_post_resume_hook(self, hook: "Hook") -> "RemoveHook":
         """Call `hook` when the engine samples again. Returns a function that removes the hook."""
         return self._register("post_resume", hook)
 
-    def _register(self, stage: Stage, hook: Hook) -> RemoveHook:
-        number, hooks = next(self._numbers), self._hooks[stage]
-        hooks[number] = hook
+    def _register(self, stage: "Stage", hook: "Hook") -> "RemoveHook":
+        from proxima.engine.pause_hooks import PauseHooks  # a run has none unless the engine of its recipe does
 
-        def remove() -> None:
-            hooks.pop(number, None)
+        self._hooks = self._hooks or PauseHooks()
+        return self._hooks.register(stage, hook)
 
-        return remove
-
-    async def _call_hooks(self, stage: Stage) -> None:
-        hooks, failures = self._hooks[stage], list[tuple[str, Exception]]()
-        for number, hook in list(hooks.items()):
-            if number not in hooks:  # removed by an earlier hook
-                continue
-            call = HookCall(self, stage, getattr(hook, "__qualname__", repr(hook)))
-            token = _CALL.set(call)
-            try:
-                if inspect.isawaitable(result := hook()):
-                    await self._limited(result)
-            except Exception as error:
-                failures.append((call.name, error))
-            finally:
-                call.running = False
-                _CALL.reset(token)
-        if failures:
+    async def _call_hooks(self, stage: "Stage") -> None:
+        if self._hooks is not None and (failures := await self._hooks.call(stage, self.hook_seconds)):
             raise HookError(stage, failures) from failures[0][1]
 
-    async def _limited(self, work: Awaitable[object]) -> None:
-        task = asyncio.ensure_future(work)
-        try:
-            done, _ = await asyncio.wait({task}, timeout=self.hook_seconds)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if not done:  # not cancelled: that would also cancel whatever it waits for
-            task.add_done_callback(lambda late: late.cancelled() or late.exception())
-            message = f"did not end within {self.hook_seconds:g} s; does it wait for completions of the paused engine?"
-            raise TimeoutError(message)
-        task.result()
-
-    def _refuse_in_hook(self, method: str, stages: Sequence[Stage]) -> None:
-        call = _CALL.get()
-        if call is not None and call.running and call.executor is self and call.stage in stages:
-            why = "completions that a paused engine never gives" if method == "generate" else "itself"
-            raise RuntimeError(f"the {call.stage} hook {call.name} calls {method}() and would wait for {why}")
+    def _refuse_in_hook(self, method: str, *stages: "Stage") -> None:
+        if self._hooks is not None:
+            self._hooks.refuse_call(method, stages)
 
     # ---- the engine --------------------------------------------------------------------------------------------------
 
@@ -156,7 +105,7 @@ class Executor:
         Raises:
             HookError: hooks failed; see the class for the resulting state.
         """
-        self._refuse_in_hook("pause", tuple(self._hooks))
+        self._refuse_in_hook("pause")
         async with self._transition:
             was_running = not self._paused
             if was_running:
@@ -172,7 +121,7 @@ class Executor:
         Raises:
             HookError: as `pause`.
         """
-        self._refuse_in_hook("resume", tuple(self._hooks))
+        self._refuse_in_hook("resume")
         async with self._transition:
             was_paused = self._paused
             if was_paused:
@@ -187,7 +136,7 @@ class Executor:
         return self.engine.capabilities
 
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        self._refuse_in_hook("generate", ("post_pause", "pre_resume"))
+        self._refuse_in_hook("generate", "post_pause", "pre_resume")
         return self.engine.generate(requests)
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
