@@ -9,7 +9,8 @@ from proxima.config import ConfigError, resolve
 from proxima.data import Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.evaluate import wilson
-from proxima.evaluate.held_out import Evaluation, named_metric, summarise
+from proxima.evaluate.held_out import Evaluation, summarise
+from proxima.evaluate.named_metric import named_metric
 from tests.runtime.tiny_run import recipe
 from tests.train.test_batch_builder import group
 

@@ -8,7 +8,8 @@ import pytest
 
 from proxima.data.random import random_bits
 from proxima.evaluate import bootstrap_mean, wilson
-from proxima.evaluate.intervals import _quantile, ratio_of_sums, resampled_means
+from proxima.evaluate.intervals import _quantile, resampled_means
+from proxima.evaluate.ratios import ratio_of_sums
 
 
 @pytest.mark.parametrize(("correct", "questions"), [(25, 200), (188, 200), (1, 3), (499, 1000)])

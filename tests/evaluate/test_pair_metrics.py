@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from proxima.evaluate.intervals import ratio_of_sums, wilson
+from proxima.evaluate.intervals import wilson
 from proxima.evaluate.pair_metrics import ScoredPair, pair_metrics
+from proxima.evaluate.ratios import ratio_of_sums
 
 
 def pair(question, lead, longer=0, base=1.0):

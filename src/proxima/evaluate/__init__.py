@@ -3,7 +3,7 @@
 `proxima.evaluate(model, …)`, the package called as a function, is `proxima.api.evaluate`: a whole evaluation.
 
     estimators.py      mean@k, pass@k, maj@k of one question, exact
-    intervals.py       Wilson, paired score, BCa bootstrap over questions
+    intervals.py       Wilson, paired score, BCa bootstrap over questions; ratios.py: a ratio of sums
     paired.py          McNemar, sign flips, difference with its interval
     votes.py           the answer that a text votes for
     headline.py        the figure that represents an evaluation

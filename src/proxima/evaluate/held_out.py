@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from proxima.data import Completion, Group, Prompt
-from proxima.data.errors import nearest, suggestion
 from proxima.engine.protocol import Engine
 from proxima.evaluate.answer_means import mean_estimates
-from proxima.evaluate.headline import ACCURACY, Headline
-from proxima.evaluate.intervals import Interval, bound_keys, wilson_interval
+from proxima.evaluate.headline import ACCURACY
+from proxima.evaluate.intervals import Interval, wilson_interval
 from proxima.rollout.generator import GroupGenerator, GroupScorer, GroupSpec, RolloutListener
 from proxima.task.prompts import EVAL_UID, PromptSource
 from proxima.task.protocol import Rows
@@ -137,21 +136,6 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "tokens/generated": sum(c.generated for c, _ in pairs),
         **_episodes([completion for completion, _ in pairs]),
     }
-
-
-def named_metric(record: Mapping[str, Any], metric: str) -> tuple[str, str]:
-    """Return the key of `eval.metric` in the record of an evaluation, and the problem with the name, empty if it has
-    none.
-
-    The parts that a reward reports besides its value are known only after it has run.
-    """
-    headline = Headline.of([record], metric)
-    if headline.value(record) is not None or record["invalid"] == record["answers"]:
-        return headline.key, ""
-    names = [Headline(key).name for key in record if bound_keys(key)[0] in record]
-    instead = nearest(metric, names) or ("reward" if "reward" in names else None)
-    problem = f"eval.metric={metric}: the evaluation has no such metric; {suggestion(metric, names)}"
-    return headline.key, problem if instead is None else f"{problem}. Continue with --resume eval.metric={instead}"
 
 
 def _shares(groups: Sequence[Group], judged: Sequence[bool]) -> dict[str, Interval]:

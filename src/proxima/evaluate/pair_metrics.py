@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from proxima.data import require
-from proxima.evaluate.intervals import Interval, ratio_of_sums, resampled_indices, wilson, wilson_interval
+from proxima.evaluate.intervals import Interval, resampled_indices, wilson, wilson_interval
+from proxima.evaluate.ratios import ratio_of_sums
 
 BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # edges of the confidence
 REPLICATES = 2_000  # of the bootstrap of the calibration error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.core.correction import MismatchError
 from proxima.engine.protocol import Health, close_engine
-from proxima.evaluate.held_out import HeldOut, named_metric, summarise
+from proxima.evaluate.held_out import HeldOut, summarise
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.publisher import Publisher
@@ -179,6 +179,8 @@ class Controller(TrainingLoop):
             **others,
         }
         if metric := self.config.eval.metric:
+            from proxima.evaluate.named_metric import named_metric
+
             record["metric"], problem = named_metric(record, metric)
             if problem and step == 0:  # nothing is lost yet
                 raise RunEnded(problem)

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from proxima.data import FieldError, Message, Prompt, Trajectory
-from proxima.evaluate.intervals import ratio_of_sums
+from proxima.evaluate.ratios import ratio_of_sums
 from proxima.model import LoadedModel
 from proxima.model.chat import prompt_tokens
 from proxima.model.chat_answer import completion_tokens
