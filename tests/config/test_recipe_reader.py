@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from proxima.config.problems import ConfigError
-from proxima.config.recipe_reader import read_overrides, read_recipe, read_yaml, shown_path
+from proxima.config.recipe_reader import read_overrides, read_recipe, read_yaml
 from proxima.config.tree import NO_LAYOUT, Layout, merge
+from proxima.system.recipe_files import shown_path
 
 NO_FIELD = "a `:` where no field can begin: indent the fields of a section alike, and quote a text that contains `: `"
 

@@ -24,7 +24,7 @@ import yaml
 from transformers.utils import logging
 
 from proxima.cli.main import main
-from proxima.config import recipe_reader, resolve
+from proxima.config import resolve
 from proxima.system import recipe_files
 from proxima.system.machine import gemm_rate
 from proxima_plan.rehearsal import rehearsal
@@ -212,8 +212,7 @@ def here(checkout, tmp_path, monkeypatch):
     top = tmp_path / "proxima"
     shutil.copytree(checkout, top, symlinks=True)
     monkeypatch.chdir(top)
-    for module in (recipe_files, recipe_reader):
-        monkeypatch.setattr(module, "shipped_folder", lambda: top / "recipes")
+    monkeypatch.setattr(recipe_files, "shipped_folder", lambda: top / "recipes")
     monkeypatch.setenv("SCORER_TOKEN", "secret")  # that of the help of serve-reward
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -3,7 +3,6 @@
 Duplicate keys, tags and anchors that contain themselves are refused; scalars are those of `scalars.py`.
 """
 
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -12,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from proxima.config.problems import ConfigError, nearest, one_problem
+from proxima.config.problems import ConfigError, one_problem
 from proxima.config.scalars import Loader
 from proxima.config.tree import COMMAND_LINE, FILL_IN, Layout, Node, Source, merge
-from proxima.system.recipe_files import find_recipe, shipped_folder, shipped_layouts, shipped_recipes
+from proxima.system.recipe_files import find_recipe, shipped_recipes, shown_path
 from proxima.system.text_files import read_text
 
 MOST_NODES = 100_000  # a few lines of anchors within anchors can expand to billions of values
@@ -62,15 +61,10 @@ def read_yaml(path: Path) -> Node:
     name = shown_path(path)
     try:
         text = read_text(path)
-    except OSError as error:
-        near = _near_recipe(path)
-        remedy = (
-            f"did you mean {near}?" if near else "give a YAML file, a run folder, or a name of `proxima list recipes`"
-        )
-        reason = "no such recipe" if isinstance(error, FileNotFoundError) else f"can't be read ({error.strerror})"
-        raise one_problem(name, f"{reason}; {remedy}") from None
-    except UnicodeDecodeError:
-        raise one_problem(name, "is not UTF-8 text; a recipe is a YAML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        from proxima.config.unreadable_recipes import no_text
+
+        raise no_text(path, error) from None
     root = _parse(text, name)
     if root is None or root.value is None:
         raise one_problem(name, "is empty; `proxima init` writes a recipe to start from")
@@ -87,16 +81,10 @@ def _parse(text: str, name: str) -> Node | None:
         loader.stand_ins = frozenset(number for number, line in lines if re.search(rf"\s#.*\b{FILL_IN}\b", line))
         node = loader.get_single_node()
         return None if node is None else _convert(loader, node, name, ())
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        from proxima.config.yaml_problems import in_plain_words
+    except (yaml.YAMLError, RecursionError) as error:
+        from proxima.config.unreadable_recipes import not_yaml
 
-        raise one_problem(f"{name}{line}", f"not YAML: {in_plain_words(error)}") from None
-    except yaml.YAMLError as error:
-        raise one_problem(name, f"not YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise one_problem(name, "is nested too deeply for a recipe") from None
+        raise not_yaml(name, error) from None
 
 
 def _convert(loader: Loader, node: Any, name: str, parents: tuple[Any, ...]) -> Node:
@@ -170,27 +158,3 @@ def _split(text: str) -> tuple[str, Node]:
     if node is None:
         node = Node(value or None, COMMAND_LINE)
     return key, Node(node.value, COMMAND_LINE, value)
-
-
-def shown_path(path: Path) -> str:
-    """The path as a user would type it: relative if it is below the current folder; elsewhere the name of a shipped
-    recipe, or the absolute path."""
-    relative = os.path.relpath(path)
-    if not relative.startswith("..") or not path.is_absolute():
-        return relative
-    plain = Path(os.path.normpath(path))
-    shipped = plain.suffix == ".yaml" and plain.is_relative_to(shipped_folder())
-    return plain.relative_to(shipped_folder()).with_suffix("").as_posix() if shipped else str(plain)
-
-
-def _near_recipe(path: Path) -> str | None:
-    """The recipe or layout with the name nearest to `path`: in its folder, in recipes/ or shipped; None if no name is
-    similar."""
-    shipped = shipped_recipes()
-    names = {name.rpartition("/")[2]: name for name in shipped} | {
-        name: name for name in (*shipped, *shipped_layouts())
-    }
-    for file in (*Path("recipes").glob("*.yaml"), *path.parent.glob("*.yaml")):
-        names[file.stem] = shown_path(file)
-    near = nearest(str(path), names) or nearest(path.stem, names)
-    return None if near is None else names[near]

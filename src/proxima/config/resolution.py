@@ -15,11 +15,11 @@ from proxima.config.describe import fields_of
 from proxima.config.families import TRAIN, family_of, family_of_config
 from proxima.config.layers import merged, with_learning_rate
 from proxima.config.problems import ConfigError, one_problem
-from proxima.config.recipe_reader import read_recipe, shown_path
+from proxima.config.recipe_reader import read_recipe
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Node, Source, node_of
-from proxima.system.recipe_files import find_recipe
+from proxima.system.recipe_files import find_recipe, shown_path
 
 # a YAML file, a run folder (its `config.yaml`), the name of a recipe (`quickstart`), or a mapping of the same shape
 Recipe = str | Path | Mapping[str, Any]

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.problems import ConfigError
-from proxima.config.recipe_reader import read_yaml, shown_path
+from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
 from proxima.experiments.metric_names import metric_of
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.observer import Record
+from proxima.system.recipe_files import shown_path
 
 # An axis → the key of metrics.jsonl whose running sum it is; None for `step`, which is the step number itself.
 AXES: dict[str, str | None] = {

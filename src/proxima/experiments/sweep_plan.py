@@ -13,13 +13,13 @@ from typing import Any
 
 from proxima.config.comparable import ABSENT, Purpose, differences
 from proxima.config.problems import ConfigError, Problem
-from proxima.config.recipe_reader import shown_path
 from proxima.config.resolution import resolve
 from proxima.config.resolved import Resolved
 from proxima.config.scalars import in_one_line
 from proxima.config.tree import Node
 from proxima.config.validate import check
 from proxima.system.machine import usable_cores
+from proxima.system.recipe_files import shown_path
 
 
 @dataclass(frozen=True, kw_only=True)

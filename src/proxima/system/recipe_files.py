@@ -1,5 +1,6 @@
 """Finds recipes by name: those shipped with proxima, and the user's files."""
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -46,3 +47,14 @@ def find_recipe(name: str | Path) -> Path:
         return path
     with_suffix = path.parent / f"{path.name}.yaml"
     return with_suffix if with_suffix.is_file() else _shipped().get(str(name), path)
+
+
+def shown_path(path: Path) -> str:
+    """The path as a user would type it: relative if it is below the current folder; elsewhere the name of a shipped
+    recipe, or the absolute path."""
+    relative = os.path.relpath(path)
+    if not relative.startswith("..") or not path.is_absolute():
+        return relative
+    plain = Path(os.path.normpath(path))
+    shipped = plain.suffix == ".yaml" and plain.is_relative_to(shipped_folder())
+    return plain.relative_to(shipped_folder()).with_suffix("").as_posix() if shipped else str(plain)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from proxima.config.recipe_reader import shown_path
 from proxima.config.resolved import Findings, Resolved
 from proxima.data import FieldError, UserError, require
 from proxima.model.demo_path import is_downloadable
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.lora import Lora
 from proxima.model.pretrained import UnloadedModel, check_device, check_path
+from proxima.system.recipe_files import shown_path
 
 if TYPE_CHECKING:
     from proxima.model.model_source import ModelSource
