@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from proxima.config.describe import fields_of, kind_of, layout_of, table_of
-from proxima.config.families import Family
 from proxima.config.recipe_reader import read_overrides, read_recipe
 from proxima.config.slots import Slot
 from proxima.config.tree import COMMAND_LINE, DEFAULT, Layout, Node, Source, merge, node_of
@@ -94,22 +93,6 @@ def _with_kind_source(node: Node, text: str) -> Node:
     if "kind" in fields:
         fields["kind"] = replace(fields["kind"], source=replace(node.source, text=text))
     return replace(node, value=fields)
-
-
-def with_learning_rate(tree: Node, family: Family) -> Node:
-    """Set the family's default learning rate if the optimizer is one of proxima's and the recipe sets no rate."""
-    rate = family.learning_rate
-    train = (tree.mapping or {}).get("train", Node({}, DEFAULT))
-    if rate is None or train.mapping is None:
-        return tree
-    optimizer = train.mapping.get("optimizer", Node({}, DEFAULT))
-    kinds = (None, *table_of("proxima.train:OPTIMIZERS"))
-    if optimizer.mapping is None or "lr" in optimizer.mapping or optimizer.at("kind") not in kinds:
-        return tree
-    lr = Node(rate, Source(f"default of {family.name} recipes", "default"), f"{rate:g}")
-    optimizer = replace(optimizer, value={**optimizer.mapping, "lr": lr})
-    train = replace(train, value={**train.mapping, "optimizer": optimizer})
-    return replace(tree, value={**(tree.mapping or {}), "train": train})
 
 
 def _with_evaluation_defaults(tree: Node, layout: Layout) -> Node:

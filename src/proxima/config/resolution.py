@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from proxima.config.builder import Builder
 from proxima.config.describe import fields_of
 from proxima.config.families import TRAIN, family_of, family_of_config
-from proxima.config.layers import merged, with_learning_rate
+from proxima.config.layers import merged
 from proxima.config.problems import ConfigError, one_problem
 from proxima.config.recipe_reader import read_recipe
 from proxima.config.resolved import Resolved
@@ -64,7 +64,10 @@ def resolve(
         raise one_problem(name or "recipe", f"has a section {family.own!r}, and generates no rollouts")
     cls: type = root or family.root
     tree = merged([*layers, layer] if layer else layers, overrides, family.root)
-    tree = with_learning_rate(tree, family)
+    if family is not TRAIN:
+        from proxima.config.family_defaults import with_learning_rate
+
+        tree = with_learning_rate(tree, family)
     fields = _fields_read(tree.mapping or {}, family.root, cls)
     builder = Builder(import_code)
     config = builder.dataclass(cls, replace(tree, value=fields), "", "recipe")

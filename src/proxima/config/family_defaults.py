@@ -1,0 +1,24 @@
+"""Values that the recipes of a family have where they set none."""
+
+from dataclasses import replace
+
+from proxima.config.describe import table_of
+from proxima.config.families import Family
+from proxima.config.tree import DEFAULT, Node, Source
+
+
+def with_learning_rate(tree: Node, family: Family) -> Node:
+    """Set the family's default learning rate, if it has one, the optimizer is one of proxima's, and the recipe sets no
+    rate."""
+    rate = family.learning_rate
+    train = (tree.mapping or {}).get("train", Node({}, DEFAULT))
+    if rate is None or train.mapping is None:
+        return tree
+    optimizer = train.mapping.get("optimizer", Node({}, DEFAULT))
+    kinds = (None, *table_of("proxima.train:OPTIMIZERS"))
+    if optimizer.mapping is None or "lr" in optimizer.mapping or optimizer.at("kind") not in kinds:
+        return tree
+    lr = Node(rate, Source(f"default of {family.name} recipes", "default"), f"{rate:g}")
+    optimizer = replace(optimizer, value={**optimizer.mapping, "lr": lr})
+    train = replace(train, value={**train.mapping, "optimizer": optimizer})
+    return replace(tree, value={**(tree.mapping or {}), "train": train})
