@@ -16,17 +16,13 @@ from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolution import Recipe, Root, resolve
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.schema import RunConfig
-from proxima.config.sections import (
-    algorithm_section,
-    data_section,
-    episode_section,
-    eval_section,
-    model_section,
-    reward_section,
-    train_section,
-)
+from proxima.config.sections import algorithm_section, data_section, eval_section, model_section, train_section
 from proxima.config.tree import FILL_IN
+from proxima.core.advantage import ADVANTAGES
+from proxima.data.kinds import Kinds
 from proxima.model.demo_path import is_downloadable
+from proxima.reward import REWARDS
+from proxima.train import OPTIMIZERS
 
 Check = Callable[..., Findings]
 PACKAGES = {  # a path → the kind that needs a package, or any; the package and its extra
@@ -37,6 +33,7 @@ PACKAGES = {  # a path → the kind that needs a package, or any; the package an
 }
 ROUTED = "algorithm.routing_replay algorithm.router_balance engine.routed_experts"
 NEXT_POLICY = "algorithm.proximal algorithm.next_from algorithm.next_missing"
+PLAYED = "task.environment task.tools"
 
 
 @dataclass(frozen=True)
@@ -53,10 +50,10 @@ class IfSet:
     name: str
     module: str = "optional_parts"
 
-    def is_set(self, config: Any) -> bool:
+    def applies(self, resolved: Resolved[Any]) -> bool:
         """Return True if a part differs from its default, or is true: as a property, or in an engine or a placement,
         whose class may be the user's, with other defaults."""
-        return any(self._differs(config, *path.rpartition(".")[::2]) for path in self.part.split())
+        return any(self._differs(resolved.config, *path.rpartition(".")[::2]) for path in self.part.split())
 
     def _differs(self, config: Any, above: str, name: str) -> bool:
         holder = reduce(lambda holder, name: getattr(holder, name, None), filter(None, above.split(".")), config)
@@ -64,9 +61,34 @@ class IfSet:
         return bool(value) if isinstance(default, property) or above in ("engine", "placement") else value != default
 
     def check(self) -> Check:
-        module = importlib.import_module(f"proxima.config.sections.{self.module}")
-        check: Check = getattr(module, self.name)
-        return check
+        return _imported(self.module, self.name)
+
+
+@dataclass(frozen=True)
+class IfKind:
+    """A check of a kind that most recipes don't name: its module is imported only if one does.
+
+    Args:
+        table, kind: the kind.
+        name, module: as in `IfSet`.
+    """
+
+    table: Kinds
+    kind: str
+    name: str
+    module: str = "optional_parts"
+
+    def applies(self, resolved: Resolved[Any]) -> bool:
+        """Return True if some slot has the kind."""
+        return any(isinstance(entry.of, type) and self.table.covers(entry.of, self.kind) for entry in resolved.entries)
+
+    def check(self) -> Check:
+        return _imported(self.module, self.name)
+
+
+def _imported(module: str, name: str) -> Check:
+    check: Check = getattr(importlib.import_module(f"proxima.config.sections.{module}"), name)
+    return check
 
 
 def values_are_filled_in(r: Resolved[Any]) -> Findings:
@@ -86,7 +108,7 @@ def packages_are_installed(r: Resolved[Any]) -> Findings:
                 yield entry.path, f"needs the package {package}: pip install 'proxima-rl[{extra}]'"
 
 
-CHECKS: Sequence[Check | IfSet] = (
+CHECKS: Sequence[Check | IfSet | IfKind] = (
     train_section.training_samples_at_random,
     IfSet("sampling.truncates", "behavior_matches_sampling"),
     IfSet("sampling.truncates", "sampling_masks_are_replayed"),
@@ -101,8 +123,8 @@ CHECKS: Sequence[Check | IfSet] = (
     IfSet("algorithm.penalties", "penalties_have_their_policy"),
     IfSet("engine.top_k_log_probs", "top_k_is_usable"),
     IfSet("algorithm.reference_engine", "reference_engine_is_asked"),
-    algorithm_section.gdpo_has_the_weights,
-    algorithm_section.advantage_reads_the_kl,
+    IfKind(ADVANTAGES, "gdpo", "gdpo_has_the_weights"),
+    IfKind(ADVANTAGES, "gdpo", "advantage_reads_the_kl"),
     IfSet("algorithm.selection", "allocation_keeps_batch_size"),
     IfSet("algorithm.dynamic_sampling", "dynamic_sampling_has_a_selection"),
     algorithm_section.baseline_rewards_are_per_completion,
@@ -116,7 +138,7 @@ CHECKS: Sequence[Check | IfSet] = (
     IfSet("placement.sharding", "engines_can_rest", "ranks_section"),
     IfSet("placement.sharding", "gathered_weights_are_precise", "ranks_section"),
     IfSet("placement.sharding", "split_tokens_are_packed", "ranks_section"),
-    train_section.muon_has_whole_matrices,
+    IfKind(OPTIMIZERS, "muon", "muon_has_whole_matrices"),
     model_section.model_exists,
     IfSet("model.lora", "adapters_are_ready"),
     IfSet("placement.sharding", "models_can_be_split", "ranks_section"),
@@ -125,11 +147,11 @@ CHECKS: Sequence[Check | IfSet] = (
     IfSet("critic", "critic_is_read", "critic_section"),
     IfSet("critic", "critic_fits_the_step", "critic_section"),
     model_section.completions_fit_context,
-    reward_section.reward_models_are_ready,
+    IfKind(REWARDS, "model", "reward_models_are_ready", "reward_section"),
     data_section.data_files_exist,
-    episode_section.only_rl_plays,
-    episode_section.environment_rewards_have_one,
-    episode_section.an_episode_has_room_for_a_turn,
+    IfSet(f"{PLAYED} eval.task.environment eval.task.tools", "only_rl_plays", "episode_section"),
+    IfKind(REWARDS, "environment", "environment_rewards_have_one", "episode_section"),
+    IfSet(PLAYED, "an_episode_has_room_for_a_turn", "episode_section"),
     values_are_filled_in,
     model_section.dtypes_are_consistent,
     model_section.device_exists,
@@ -142,11 +164,11 @@ CHECKS: Sequence[Check | IfSet] = (
     IfSet("eval.metric", "best_metric_has_a_direction"),
 )
 TO_DO = (data_section.data_files_exist, packages_are_installed, values_are_filled_in)
-WARNINGS: Sequence[Check | IfSet] = (
+WARNINGS: Sequence[Check | IfSet | IfKind] = (
     eval_section.evaluation_is_held_out,
     train_section.warmup_ends,
     train_section.completions_fit_micro_batch,
-    reward_section.overlong_penalty_is_reachable,
+    IfKind(REWARDS, "overlong", "overlong_penalty_is_reachable", "reward_section"),
     IfSet("algorithm.selection", "prune_rate_is_exact"),
     IfSet("sampling.truncates", "sampling_masks_are_small"),
     IfSet("algorithm.proximal", "some_tokens_are_older"),
@@ -207,13 +229,13 @@ def to_do(resolved: Resolved[Any]) -> list[Problem]:
     return _problems(resolved, TO_DO)
 
 
-def _problems(resolved: Resolved[Any], checks: Sequence[Check | IfSet]) -> list[Problem]:
+def _problems(resolved: Resolved[Any], checks: Sequence[Check | IfSet | IfKind]) -> list[Problem]:
     """The findings of the checks whose parameters are all fields of the config, or `r`."""
     sections = {"r": resolved, **vars(resolved.config)}
     problems = []
     for check in checks:
-        if isinstance(check, IfSet):
-            if not check.is_set(resolved.config):
+        if isinstance(check, IfSet | IfKind):
+            if not check.applies(resolved):
                 continue
             check = check.check()
         names = inspect.signature(check).parameters

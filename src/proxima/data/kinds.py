@@ -46,9 +46,13 @@ class Kinds(Mapping[str, type]):
     def holds(self, value: object, *kinds: str) -> bool:
         """Return True if the value is of one of the kinds. Imports nothing: a class not yet imported has no
         instances."""
+        return self.covers(type(value), *kinds)
+
+    def covers(self, cls: type, *kinds: str) -> bool:
+        """Return True if the class is that of one of the kinds, or derives from it."""
         references = (self.references[kind].partition(":") for kind in kinds)
         classes = (getattr(sys.modules.get(module), name, None) for module, _, name in references)
-        return isinstance(value, tuple(cls for cls in classes if cls is not None))
+        return issubclass(cls, tuple(cls for cls in classes if cls is not None))
 
     def __repr__(self) -> str:
         return f"Kinds({self.references})"

@@ -3,7 +3,7 @@ parts against each other, and against what the engine and the loop supply."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.train_section import TrainConfig
@@ -17,9 +17,6 @@ from proxima.data import require
 from proxima.engine.protocol import Sampling
 from proxima.reward.base import as_reward
 from proxima.rollout.dynamic_sampling import DynamicSampling
-
-if TYPE_CHECKING:
-    pass
 
 AGGREGATE = Slot("proxima.core:AGGREGATES", default="token_mean", aliases="proxima.core:AGGREGATE_ALIASES")
 _DIVERGENCE = Slot("proxima.core:DISTILLATIONS", default="reverse_kl")
@@ -204,24 +201,6 @@ def advantage_is_supported(r: Resolved[Any], algorithm: AlgorithmConfig, critic:
     elif critic is not None and "value" not in algorithm.advantage.needs:
         message = f"{r.entry(path).value!r} reads no values, so the critic would only cost time"
         yield "critic.kind", f"{message}; set algorithm.advantage=gae, or critic=null"
-
-
-def gdpo_has_the_weights(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> Findings:
-    """`gdpo` weights the normalised rewards itself and ignores the rewards' own weights, which apply to their sum."""
-    advantage, weights = algorithm.advantage, [as_reward(spec).weight for spec in reward]
-    if not ADVANTAGES.holds(advantage, "gdpo"):
-        return
-    shown = ", ".join(f"{weight:g}" for weight in weights)
-    if advantage.weights is None and set(weights) != {1.0}:
-        message = "weighs every reward by 1, and the rewards have their own weights"
-        yield "algorithm.advantage.weights", f"{message}; set it to [{shown}], or these to 1"
-
-
-def advantage_reads_the_kl(algorithm: AlgorithmConfig) -> Findings:
-    """`gdpo` normalises each reward separately, and the KL in the reward is not one of them."""
-    if algorithm.reward_kl is not None and ADVANTAGES.holds(algorithm.advantage, "gdpo"):
-        message = "'gdpo' reads the rewards one by one, without the KL; set algorithm.reference_kl or another advantage"
-        yield "algorithm.reward_kl", message
 
 
 def unsupported_by_loop(advantage: Advantage | type[Advantage], supplied: Set[str] = frozenset()) -> str | None:

@@ -91,12 +91,18 @@ class DataConfig(RowsConfig):
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 
 
+def tasks_of(config: Any) -> dict[str, Any]:
+    """The tasks of a config by their dotted paths."""
+    sets = getattr(getattr(config, "eval", None), "all_sets", None) or {}
+    tasks = {f"{path}.task": spec.task for path, spec in sets.items()}
+    return {"task": getattr(config, "task", None)} | tasks
+
+
 def data_files_exist(r: Resolved[Any]) -> Findings:
     """Data files and prepared data that a task names must exist."""
-    tasks = {f"{path}.task": held_out.task for path, held_out in (r.get("eval.all_sets") or {}).items()}
-    if not r.get("rollouts"):  # a replay reads no training questions
-        tasks = {"task": r.get("task"), **tasks}
-    for slot, task in tasks.items():
+    for slot, task in tasks_of(r.config).items():
+        if slot == "task" and r.get("rollouts"):  # a replay reads no training questions
+            continue
         if TASKS.holds(task, "prepared") and (missing := task.missing()):
             yield f"{slot}.path", missing
         for name, value in vars(task).items() if task is not None else ():

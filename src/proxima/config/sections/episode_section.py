@@ -5,17 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxima.config.resolved import Findings, Resolved
+from proxima.config.sections.data_section import tasks_of
 from proxima.engine.protocol import Sampling
 from proxima.reward import REWARDS
 from proxima.rollout.episodes.settings import EpisodeSettings
-from proxima.task.protocol import is_played
-
-
-def tasks_of(config: Any) -> dict[str, Any]:
-    """The tasks of a config by their dotted paths."""
-    sets = getattr(getattr(config, "eval", None), "all_sets", None) or {}
-    tasks = {f"{path}.task": spec.task for path, spec in sets.items()}
-    return {"task": getattr(config, "task", None)} | tasks
 
 
 def only_rl_plays(r: Resolved[Any]) -> Findings:
@@ -49,8 +42,6 @@ def environment_rewards_have_one(r: Resolved[Any], reward: Sequence[Any]) -> Fin
 
 def an_episode_has_room_for_a_turn(task: Any, episode: EpisodeSettings, sampling: Sampling) -> Findings:
     """The tokens of an episode must be enough for one turn."""
-    if not is_played(task):
-        return
     if episode.tokens is not None and episode.tokens < sampling.max_tokens:
         message = f"is less than one turn may have, sampling.max_tokens={sampling.max_tokens}"
         yield "episode.tokens", f"{message}; raise it, or lower sampling.max_tokens"

@@ -56,6 +56,29 @@ def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any)
             yield f"algorithm.{slot}", f"{message}, or name an algorithm.surrogate"
 
 
+def gdpo_has_the_weights(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> Findings:
+    """`gdpo` weights the normalised rewards itself and ignores the rewards' own weights, which apply to their sum."""
+    weights = [as_reward(spec).weight for spec in reward]
+    shown = ", ".join(f"{weight:g}" for weight in weights)
+    if algorithm.advantage.weights is None and set(weights) != {1.0}:
+        message = "weighs every reward by 1, and the rewards have their own weights"
+        yield "algorithm.advantage.weights", f"{message}; set it to [{shown}], or these to 1"
+
+
+def advantage_reads_the_kl(algorithm: AlgorithmConfig) -> Findings:
+    """`gdpo` normalises each reward separately, and the KL in the reward is not one of them."""
+    if algorithm.reward_kl is not None:
+        message = "'gdpo' reads the rewards one by one, without the KL; set algorithm.reference_kl or another advantage"
+        yield "algorithm.reward_kl", message
+
+
+def muon_has_whole_matrices(r: Resolved[Any], train: OptimizationConfig) -> Findings:
+    """Muon needs whole matrices, which an adapter does not have."""
+    if OPTIMIZERS.holds(train.optimizer, "muon") and r.get("model.lora") is not None:
+        reason = "orthogonalizes updates of whole matrices, and an adapter has factors of them"
+        yield "train.optimizer.kind", f"{reason}; use adamw with model.lora"
+
+
 def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
     """A loss over pairs replaces the surrogate and the settings around it, and needs a selection that leaves pairs."""
     off = {"surrogate": "null", "correction": "[]", "reference_kl": "null", "distillation": "null"}

@@ -8,7 +8,6 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.slots import Slot, require_at_least
 from proxima.data import require
 from proxima.engine.protocol import Sampling
-from proxima.train import OPTIMIZERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +79,6 @@ class TrainConfig(OptimizationConfig):
     def updates(self) -> int:
         """Optimizer updates of the run."""
         return self.steps * self.updates_per_step * self.epochs_per_step
-
-
-def muon_has_whole_matrices(r: Resolved[Any], train: OptimizationConfig) -> Findings:
-    """Muon needs whole matrices, which an adapter does not have."""
-    if OPTIMIZERS.holds(train.optimizer, "muon") and r.get("model.lora") is not None:
-        reason = "orthogonalizes updates of whole matrices, and an adapter has factors of them"
-        yield "train.optimizer.kind", f"{reason}; use adamw with model.lora"
 
 
 def warmup_is_given_once(r: Resolved[Any], train: OptimizationConfig) -> Findings:

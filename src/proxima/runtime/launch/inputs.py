@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.config.comparable import flat_values
-from proxima.config.sections.episode_section import tasks_of
+from proxima.config.sections.data_section import tasks_of
 from proxima.data import FieldError, UserError
 from proxima.model.files import model_files, weight_files
 from proxima.reward import REWARDS
