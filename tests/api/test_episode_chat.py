@@ -9,7 +9,7 @@ from proxima.api import local_answers
 from proxima.api.episode_chat import EpisodeChat, make_table, play_episodes
 from proxima.cli.main import main
 from proxima.config import resolve
-from proxima.config.schema import PlayedConfig
+from proxima.config.partial_schemas import PlayedConfig
 from proxima.config.sections.model_section import ModelConfig
 from proxima.data import Completion, UserError
 from proxima.engine.protocol import Sampling

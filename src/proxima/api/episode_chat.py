@@ -22,7 +22,7 @@ from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, Rows, user_message
 
 if TYPE_CHECKING:
-    from proxima.config.schema import PlayedConfig
+    from proxima.config.partial_schemas import PlayedConfig
 
 GREETING = "Hello."  # placeholder for a person's message when the environment is tried
 

@@ -13,7 +13,7 @@ from proxima.data import FieldError
 
 if TYPE_CHECKING:
     from proxima.api.episode_chat import Table
-    from proxima.config.schema import PlayedConfig
+    from proxima.config.partial_schemas import PlayedConfig
     from proxima.config.sections.data_section import DataConfig
     from proxima.engine.protocol import Sampling
 
@@ -99,8 +99,8 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
         UserError: the model does not exist, or an option is wrong.
     """
     from proxima.config import resolve
+    from proxima.config.partial_schemas import PlayedConfig, PromptConfig
     from proxima.config.problems import one_problem
-    from proxima.config.schema import PlayedConfig, PromptConfig
     from proxima.config.sections.model_section import model_problem, refuse_checkpoint
     from proxima.model.demo_model import download_demo_model
     from proxima.model.demo_path import is_downloadable

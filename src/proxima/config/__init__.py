@@ -1,7 +1,8 @@
 """Config: a recipe and overrides become one checked config in which every value knows its origin.
 
     sections/         one module per section of a recipe: its fields and its checks
-    schema, families  the configs of a run and of `proxima eval`; the table of the ways to train
+    schema, families  the config of a run; the table of the ways to train
+    partial_schemas   the configs of `eval` and `generate`
     recipe_reader     YAML and key=value → layers                tree              layers as nodes; how they merge
     layers            layers and presets → one tree              presets           algorithms by name
     builder           tree → dataclasses with provenance         coerce, scalars   written value → annotated type
@@ -24,10 +25,11 @@ from typing import TYPE_CHECKING
 from proxima.data.kinds import lazy_imports
 
 if TYPE_CHECKING:
+    from proxima.config.partial_schemas import EvaluateConfig
     from proxima.config.problems import ConfigError
     from proxima.config.resolution import resolve
     from proxima.config.resolved import Resolved
-    from proxima.config.schema import EvaluateConfig, RunConfig
+    from proxima.config.schema import RunConfig
     from proxima.config.validate import check, load_recipe
     from proxima.config.yaml_dump import dump
 
