@@ -5,6 +5,7 @@ import json
 import pytest
 
 from proxima.experiments import find_runs, read_run
+from proxima.experiments.cell_statistics import first_reach
 from tests.experiments.runs import answered, curve, make_run, make_sweep, step
 
 
@@ -45,8 +46,8 @@ def test_the_last_evaluation_of_a_step_counts(tmp_path):
 )
 def test_where_the_target_is_reached(tmp_path, accuracies, target, steps):
     run = read_run(make_run(tmp_path / "a", curve(accuracies, seconds=3.0)))
-    assert run.first_reach(target) == (None if steps is None else pytest.approx(steps))
-    assert run.first_reach(target, "time") == (None if steps is None else pytest.approx(3 * steps))
+    assert first_reach(run, target) == (None if steps is None else pytest.approx(steps))
+    assert first_reach(run, target, "time") == (None if steps is None else pytest.approx(3 * steps))
 
 
 def test_a_run_that_continues(tmp_path):

@@ -203,7 +203,7 @@ def target_cost(cell: CellRuns, baseline: CellRuns, target: float, axis: str) ->
     """Return the cost on an axis at which the held-out figure of the cell's runs reaches `target`."""
 
     def cost(run: Run) -> float:
-        reached = run.first_reach(target, axis)
+        reached = first_reach(run, target, axis)
         return math.inf if reached is None else reached
 
     values = [value for run in cell.used if (value := cost(run)) < math.inf or run.status == "done"]
@@ -217,6 +217,22 @@ def target_cost(cell: CellRuns, baseline: CellRuns, target: float, axis: str) ->
         pairs=len(pairs),
         never=sum(min(pair) == math.inf for pair in pairs),
     )
+
+
+def first_reach(run: Run, target: float, axis: str = "step") -> float | None:
+    """Position on the axis at which the held-out figure reaches `target`; None if it never does.
+
+    Interpolated linearly between the first evaluation at or above the target (below it where lower is better) and the
+    one before it; the position of the first evaluation if that reaches it already.
+    """
+    curve = run.held_out(axis)
+    for i, (x, value) in enumerate(curve):
+        if value <= target if run.headline.lower_is_better else value >= target:
+            if i == 0:
+                return x
+            x0, before = curve[i - 1]
+            return x0 + (x - x0) * (target - before) / (value - before)
+    return None
 
 
 def _by_step(run: Run, key: str) -> dict[int, float]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
+from proxima.experiments.run_reader import require_kind_and_step
 from proxima.system.jsonl import lines_from
 
 LAST = 256  # bytes compared to detect a rewritten file
@@ -33,9 +34,7 @@ class GrowingRecords:
             known = len(self.records)
             try:
                 for record, end in lines_from(self.file, self.end):
-                    if not (isinstance(record.get("step"), int) and isinstance(record.get("kind"), str)):
-                        reason = "metrics.jsonl has a line without kind and step; restore the file, or delete the line"
-                        raise UserError(reason)
+                    require_kind_and_step(record)
                     self.records.append(record)
                     self.end = end
             except UserError:

@@ -92,13 +92,11 @@ def canonical_metric(name: str) -> str:
     return METRIC_ALIASES.get(name, name)
 
 
-def metric_of(record: Mapping[str, Any], name: str) -> Any:
-    """The value of a metric in a record of metrics.jsonl, under any of its names; None where it is missing.
+def under_another_name(record: Mapping[str, Any], name: str) -> Any:
+    """The value of a metric in a record of metrics.jsonl that lacks this name of it; None where it is missing.
 
     A record of an older version may hold the metric under a name that is an alias today.
     """
-    if name in record:
-        return record[name]
     canonical = canonical_metric(name)
     if canonical in record:
         return record[canonical]

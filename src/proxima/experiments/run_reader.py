@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,6 @@ from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
-from proxima.experiments.metric_names import metric_of
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.observer import Record
 from proxima.system.recipe_files import shown_path
@@ -47,7 +46,7 @@ class Metrics:
     headline: Headline = field(default_factory=Headline)
 
     @classmethod
-    def of(cls, records: Iterable[Record]) -> "Metrics":
+    def of(cls, records: Sequence[Record]) -> "Metrics":
         train = tuple(record for record in records if record.get("kind") == "train")
         last = {int(record["step"]): record for record in records if record.get("kind") == "eval"}
         evals = tuple(last[step] for step in sorted(last))
@@ -104,21 +103,6 @@ class Metrics:
         amount, spent = self.total(tokens), self.total(time)
         return amount / spent if amount is not None and spent else None
 
-    def first_reach(self, target: float, axis: str = "step") -> float | None:
-        """Position on the axis at which the held-out figure reaches `target`; None if it never does.
-
-        Interpolated linearly between the first evaluation at or above the target (below it where lower is better) and
-        the one before it; the position of the first evaluation if that reaches it already.
-        """
-        curve = self.held_out(axis)
-        for i, (x, value) in enumerate(curve):
-            if value <= target if self.headline.lower_is_better else value >= target:
-                if i == 0:
-                    return x
-                x0, before = curve[i - 1]
-                return x0 + (x - x0) * (target - before) / (value - before)
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Metrics):
@@ -155,6 +139,22 @@ class Run(Metrics):
         return str(self.summary.get("status", "unfinished"))
 
 
+def require_kind_and_step(record: Record) -> None:
+    """Raise UserError if a line of metrics.jsonl lacks what every line has."""
+    if not (isinstance(record.get("step"), int) and isinstance(record.get("kind"), str)):
+        remedy = "restore the file, or delete the line"
+        raise UserError("metrics.jsonl has a line without kind and step", remedy=remedy)
+
+
+def metric_of(record: Record, name: str) -> Any:
+    """The value of a metric in a record of metrics.jsonl, under any of its names; None where it is missing."""
+    if name in record:
+        return record[name]
+    from proxima.experiments.metric_names import under_another_name  # most are asked for by the name in the record
+
+    return under_another_name(record, name)
+
+
 def existing_run(folder: str | Path) -> RunFolder:
     """Return the folder of a run; UserError if it contains no run."""
     place = RunFolder(folder)
@@ -172,7 +172,10 @@ def read_run(folder: str | Path, *, empty: bool = False) -> Run:
     Raises: NoMetrics if the run has no records; UserError if the folder is not a run, or a file in it is damaged.
     """
     place = existing_run(folder)
-    metrics = Metrics.of(place.read_metrics())
+    records = place.read_metrics()
+    for record in records:
+        require_kind_and_step(record)
+    metrics = Metrics.of(records)
     if not (metrics.train or metrics.evals or empty):
         raise NoMetrics(f"{shown_path(place.path)} has no metrics; it has not finished a step or an evaluation yet")
     return Run(

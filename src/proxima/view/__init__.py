@@ -1,7 +1,7 @@
 """Views: the display of runs, while they run (`run_views.RunViews`) and afterwards (`report`, `comparison_page`).
 
     run_views.py                all observers of a run                 diagnostics.py       warnings about a step
-    log_lines, terminal_lines   a run as lines                         trackers/            wandb, trackio and others
+    log_lines, *_lines, *_line  a run, an episode as lines             trackers/            wandb, trackio and others
     microscope/                 the viewer, `proxima view`             page.py              its exports, from templates
     report*.py                  report.html, an export of a run        comparison_page.py   compare.html, of several
     sweep_progress.py           a running sweep                        terminal.py          tables, progress line

@@ -21,7 +21,7 @@ from proxima.system.atomic_files import write_atomic
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, signed, significant
 from proxima.view.microscope.metric_meanings import metric_meanings
 from proxima.view.page import render
-from proxima.view.palette import CELLS
+from proxima.view.palette import CELLS, cell_colors
 
 LOOKS = ("", " again", " dotted")  # of the first eight cells, which have a colour each, and of the next ones
 SHARES = frozenset({"masked_fraction", "accuracy", "rewards/accuracies"})
@@ -53,7 +53,8 @@ def write_comparison(
         OSError: the folder is missing or the disk is full; an earlier page stays intact.
     """
     path = Path(path)
-    write_atomic(path, render("compare", title=title, over=over, **page_values(comparison, over)))
+    values = page_values(comparison, over)
+    write_atomic(path, render("compare", style=cell_colors(), title=title, over=over, **values))
     return path
 
 

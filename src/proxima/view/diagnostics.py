@@ -1,7 +1,6 @@
 """Warnings about a training record, each with its remedy; pure functions from a record to texts."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from proxima.runtime.watch.observer import Record
 from proxima.view.formatting import fixed, percent
@@ -30,25 +29,10 @@ def often_truncated(record: Record) -> str | None:
     share = record.get("truncated_fraction") or 0.0
     text = "completions reached the length limit, often before their answer; raise sampling.max_tokens"
     if "episode/cut" in record:
+        from proxima.view.episode_lines import limits_reached
+
         text = f"episodes reached {limits_reached(share, record, 'sampling.max_tokens')}"
     return f"{percent(share)} of the {text}" if share > 0.5 else None
-
-
-def limits_reached(share: float, figures: Mapping[str, Any], max_tokens: str) -> str:
-    """Name the limits that ended a share of the episodes, the most frequent first, and the settings that raise them.
-
-    Args:
-        figures: metrics of `episode_metrics`; records of earlier versions do not distinguish the limits.
-        max_tokens: the setting that bounds a turn.
-    """
-    remedies = {"turns": "episode.turns", "tokens": f"{max_tokens} or episode.tokens", "context": "model.max_length"}
-    counts = {limit: figures.get(f"episode/cut/{limit}") or 0 for limit in remedies}
-    reached = sorted((limit for limit in remedies if counts[limit]), key=lambda limit: -counts[limit])
-    if not reached:
-        return f"a limit; raise {max_tokens}, episode.turns or episode.tokens"
-    whole = sum(counts.values())
-    shares = ", ".join(f"{limit} {percent(share * counts[limit] / whole)}" for limit in reached)
-    return f"a limit ({shares}); raise {', '.join(remedies[limit] for limit in reached)}"
 
 
 def mostly_masked(record: Record) -> str | None:

@@ -1,17 +1,28 @@
-"""An episode as lines of text: messages with their roles, tool calls, and the tools' answers."""
+"""An episode as text: messages with their roles, tool calls, the tools' answers, and the limits that ended it."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from proxima.data import Completion, ToolCall
-from proxima.view.formatting import call_text, visible
+from proxima.data import Completion, Episode, ToolCall
+from proxima.view.formatting import percent, shortened, signed, visible
 
 LABEL = 8  # columns of a role's label
+MESSAGE, MESSAGES = 400, 24  # characters of a message on a page; messages of an episode there
 
 
 def labelled(label: str, text: str) -> str:
     """`user    What is 2 + 2?`, further lines below the first."""
     lines = (f"{'':<{LABEL}}{line}".rstrip() for line in visible(text.strip("\n")).split("\n"))
     return f"{label:<{LABEL}}" + "\n".join(lines).removeprefix(" " * LABEL)
+
+
+def call_text(call: ToolCall) -> str:
+    """`calculate(expression="3*4")`."""
+    values = (
+        (f"{key}=" if key else "", json.dumps(value, ensure_ascii=False)) for key, value in call.arguments.items()
+    )
+    return f"{call.name}({', '.join(map(''.join, values))})"
 
 
 def call_line(call: ToolCall) -> str:
@@ -38,3 +49,39 @@ def episode_lines(question: str, completion: Completion) -> Iterator[str]:
         yield f"(cut off by the limit of {episode.cut})"
     if episode.reward is not None:
         yield f"(reward {episode.reward:g})"
+
+
+def shown_messages(episode: str) -> list[dict[str, Any]]:
+    """Return the messages of a stored episode in order, for a page: the model's text, its calls, and the answers."""
+    spans = Episode.from_json(episode).spans
+    shown = [
+        {
+            "role": span.role,
+            "text": shortened(span.text, MESSAGE),
+            "calls": [call_text(call) for call in span.calls],
+            "unreadable": list(span.unreadable),
+            "error": span.error,
+            "reward": f"reward {signed(span.reward, 2)}" if span.reward else "",
+        }
+        for span in spans[:MESSAGES]
+    ]
+    if len(spans) > MESSAGES:
+        shown.append({**dict.fromkeys(shown[0], ""), "text": f"… {len(spans) - MESSAGES} further messages"})
+    return shown
+
+
+def limits_reached(share: float, figures: Mapping[str, Any], max_tokens: str) -> str:
+    """Name the limits that ended a share of the episodes, the most frequent first, and the settings that raise them.
+
+    Args:
+        figures: metrics of `episode_metrics`; records of earlier versions do not distinguish the limits.
+        max_tokens: the setting that bounds a turn.
+    """
+    remedies = {"turns": "episode.turns", "tokens": f"{max_tokens} or episode.tokens", "context": "model.max_length"}
+    counts = {limit: figures.get(f"episode/cut/{limit}") or 0 for limit in remedies}
+    reached = sorted((limit for limit in remedies if counts[limit]), key=lambda limit: -counts[limit])
+    if not reached:
+        return f"a limit; raise {max_tokens}, episode.turns or episode.tokens"
+    whole = sum(counts.values())
+    shares = ", ".join(f"{limit} {percent(share * counts[limit] / whole)}" for limit in reached)
+    return f"a limit ({shares}); raise {', '.join(remedies[limit] for limit in reached)}"

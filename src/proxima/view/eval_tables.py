@@ -10,7 +10,7 @@ from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.evaluate.intervals import Interval
 from proxima.evaluate.question_pairs import PairedComparison
 from proxima.runtime.watch.clock import Clock
-from proxima.view.diagnostics import limits_reached
+from proxima.view.episode_lines import limits_reached
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed
 from proxima.view.log_lines import why_unknown
 from proxima.view.terminal import StageProgress, table_text

@@ -1,12 +1,8 @@
 """Formats numbers and makes foreign text safe for a terminal; shared by terminal, log and report."""
 
-import json
 import math
 import unicodedata
-from typing import TYPE_CHECKING, TextIO, TypeGuard
-
-if TYPE_CHECKING:
-    from proxima.data import ToolCall
+from typing import TextIO, TypeGuard
 
 NONE = "–"  # a missing value
 PATIENCE = 60.0  # seconds without output after which progress is reported if there is no terminal
@@ -124,14 +120,6 @@ def visible(text: str) -> str:
 def shortened(text: str, most: int) -> str:
     """The beginning of a text that is longer than `most` characters, with ` …`."""
     return text if len(text) <= most else text[:most] + " …"
-
-
-def call_text(call: "ToolCall") -> str:
-    """`calculate(expression="3*4")`."""
-    values = (
-        (f"{key}=" if key else "", json.dumps(value, ensure_ascii=False)) for key, value in call.arguments.items()
-    )
-    return f"{call.name}({', '.join(map(''.join, values))})"
 
 
 def _shown(value: float | None) -> TypeGuard[float]:

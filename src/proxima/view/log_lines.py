@@ -24,18 +24,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage
 from proxima.system.full_disk import is_disk_full
-from proxima.view.formatting import (
-    PATIENCE,
-    count,
-    duration,
-    fixed,
-    magnitude,
-    percent,
-    printable,
-    rate,
-    signed,
-    significant,
-)
+from proxima.view.formatting import PATIENCE, count, duration, fixed, magnitude, percent, printable, rate, signed
 from proxima.view.held_out_sets import set_lines
 
 WIDTH = 112  # columns of a line with a right-aligned end
@@ -145,6 +134,8 @@ class LogLines(Observer):
         self._line(step_line(record, self._info.steps if self._info else 0, remaining(self._steps, record, self._info)))
 
     def synced(self, record: Record) -> None:
+        from proxima.view.sync_line import sync_line  # of servers alone
+
         self._line(f"      {sync_line(record)}")
 
     def warning(self, text: str) -> None:
@@ -268,24 +259,6 @@ def step_line(record: Record, steps: int, left: float | None) -> str:
         early,
         f"{duration(record.get('time/step')):>5}",
         f"eta {duration(left)}" if left else "",
-    ]
-    return "  ".join(part for part in parts if part)
-
-
-def sync_line(record: Record) -> str:
-    """`weights of version 3 at 2 servers: probe mean 0.00021 max 0.0031 nats (bounds 0.02 and 0.2)  slope 1.01  1.2 s
-    after 0.9 s to prepare`: the engine's measurements of the weights that it received."""
-    servers = int(record.get("sync/replicas") or 1)
-    mean, most = (significant(record.get(f"sync/probe_{name}")) for name in ("mean", "max"))
-    bounds = " and ".join(
-        significant(record[f"sync/bound_{n}"]) for n in ("mean", "max") if f"sync/bound_{n}" in record
-    )
-    before = record.get("sync/prepare_seconds")
-    parts = [
-        f"weights of version {record['version']} at {count(servers)} server{'s' * (servers != 1)}: "
-        f"probe mean {mean} max {most} nats{f' (bounds {bounds})' if bounds else ''}",
-        f"slope {fixed(record['sync/slope'])}" if "sync/slope" in record else "",
-        f"{duration(record.get('sync/seconds'))}{'' if before is None else f' after {duration(before)} to prepare'}",
     ]
     return "  ".join(part for part in parts if part)
 

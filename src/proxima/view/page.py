@@ -13,14 +13,14 @@ from markupsafe import Markup
 from proxima.system.jsonl import dumps
 from proxima.view.formatting import count, visible
 from proxima.view.microscope.single_file import PAGE, bundle, inert_json, policy_of
-from proxima.view.palette import cell_colors
 
 HERE, DIGITS = Path(__file__).parent, 6
 
 
-def render(name: str, *, answers: Mapping[str, Any], **values: Any) -> str:
+def render(name: str, *, answers: Mapping[str, Any], style: str = "", **values: Any) -> str:
     """Render `NAME.html.j2` with `NAME.js`, if there is one, which draws `answers`, those of the viewer's server by
-    path. Jinja escapes every value that is not `Markup`, and makes control characters in it visible."""
+    path. `style` precedes the style sheets of all pages. Jinja escapes every value that is not `Markup`, and makes
+    control characters in it visible."""
     script = bundle(f"{name}.js", (HERE, PAGE)) if (HERE / f"{name}.js").is_file() else ""
     sheets = (PAGE / "microscope.css", HERE / "report.css")
     return (
@@ -28,7 +28,7 @@ def render(name: str, *, answers: Mapping[str, Any], **values: Any) -> str:
         .get_template(f"{name}.html.j2")
         .render(
             policy=policy_of(script),
-            style=Markup(cell_colors() + "".join(sheet.read_text(encoding="utf-8") for sheet in sheets)),
+            style=Markup(style + "".join(sheet.read_text(encoding="utf-8") for sheet in sheets)),
             script=Markup(script),
             exported=Markup(inert_json({"start": "", "data": _shortened(answers)})),
             **values,

@@ -24,5 +24,5 @@ CELLS = [name for name in PALETTE if name.startswith("k")]
 
 def cell_colors() -> str:
     """Return the CSS of a page: the colours of cells, and a class for each, whose `--cell` is its colour."""
-    pairs = "".join(f" --{name}: light-dark({', '.join(PALETTE[name])});" for name in ("e", *CELLS))
+    pairs = "".join(f" --{name}: light-dark({', '.join(PALETTE[name])});" for name in CELLS)
     return f":root {{{pairs} }}\n" + "".join(f".{name} {{ --cell: var(--{name}) }}\n" for name in CELLS)

@@ -5,9 +5,7 @@ from the answers that its server would give. Text from a model or a data set is 
 """
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,18 +13,16 @@ from typing import Any
 from proxima.evaluate.headline import Headline
 from proxima.experiments.run_reader import Run, flat, read_run
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
 from proxima.view.held_out_sets import sets_table
 from proxima.view.log_lines import of_questions, why_unknown
 from proxima.view.microscope import PORT
-from proxima.view.microscope.viewed_run import ViewedRun
+from proxima.view.microscope.stages import last_stages
+from proxima.view.microscope.trend import trend_of
 from proxima.view.page import render
-from proxima.view.report_samples import first_errors, held_out_questions, select_samples
-
-MANY = 0.1  # share of failed scores from which a banner reports them
+from proxima.view.report_samples import held_out_questions, select_samples
 
 
 def write_report(path: Path | str) -> Path:
@@ -42,7 +38,12 @@ def write_report(path: Path | str) -> Path:
 
 def report_values(run: Run) -> dict[str, Any]:
     """Return everything that the page shows."""
-    counted = replace(run, train=(*run.train, *given_up(run))) if run.status == "failed" else run
+    counted: Run = run
+    invalid: dict[str, Any] | None = None
+    if run.status == "failed" or any(r.get("reward/invalid") or r.get("invalid") for r in (*run.train, *run.evals)):
+        from proxima.view.report_failures import failed_scores, with_given_up
+
+        counted, invalid = with_given_up(run), failed_scores(run)
     samples, unreadable = select_samples(run.files)
     return {
         "run": run,
@@ -51,7 +52,7 @@ def report_values(run: Run) -> dict[str, Any]:
         "viewer": f"http://127.0.0.1:{PORT}/#/0",
         "model": Path(str(run.summary.get("model") or run.config.get("model.path") or "unknown model")).name,
         "replay": run.summary.get("replay") or {"run": run.config.get("rollouts"), "sha256": None},
-        "invalid": failed_scores(run),
+        "invalid": invalid,
         "warnings": run.summary.get("warnings") or (),
         "when_warned": partial(when_warned, steps=int(run.summary.get("steps") or 0)),
         "headline": headline(run.evals),
@@ -73,26 +74,15 @@ def report_values(run: Run) -> dict[str, Any]:
     }
 
 
-def given_up(run: Run) -> tuple[Record, ...]:
-    """What the step that a failed run gave up before its update generated and discarded, under the names of
-    metrics.jsonl; empty without such a step."""
-    path = run.files.rollout_file(run.steps + 1)
-    try:
-        rows = read_rows(path, ["outcome", "tokens"]) if path.is_file() else []
-    except (OSError, ValueError):  # the report names damaged files elsewhere
-        return ()
-    reasons = Counter(row["outcome"].removeprefix("dropped_") for row in rows if row["outcome"] != "trained")
-    counts = {f"dropped/{reason}": number for reason, number in reasons.items() if reason != "invalid"}
-    tokens = sum(len(row["tokens"]) for row in rows)
-    totals = {"completions": len(rows), "tokens/generated": tokens, "reward/invalid": reasons["invalid"]}
-    return ({"step": run.steps + 1, **totals, **counts},) if rows else ()
-
-
 def viewer_answers(run: Run) -> dict[str, Any]:
     """Return what the viewer's server answers about the run's curves, by path."""
-    viewed = ViewedRun(0, run.files)
-    trend = viewed.trend()
-    return {"runs": [], "0/trend": trend | {"rollout_steps": trend["steps"]}, "0/timeline": viewed.timeline()}
+    algorithm = run.recipe.get("algorithm")
+    trend = trend_of(run.files.read_metrics(), algorithm if isinstance(algorithm, dict) else {})
+    return {
+        "runs": [],
+        "0/trend": trend | {"rollout_steps": trend["steps"]},
+        "0/timeline": last_stages(run.files.timeline),
+    }
 
 
 def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
@@ -166,20 +156,6 @@ def not_evaluated(run: Run) -> str:
 
 def total(records: Sequence[Record], key: str) -> float:
     return sum(record.get(key) or 0 for record in records)
-
-
-def failed_scores(run: Run) -> dict[str, Any] | None:
-    """Return the shares of failed scores and their most common reasons, for a banner; None if they are few."""
-    shares = []
-    for name, scores, failed in (
-        ("completions", total(run.train, "completions"), total(run.train, "reward/invalid")),
-        ("held-out answers", total(run.evals, "answers"), total(run.evals, "invalid")),
-    ):
-        if scores and failed / scores >= MANY:
-            shares.append(f"{count(failed)} of {count(scores)} {name} ({percent(failed / scores)})")
-    if not shares:
-        return None
-    return {"share": " and ".join(shares), "reasons": [f"{text} ({count(n)} ×)" for text, n in first_errors(run.files)]}
 
 
 def when_warned(warning: Record, steps: int) -> str:

@@ -1,23 +1,21 @@
 """The texts in report.html: held-out questions answered before and after, and samples of the steps."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
-from proxima.data import Episode
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
-from proxima.view.formatting import call_text, fixed, shortened, signed
+from proxima.view.formatting import fixed, shortened, signed
 
 QUESTIONS = 5  # answered before and after
 SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 20, 2, 4
 IDENTITY = ("prompt_uid", "sample", "turn", "question", "answer", "text", "correct", "reward")
 Item = TypeVar("Item")
-CUT, MESSAGE, MESSAGES = 1500, 400, 24  # characters of a completion and of a message shown; messages of an episode
+CUT = 1500  # characters of a completion shown
 
 
 def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
@@ -132,24 +130,12 @@ def _sample(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return an episode's messages in order: the model's text, its calls, and the answers; empty without one."""
+    """Return the messages of an episode; empty without one."""
     if row.get("episode") is None:
         return []
-    spans = Episode.from_json(row["episode"]).spans
-    shown = [
-        {
-            "role": span.role,
-            "text": shortened(span.text, MESSAGE),
-            "calls": [call_text(call) for call in span.calls],
-            "unreadable": list(span.unreadable),
-            "error": span.error,
-            "reward": f"reward {signed(span.reward, 2)}" if span.reward else "",
-        }
-        for span in spans[:MESSAGES]
-    ]
-    if len(spans) > MESSAGES:
-        shown.append({**dict.fromkeys(shown[0], ""), "text": f"… {len(spans) - MESSAGES} further messages"})
-    return shown
+    from proxima.view.episode_lines import shown_messages
+
+    return shown_messages(row["episode"])
 
 
 def _outcome(row: Mapping[str, Any]) -> str:
@@ -165,15 +151,3 @@ def answer_text(answer: Any) -> str:
 
 def cut(text: str) -> str:
     return shortened(text, CUT)
-
-
-def first_errors(folder: RunFolder, most: int = 3) -> list[tuple[str, int]]:
-    """Return the most common reasons of failed scores, with counts, in the latest readable rollouts that have any."""
-    for file in sorted(folder.rollouts.glob("[0-9]*.parquet"), reverse=True)[:SAMPLED_STEPS]:
-        try:
-            reasons = Counter(cut(row["error"])[:200] for row in read_rows(file, ("error",)) if row["error"])
-        except ValueError:
-            continue
-        if reasons:
-            return reasons.most_common(most)
-    return []

@@ -1,7 +1,8 @@
 """The microscope, `proxima view`: a run in the browser, from its curves down to why a token was masked.
 
     server.py        the process: its socket, its address and its key         app.py      access control and routes
-    viewed_run.py    a run folder: curves, state, recipe                       notes.py    readers' notes on a run
+    viewed_run.py    a run folder: state, recipe                               notes.py    readers' notes on a run
+    trend.py         its curves
     step_file.py     a step's Parquet, by row group, and text search in it
     recomputed_columns.py  columns that were not stored, computed from the weights
     completion_page.py  a completion with its columns, and explained tokens       token_text  ids → text

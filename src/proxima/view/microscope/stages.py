@@ -21,8 +21,11 @@ ENVIRONMENTS = Lane(1, 4)  # while some episode waits for its environment; deriv
 NAMES = {TRAINER: "trainer", ENGINE: "engine", ENVIRONMENTS: "environments", REWARDS: "rewards"}
 
 
-def last_stages(file: Path) -> list[dict[str, Any]]:
-    """Return the spans of the last steps, lane by lane: process, activity, start and end in seconds of the run."""
+def last_stages(file: Path) -> list[dict[str, Any]] | None:
+    """Return the spans of the last steps, lane by lane: process, activity, start and end in seconds of the run; None
+    without the file."""
+    if not file.is_file():
+        return None
     every = list(timeline_spans(file))
     starts = [span.start for span in every if span.name == "step"]
     begin = starts[-STEPS:][0] if starts else 0.0

@@ -11,13 +11,13 @@ from proxima.data import UserError
 from proxima.experiments.growing_records import GrowingRecords
 from proxima.experiments.run_reader import read_config, read_summary
 from proxima.runtime.state.folder import RunFolder
-from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric_meanings
+from proxima.view.microscope.metric_meanings import VITAL, metric_groups
+from proxima.view.microscope.trend import trend_of
 
 if TYPE_CHECKING:
     from proxima.view.microscope.step_file import StepFile
     from proxima.view.microscope.token_text import TokenText
 
-SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "penalty", "selection")
 Value = TypeVar("Value")
 STEPS_KEPT = 4  # step tables kept in memory
 
@@ -162,54 +162,20 @@ class ViewedRun:
         return {"step": self.last_step(), "running": not read_summary(self.files), "steps": steps}
 
     def trend(self, after: int = 0) -> dict[str, Any]:
-        """Return every number in metrics.jsonl for the steps after `after`, with group and meaning, and the number of
-        earlier steps; also the evaluations and the specs in the recipe."""
-        steps = [record for record in self.records() if record["kind"] == "train"]
-        train = [record for record in steps if record["step"] > after]
-        evals = [record for record in self.records() if record["kind"] == "eval"]
-        named = {name for record in train for name, value in record.items() if _is_number(value)} - {"step"}
-        about = metric_meanings(named)
-        return {
-            "before": len(steps) - len(train),
-            "steps": [record["step"] for record in train],
-            "metrics": {
-                name: [record.get(name) if _is_number(record.get(name)) else None for record in train] for name in about
-            },
-            "about": about,
-            "evals": [
-                {
-                    "step": r["step"],
-                    "label": str(r.get("label", "")),
-                    "metrics": {k: v for k, v in r.items() if _is_number(v)},
-                }
-                for r in evals
-            ],
-            "rollout_steps": self.rollout_steps(),
-            "specs": {name: self.algorithm.get(name) for name in SLOTS},
-            "headline": self.headline(evals),
-        }
+        """Return the curves for the steps after `after`, see `trend_of`, and the steps with stored completions."""
+        return trend_of(self.records(), self.algorithm, after) | {"rollout_steps": self.rollout_steps()}
 
     def vital_signs(self, step: int) -> dict[str, Any]:
         """Return the vital metrics of a step; empty if it is not finished."""
         record = next((r for r in self.records() if r.get("step") == step and r.get("kind") == "train"), {})
         return {name: record[name] for name in metric_groups()[VITAL] if name in record}
 
-    def headline(self, evals: list[dict[str, Any]]) -> str:
-        """Return the headline metric of the run's evaluations."""
-        from proxima.evaluate.headline import Headline
-
-        return Headline.of(evals).key
-
     def timeline(self) -> list[dict[str, Any]] | None:
         """Return the spans of the last steps of timeline.json, see `last_stages`; None without the file."""
         from proxima.view.microscope.stages import last_stages
 
-        return last_stages(self.files.timeline) if self.files.timeline.is_file() else None
+        return last_stages(self.files.timeline)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,41 @@
+"""The curves of a run as its page draws them: every number of its steps, its evaluations, and what the recipe chose."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxima.evaluate.headline import Headline
+from proxima.view.microscope.metric_meanings import metric_meanings
+
+SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "penalty", "selection")
+
+
+def trend_of(records: Sequence[Mapping[str, Any]], algorithm: Mapping[str, Any], after: int = 0) -> dict[str, Any]:
+    """Return every number in records of metrics.jsonl for the steps after `after`, with group and meaning, and the
+    number of earlier steps; also the evaluations, and the specs in the `algorithm` of the recipe."""
+    steps = [record for record in records if record["kind"] == "train"]
+    train = [record for record in steps if record["step"] > after]
+    evals = [record for record in records if record["kind"] == "eval"]
+    named = {name for record in train for name, value in record.items() if _is_number(value)} - {"step"}
+    about = metric_meanings(named)
+    return {
+        "before": len(steps) - len(train),
+        "steps": [record["step"] for record in train],
+        "metrics": {
+            name: [record.get(name) if _is_number(record.get(name)) else None for record in train] for name in about
+        },
+        "about": about,
+        "evals": [
+            {
+                "step": r["step"],
+                "label": str(r.get("label", "")),
+                "metrics": {k: v for k, v in r.items() if _is_number(v)},
+            }
+            for r in evals
+        ],
+        "specs": {name: algorithm.get(name) for name in SLOTS},
+        "headline": Headline.of(evals).key,
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
