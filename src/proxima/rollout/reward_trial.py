@@ -4,12 +4,14 @@ Otherwise a reward that raises on every completion would end the run only after 
 some steps.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 from proxima.data import Completion, FieldError, Group, Prompt
-from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.reward.base import as_reward, unscored
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import score_errors
@@ -45,14 +47,8 @@ def try_rewards(
         tried = [spec for spec in tried if not as_reward(spec).whole_batch]
     if not prompts or all(as_reward(spec).weight == 0 for spec in tried):
         return []
-    rewards, loop = make(tried), EventLoopThread("proxima-reward-trial")
-    try:
-        groups = loop.call(_scored(rewards, _groups(prompts[:1], tokenizer)))
-        if not _any_valid(groups):
-            groups += loop.call(_scored(rewards, _groups(prompts[1:PROMPTS], tokenizer)))
-    finally:
-        loop.close()
-        rewards.close()
+    with ThreadPoolExecutor(1) as thread, closing(make(tried)) as rewards:  # this one may have a running event loop
+        groups = thread.submit(asyncio.run, _tried(rewards, prompts[:PROMPTS], tokenizer)).result()
     if _any_valid(groups):
         return []
     count, text = sum(len(group.scores) for group in groups), groups[0].completions[0].text
@@ -62,6 +58,11 @@ def try_rewards(
     score = "fix the reward (proxima reward score tries it)"
     remedy = f"{score}, or set runtime.reward_trial=warn if it is right to refuse such texts"
     raise FieldError("reward", ", ".join(rewards.labels), f"fails: {facts}", remedy=remedy)
+
+
+async def _tried(rewards: RewardRunner, prompts: Sequence[Prompt], tokenizer: Any) -> list[Group]:
+    groups = await _scored(rewards, _groups(prompts[:1], tokenizer))
+    return groups if _any_valid(groups) else groups + await _scored(rewards, _groups(prompts[1:], tokenizer))
 
 
 async def _scored(rewards: RewardRunner, groups: Sequence[Group]) -> list[Group]:
