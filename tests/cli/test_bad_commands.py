@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxima.cli.main import COMMANDS
+from proxima.cli.commands import COMMANDS
 from proxima.config import resolve
 from proxima.config.validate import warnings
 from tests.cli.conftest import TINY

@@ -5,7 +5,7 @@ import importlib.metadata
 import pytest
 
 from proxima.cli import command_module
-from proxima.cli.main import COMMANDS
+from proxima.cli.commands import COMMANDS
 
 BROUGHT = {name: place for name, (place, _) in COMMANDS.items() if not place.startswith("proxima.")}
 

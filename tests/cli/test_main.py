@@ -16,7 +16,9 @@ import torch
 from proxima import __version__
 from proxima.cli import exit_codes
 from proxima.cli.command_module import load_command
-from proxima.cli.main import COMMANDS, GROUPS, WITH_ACTIONS, ExitCode, main
+from proxima.cli.commands import COMMANDS, GROUPS
+from proxima.cli.help_page import WITH_ACTIONS
+from proxima.cli.main import ExitCode, main
 from proxima.cli.parameters import Actions
 from proxima.config.families import OFFLINE
 from proxima.data import PolicyBatch, UserError

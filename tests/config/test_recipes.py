@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxima.cli.main import COMMANDS
+from proxima.cli.commands import COMMANDS
 from proxima.config import RunConfig, check, dump, resolve
 from proxima.config.validate import warnings
 from proxima.core.aggregate import SequenceMeanTokenSumNorm

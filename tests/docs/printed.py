@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxima.cli.command_module import load_command
-from proxima.cli.main import _EPILOG, COMMANDS, WITH_ACTIONS
+from proxima.cli.commands import COMMANDS
+from proxima.cli.help_page import EPILOG, WITH_ACTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = "proxima|python|make|pip|git|cat|cd|source|export|tar"
@@ -88,7 +89,7 @@ def of_comments(page: str) -> Iterator[Printed]:
 
 def of_help() -> Iterator[Printed]:
     """Those of `proxima --help` and of the help of each command."""
-    texts = {"proxima --help": _EPILOG}
+    texts = {"proxima --help": EPILOG}
     texts |= {f"proxima {name} --help": load_command(name, place)[1] for name, (place, _) in COMMANDS.items()}
     for page, text in texts.items():
         for number, line in enumerate(text.splitlines(), 1):

@@ -281,7 +281,7 @@ class Shell:
         if "--help" in words:
             return
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("proxima.cli.main.bound", lambda command, arguments: lambda: 0)
+            patch.setattr("proxima.cli.commands.bound", lambda command, arguments: lambda: 0)
             code = main([word for word in words if "…" not in word])
         assert code == 0, f"exit code {code}"
         if words[0] in ("train", "explain", "plan", "submit") and words[1] in recipe_files.shipped_recipes():

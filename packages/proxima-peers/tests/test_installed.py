@@ -2,7 +2,7 @@
 
 from importlib.metadata import entry_points
 
-from proxima.cli.main import COMMANDS, PEERS
+from proxima.cli.commands import COMMANDS, PEERS
 from proxima.cli.parameters import Actions
 
 

@@ -1,9 +1,10 @@
 """The command line: `proxima COMMAND …`. One file per command, each with `COMMAND`: a function whose typed parameters
 are its arguments, or a table of such functions, one for each action (`parameters.py`).
 
-`main.py` lists the commands and sets the exit code: 0 success, 1 a failed run or a full disk, 2 a problem that the user
-can fix (one line `error: …` each), 70 a bug (`exit_codes.py`), 130 Ctrl-C. A command's module is imported when the
-command is given, and torch only inside its function, so `--help` is fast.
+`commands.py` lists the commands, and `help_page.py` answers where none is given. `main.py` sets the exit code: 0
+success, 1 a failed run or a full disk, 2 a problem that the user can fix (one line `error: …` each), 70 a bug
+(`exit_codes.py`), 130 Ctrl-C. A command's module is imported when the command is given, and torch only inside its
+function, so `--help` is fast.
 Imports: every room. Imported by nothing. To add a command: (1) a file; (2) a line in `COMMANDS`; (3)
 `tests/cli/test_<name>.py`.
 """
