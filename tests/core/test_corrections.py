@@ -13,6 +13,7 @@ from proxima.core import (
     Gspo,
     Importance,
     PpoClip,
+    Reinforce,
     Rejection,
     TokenMean,
     TokenSum,
@@ -30,6 +31,7 @@ from proxima.core.correction import (
 )
 from proxima.core.metrics import QuantileSketch
 from proxima.core.precompute import needs_precompute
+from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
 from proxima.laws.batches import make_batch
 
@@ -147,6 +149,9 @@ def test_off_policy_sequences_are_dropped_only_when_they_are_pushed_down() -> No
     advantage = torch.tensor([-1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
     b = of_ratios([1.0, 1.0], [1.0], [1.0], current=[math.exp(-1.2), 1.0, math.exp(-9), 0.9], advantage=advantage)
     assert OffPolicySequence(0.5)(b).keep.int().tolist() == [0, 0, 1, 1]
+    reasons = TokenReasons(batch=b, surrogate=Reinforce(), corrections=[OffPolicySequence(0.5)])
+    what = "the mean of log μ - log π over the sequence, and A < 0"
+    assert reasons.reason(0) == f"masked: OffPolicySequence: 0.6 > 0.5, {what}"
     level = replace(b, behavior_log_prob=b.log_prob.detach().clone())
     assert OffPolicySequence(0.0)(b).keep.int().tolist() == [0, 0, 1, 0]
     assert bool(OffPolicySequence(0.0)(level).keep.all())  # the threshold itself is kept

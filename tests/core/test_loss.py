@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from proxima.core import PENALTIES, PpoClip, Reinforce, TokenMean, TokenSum, policy_loss
-from proxima.data import PolicyBatch
+from proxima.core import PENALTIES, Dppo, PpoClip, Reinforce, TokenMean, TokenSum, policy_loss
+from proxima.data import NoFieldError, PolicyBatch
 from proxima.laws.batches import make_batch
 
 
@@ -41,6 +41,15 @@ def test_an_impossible_value_is_refused_with_its_position(field: str, value: flo
 
 def test_a_log_prob_a_rounding_error_above_zero_is_accepted() -> None:
     policy_loss(two_tokens(log_prob=torch.tensor([1e-6, -1.0])), surrogate=PpoClip(), aggregate=TokenMean())
+
+
+def test_a_measured_divergence_replaces_the_top_k_that_it_needs() -> None:
+    """Stored rollouts have the divergence alone."""
+    spec = Dppo(divergence="topk_tv", delta=0.2)
+    b = two_tokens(log_prob=torch.tensor([-0.4, -1.6]), top_k_divergence=torch.tensor([0.1, 0.3]))
+    assert policy_loss(b, surrogate=spec, aggregate=TokenMean()).keep.tolist() == [True, False]
+    with pytest.raises(NoFieldError, match="Dppo needs `behavior_top_k_log_prob`, which the batch lacks: the engine"):
+        policy_loss(replace(b, top_k_divergence=None), surrogate=spec, aggregate=TokenMean())
 
 
 def test_without_a_proximal_policy_there_are_no_ratio_metrics() -> None:

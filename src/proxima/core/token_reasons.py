@@ -16,8 +16,6 @@ from proxima.core.correction.importance import Importance, log_ratio_to, log_wei
 from proxima.core.correction.rejection import OffPolicySequence, Rejection, SecondMoment, TopEntropy
 from proxima.core.correction.weight_statistics import safe_exp
 from proxima.core.loss import Corrected, Correction, Surrogate, policy_loss
-from proxima.core.ratio import spread
-from proxima.core.segment import segment_mean
 from proxima.data import PolicyBatch
 
 OF_BATCH = (SecondMoment, TopEntropy)  # their rejections depend on all tokens of the optimizer batch
@@ -157,9 +155,7 @@ class TokenReasons:
             away = ", and the update moves the token away" if spec.keep_returning else ""
             return f"{name}: {_outside(value, spec.floor, spec.ceiling)}, {what}{away}"
         if isinstance(spec, OffPolicySequence):
-            drift = b.masked("behavior_log_prob").double() - b.masked("log_prob").double()
-            mean = float(spread(b, segment_mean(drift, b.loss_mask, b.cu_seqlens))[token])
-            left, right = told(mean, spec.threshold)
+            left, right = told(float(spec.drift(b)[token]), spec.threshold)
             return f"{name}: {left} > {right}, the mean of log μ - log π over the sequence, and A < 0"
         if isinstance(spec, OF_BATCH):
             return f"{name}: {self._over_the_batch(token)}"

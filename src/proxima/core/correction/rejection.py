@@ -240,9 +240,13 @@ class OffPolicySequence(Correction):
 
     @torch.no_grad()
     def __call__(self, b: PolicyBatch) -> Corrected:
-        drift = b.masked("behavior_log_prob").double() - b.masked("log_prob").double()
-        near = spread(b, segment_mean(drift, b.loss_mask, b.cu_seqlens)) <= self.threshold
+        near = self.drift(b) <= self.threshold
         return as_correction(b, b.loss_mask & (near | (b.masked("advantage") >= 0)), "off_policy")
+
+    def drift(self, b: PolicyBatch) -> Tensor:
+        """[N] the mean of log mu - log pi over the loss tokens of each token's sequence."""
+        behind = b.masked("behavior_log_prob").double() - b.masked("log_prob").double()
+        return spread(b, segment_mean(behind, b.loss_mask, b.cu_seqlens))
 
 
 @dataclass(frozen=True)
