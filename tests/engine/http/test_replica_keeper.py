@@ -7,7 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from proxima.data import UserError
 from proxima.engine.http.client import Address, RefusedError, ServerError
+from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.replica import FRUITLESS, HEALTHY, HIGHEST_LIMIT, REFUSALS, Replica, State
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import STREAK, ReplicaPool
@@ -66,6 +68,42 @@ def test_only_failures_make_a_streak_that_ejects(error, counts):
 
 def some_replica():
     return Replica(Address("http://127.0.0.1:1"), PlainDialect(), Plain(), "tag")
+
+
+@pytest.mark.parametrize("other", [FAILED, UserError("another probe")])
+def test_a_failed_probe_ends_the_run_unless_another_server_may_return(other):
+    """Also one that failed to load these very weights."""
+    failures = {some_replica(): UserError("a probe"), some_replica(): other}
+    keeper = ReplicaKeeper.__new__(ReplicaKeeper)
+    keeper.reports = []
+    keeper.pool = SimpleNamespace(
+        replicas=list(failures), eject=lambda replica, error, what: replica.leave(str(error), refused=False)
+    )
+
+    async def push(replica):
+        raise failures[replica]
+
+    keeper._push = push
+    publication = keeper._push_to_all(list(failures), first=False)
+    if other is FAILED:
+        asyncio.run(publication)
+        return
+    with pytest.raises(UserError, match="a probe"):
+        asyncio.run(publication)
+
+
+def test_a_server_that_hangs_is_asked_to_pause_once():
+    """Else a push that is cancelled would wait for two deadlines."""
+    asked, sync = [], FolderSync.__new__(FolderSync)
+    sync._proven = set()
+
+    async def pause(*_):
+        asked.append("pause")
+        raise FAILED
+
+    replica = SimpleNamespace(url="http://h", client=None, facts=None, dialect=SimpleNamespace(pause=pause))
+    asyncio.run(sync._undo(replica, None))
+    assert asked == ["pause"]
 
 
 def test_attempts_that_fail_together_count_once():

@@ -171,11 +171,11 @@ class FolderSync:
     async def _undo(self, replica: "Replica", staged: StagedWeights) -> None:
         """Remove the perturbed copy from a server that others may use: it gets the real weights, or stays paused."""
         self._proven.discard(replica.url)
-        try:
+        with suppress(ServerError, UserError):
             await replica.dialect.pause(replica.client, replica.facts, "keep")
-            await self._load_weights(replica, staged)
-        except (ServerError, UserError):
-            with suppress(ServerError, UserError):
+            try:
+                await self._load_weights(replica, staged)
+            except (ServerError, UserError):
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
 
     async def _load_weights(self, replica: "Replica", weights: StagedWeights) -> None:

@@ -115,9 +115,9 @@ class ReplicaKeeper:
                     raise
                 replica.check_soon.set()
 
-        errors = await asyncio.gather(*map(push, replicas), return_exceptions=True)
-        away = [replica for replica in self.pool.replicas if replica not in replicas and replica.state is State.AWAY]
-        for error in errors:
+        errors = dict(zip(replicas, await asyncio.gather(*map(push, replicas), return_exceptions=True), strict=True))
+        away = [r for r in self.pool.replicas if errors.get(r) is None and r.state is State.AWAY]
+        for error in errors.values():
             others_have_them = isinstance(error, UserError) and not first and len(self.reports) + len(away) > 0
             if isinstance(error, BaseException) and not others_have_them:
                 raise error
