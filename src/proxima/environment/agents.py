@@ -187,12 +187,16 @@ class _AgentProcess:
         self.waiting: dict[int, Future[dict[str, Any]]] = {}
         self.ended = False
         self._numbers = count()
+        self._giving = threading.Lock()  # an episode given after the end would wait for an answer that nobody reads
         self._program = Program((sys.executable, str(SCRIPT), reference), name="the agent's process")
         threading.Thread(target=self._read, daemon=True).start()
 
     async def play(self, job: AgentJob) -> float | None:
         number, answered = next(self._numbers), Future[dict[str, Any]]()
-        self.waiting[number] = answered
+        with self._giving:
+            if self.ended:
+                raise EnvironmentFailure("another episode ended the agent's process", collateral=True)
+            self.waiting[number] = answered
         try:
             self._program.write({"id": number, **vars(job), "row": dict(job.row)})
             answer = await asyncio.shield(asyncio.wrap_future(answered))
@@ -216,11 +220,11 @@ class _AgentProcess:
                 if (answered := self.waiting.pop(answer["id"], None)) is not None:
                     answered.set_result(answer)
         except ProgramFailed as error:
-            self.end()
-            together = len(self.waiting) > 1
-            while self.waiting:
-                _, answered = self.waiting.popitem()
-                answered.set_exception(EnvironmentFailure(str(error), collateral=together))
+            with self._giving:
+                self.end()
+                unanswered, self.waiting = self.waiting, {}
+            for answered in unanswered.values():
+                answered.set_exception(EnvironmentFailure(str(error), collateral=len(unanswered) > 1))
 
     def end(self) -> None:
         """Kill the process and everything that it started."""

@@ -14,7 +14,7 @@ import pytest
 
 from proxima.data import FieldError, Prompt, UserError
 from proxima.engine.protocol import Request, Sampling
-from proxima.environment.agents import AgentJob, AgentSpec
+from proxima.environment.agents import AgentJob, AgentSpec, _AgentProcess
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.model.chat import prompt_tokens
 from proxima.rollout.episodes.agent_player import AgentEpisodes
@@ -278,6 +278,15 @@ def test_a_long_chat_delays_no_other_agent(monkeypatch, continued):
 
     play(Scripted(lambda context, request: "x"), Here(talks=talks), samples=2)
     assert waited == [True]
+
+
+def test_an_episode_given_to_a_process_that_has_just_ended_fails_at_once():
+    """Between its choice and the episode. Nobody would read the answer; another attempt gets a new process."""
+    process = _AgentProcess(f"{HERE}:named_by_its_row")
+    process.end()
+    with pytest.raises(EnvironmentFailure, match="another episode ended the agent's process") as caught:
+        asyncio.run(process.play(AgentJob(row={}, base_url="", api_key="")))
+    assert caught.value.collateral
 
 
 def test_what_an_agent_prints_is_no_answer():
