@@ -135,6 +135,15 @@ def test_questions_samples_counts_config_environment(whole):
     assert "machine.cores" in page.words and "packages.torch" in page.words
 
 
+def test_the_samples_of_a_step_are_a_failure_and_the_best_answers(tmp_path):
+    folder = make_run(tmp_path / "run", steps=1)
+    texts = [("wrong", [False], ()), ("failed", [False], (0,)), ("worse", [False], ()), ("well", [True], ())]
+    groups = [group(uid, [text], right, failed=bad) for uid, (text, right, bad) in enumerate(texts)]
+    write_rollouts(folder.rollout_file(1), 1, groups, records(groups))
+    page = Page(write_report(folder.path))
+    assert [text for text, *_ in texts if f" {text} " in f"{page.samples[1]} "] == ["failed", "well"]
+
+
 def test_failed_scores_are_said_at_the_top_and_before_is_no_result(tmp_path):
     folder = make_run(tmp_path / "run", steps=2, finished=False)
     folder.append_metrics(evaluation(2, "after", 0) | {"accuracy": None, "invalid": 200})

@@ -49,6 +49,7 @@ def report_values(run: Run) -> dict[str, Any]:
         "run": run,
         "algorithm": run.summary.get("algorithm") or run.config.get("algorithm.surrogate.kind") or "run",
         "folder": run.folder.resolve().name,
+        "place": run.folder.name if run.folder.is_absolute() else run.folder,  # a reader elsewhere has no such path
         "viewer": f"http://127.0.0.1:{PORT}/#/0",
         "model": Path(str(run.summary.get("model") or run.config.get("model.path") or "unknown model")).name,
         "replay": run.summary.get("replay") or {"run": run.config.get("rollouts"), "sha256": None},

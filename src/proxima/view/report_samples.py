@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,8 +71,8 @@ def _answer(row: Mapping[str, Any], judged: bool) -> dict[str, Any]:
 
 
 def select_samples(folder: RunFolder) -> tuple[list[tuple[int, list[dict[str, Any]]]], list[str]]:
-    """Return steps spread evenly over the run, each with samples of two groups, first those with a failed score; and
-    the unreadable files."""
+    """Return steps spread evenly over the run, each with samples of two groups, one with a failed score, if any, and
+    those with the best answers; and the unreadable files."""
     samples, unreadable = [], []
     for file in _spread(sorted(folder.rollouts.glob("[0-9]*.parquet")), SAMPLED_STEPS):
         try:
@@ -82,8 +83,14 @@ def select_samples(folder: RunFolder) -> tuple[list[tuple[int, list[dict[str, An
         groups: dict[int, list[dict[str, Any]]] = {}
         for row in rows:
             groups.setdefault(row["prompt_uid"], []).append(row)
-        failed_first = sorted(groups.values(), key=lambda group: all(row["error"] is None for row in group))
-        samples.append((int(file.stem), [_sample(group) for group in failed_first[:SAMPLED_GROUPS]]))
+        best = {
+            uid: max((r["reward"] for r in rows if r["reward"] is not None), default=-inf)
+            for uid, rows in groups.items()
+        }
+        best_first = sorted(groups, key=lambda uid: -best[uid])
+        failed = [uid for uid in groups if any(row["error"] is not None for row in groups[uid])]
+        shown = [*dict.fromkeys([*failed[:1], *best_first])][:SAMPLED_GROUPS]
+        samples.append((int(file.stem), [_sample(groups[uid]) for uid in shown]))
     return samples, unreadable
 
 
