@@ -100,13 +100,11 @@ def test_exact_memory_is_counted(proxima, recipe, warm_rehearsals):
     )
 
 
-def test_the_demo_s_model_is_downloaded(proxima, here, monkeypatch):
-    def download(folder):
-        raise UserError(f"asked for {folder}")
-
-    monkeypatch.setattr("proxima.model.demo_model.download_demo_model", download)
-    words = ("quickstart", "--devices", "H100-80G", "--exact")
-    assert proxima("plan", *words) == (2, "", "error: asked for models/smollm2-135m-instruct\n")
+def test_a_plan_downloads_no_model(proxima, here):
+    words, model = ("quickstart", "--devices", "H100-80G", "--exact"), "models/smollm2-135m-instruct"
+    reason = f"--exact: reads the config.json of {model}, which does not exist"
+    remedy = f"proxima generate {model} hi downloads it (93 MB)"
+    assert proxima("plan", *words) == (2, "", f"error: {reason}; {remedy}\n")
 
 
 def test_a_model_too_large_for_the_device(proxima, here, warm_rehearsals):

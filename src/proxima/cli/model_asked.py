@@ -102,8 +102,7 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
     from proxima.config.partial_schemas import PlayedConfig, PromptConfig
     from proxima.config.problems import one_problem
     from proxima.config.sections.model_section import model_problem, refuse_checkpoint
-    from proxima.model.demo_model import download_demo_model
-    from proxima.model.demo_path import is_downloadable
+    from proxima.model.demo_path import fetched
 
     given = [f"data.template_arguments.{pair}" for pair in inference.template_argument]
     if inference.system is not None:
@@ -122,8 +121,7 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
         if remedy := model_problem(model):
             raise one_problem("model", remedy, model, "command line")
         refuse_checkpoint(model, inference.checkpoint)
-        if is_downloadable(model):
-            download_demo_model()
+        fetched(model)
         path = model
         # rows are read only by an environment of the command line, which needs only their numbers
         world += ["task.kind=seeds", "task.count=1000000"] if inference.environment else ["task.kind=arithmetic"]

@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 from proxima.config.problems import ConfigError, Problem
@@ -20,7 +19,7 @@ from proxima.config.sections import algorithm_section, data_section, eval_sectio
 from proxima.config.tree import FILL_IN
 from proxima.core.advantage import ADVANTAGES
 from proxima.data.kinds import Kinds
-from proxima.model.demo_path import is_downloadable
+from proxima.model.demo_path import fetched
 from proxima.reward import REWARDS
 from proxima.train import OPTIMIZERS
 
@@ -199,18 +198,8 @@ def require_sound(resolved: Resolved[Any]) -> None:
 
 def check_with_model(resolved: Resolved[Any]) -> None:
     """Download the demo's model if the recipe names it and it is missing, and check the recipe with it."""
-    if fetch_demo_model(resolved):
+    if fetched(resolved.get("model.path")):
         require_sound(resolved)
-
-
-def fetch_demo_model(resolved: Resolved[Any]) -> bool:
-    """Download the demo's model if the recipe names it and it is missing; return whether it was."""
-    if is_downloadable(path := resolved.get("model.path")):
-        from proxima.model.demo_model import download_demo_model
-
-        download_demo_model(Path(path))
-        return True
-    return False
 
 
 def check(resolved: Resolved[Any]) -> list[Problem]:

@@ -42,6 +42,7 @@ class Rates:
     publish: float
     host: float
     step: float
+    sequences: float
     spread: float
 
     def wait(self, nodes: int, size: float = 0.0) -> float:

@@ -17,7 +17,7 @@ from proxima_plan.devices import Devices, this_machine
 from proxima_plan.layout import DeviceLayout, check_model, placed_ranks, planned_layout
 from proxima_plan.memory import DeviceMemory, device_memory, largest_micro_batch
 from proxima_plan.model_size import ModelFacts, trained_model
-from proxima_plan.stage_times import FIXED, Sequences, Stage, StageTimes
+from proxima_plan.stage_times import Sequences, Stage, StageTimes
 from proxima_plan.step_load import BYTES, Load, load_of, load_of_examples
 
 
@@ -110,7 +110,7 @@ class StepPlan:
         if load.generates:
             generated = generation(times.engine_alone(), max(1, self.memory.slots))
             stages = [generated, *stages, times.publish()]
-        return (*stages, Stage("rest", {FIXED: times.device.rates.step}))
+        return (*stages, times.rest())
 
     @property
     def seconds(self) -> float:
@@ -189,11 +189,11 @@ def generation(times: StageTimes, slots: int) -> Stage:
     return times.generate(lengths, load.prompt, load.group, slots).repeated(1 / steps)
 
 
-def generating(resolved: Resolved[Any]) -> RunConfig:
-    """Return the config of a recipe that generates what it trains on; UserError for another one."""
+def generating(resolved: Resolved[Any], option: str, remedy: str = "leave it out") -> RunConfig:
+    """Return the config of a recipe that generates what it trains on; UserError for another one, where the `option` of
+    the command line has no meaning."""
     if not isinstance(resolved.config, RunConfig) or resolved.config.rollouts is not None:
-        remedy = "leave out --propose and --lag, and name one number of devices"
-        raise UserError("only a recipe that generates what it trains on has lags and proposals", remedy=remedy)
+        raise UserError(f"{option}: is for recipes that generate what they train on", remedy=remedy)
     return resolved.config
 
 

@@ -25,7 +25,7 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
     Raises:
         UserError: the recipe does not generate or can't be planned, or no layout fits.
     """
-    generating(resolved)
+    generating(resolved, "--propose")
     planned = PlannedRecipe.of(resolved, devices, mean)
     if not hasattr(resolved.config.engine, "urls"):
         planned = replace(planned, load=replace(planned.load, slots=None))  # slots of the engine that is replaced

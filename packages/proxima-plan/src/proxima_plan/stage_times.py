@@ -132,6 +132,11 @@ class StageTimes(PlacedModel):
             return Stage("publish", {BANDWIDTH: (self.model.parameters * self.master + size) / self._bandwidth})
         return Stage("publish", {NETWORK: size / (self.device.rates.publish * 1e9)})
 
+    def rest(self) -> Stage:
+        """Return what a step takes outside all other stages."""
+        rates = self.device.rates
+        return Stage("rest", {FIXED: rates.step * min(1.0, self.load.sequences / rates.sequences)})
+
     def _trained(self, name: str, data: Sequences, *, gradients: bool) -> Stage:
         tokens, squares, longest = data
         if not tokens:

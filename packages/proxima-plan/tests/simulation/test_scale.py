@@ -105,7 +105,7 @@ def test_where_devices_stop_paying():
 def test_the_times_are_those_of_the_plan():
     plan = PlannedRecipe.of(recipe(), Devices(H20, 8), 2080.0).plan(EIGHT)
     times = Times(plan, replace(MEAN, engine=2.0, trainer=3.0))
-    assert times.other == 3 * plan.times.device.rates.step
+    assert times.other == 3 * plan.stages[-1].seconds
     assert times.decode_step(16) == 2 * plan.times.decode_step(16, times.context)[0]
     assert 128 + 2080 / 2 < times.context < 128 + 28_672  # a long completion runs longer: more of its tokens are there
     whole = Sequences.of([2000 + plan.load.prompt_tokens] * 512)

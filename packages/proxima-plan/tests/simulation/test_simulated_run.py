@@ -37,6 +37,9 @@ def test_a_synchronous_step_is_the_sum_of_its_stages():
     assert figures.idle_trainer == pytest.approx((GENERATE + 0.25) / step)
     assert figures.idle_engine == pytest.approx((0.25 + TRAIN + PUBLISH) / step)
     assert (figures.mean_lag, figures.max_lag, figures.evicted) == (0, 0, 0)
+    resting = figures_of(simulated(SYNC, times=ByHand(other=0.5)))
+    assert resting.idle_trainer == pytest.approx((GENERATE + 0.25) / (step + 0.5))
+    assert resting.idle_engine == pytest.approx(1 - GENERATE / (step + 0.5))
 
 
 def test_completions_wait_for_slots_and_each_replica_has_its_own():

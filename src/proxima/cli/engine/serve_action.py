@@ -25,8 +25,7 @@ def serve_recipe(
     from proxima.config.sections.model_section import model_problem
     from proxima.data.errors import FieldError, within
     from proxima.engine.serve import check_serve, start_servers
-    from proxima.model.demo_model import download_demo_model
-    from proxima.model.demo_path import is_downloadable
+    from proxima.model.demo_path import fetched
     from proxima.model.pretrained import load_config
 
     resolved = resolve(recipe, override, root=None)
@@ -37,8 +36,7 @@ def serve_recipe(
             check_serve(kind, serve, model=config.model.path)
         if remedy := model_problem(config.model.path):  # else the server would start, load its packages, and fail
             raise FieldError("model.path", config.model.path, remedy)
-        if is_downloadable(config.model.path):
-            download_demo_model()
+        fetched(config.model.path)
         load_config(config.model.path, config.model.revision)  # reads the config alone, also of a model on the hub
         with within("engine.serve"):
             servers = start_servers(

@@ -63,7 +63,7 @@ def observed_run(folder: str, *, import_code: bool = False) -> tuple[Assumptions
         score=fmean(record.get("time/score", Assumptions.score) for record in steps),
     )
     resolved = resolve(folder, import_code=import_code)
-    if generating(resolved).algorithm.dynamic_sampling is not None:
+    if generating(resolved, "--from").algorithm.dynamic_sampling is not None:
         judged = sum(r["prompts_generated"] - r["prompts_unscored"] for r in steps)
         assumed = replace(assumed, accepted=sum(r["prompts_accepted"] for r in steps) / max(1, judged))
     return assumed, steps, resolved
@@ -72,7 +72,7 @@ def observed_run(folder: str, *, import_code: bool = False) -> tuple[Assumptions
 def with_speed(assumed: Assumptions, steps: Sequence[Record], resolved: Resolved[Any], devices: Devices) -> Assumptions:
     """Return the assumptions with the speed of engine and trainer with which a simulation of the run itself has them as
     busy as they were, for each token."""
-    real, config = figures_of(steps), generating(resolved)
+    real, config = figures_of(steps), generating(resolved, "--from")
     config = replace(config, train=replace(config.train, steps=len(steps) + WARM_UP))
     plan, runtime = plan_recipe(resolved, devices), config.runtime
     lag, concurrent = (runtime.max_lag, runtime.max_concurrent_rollouts) if runtime.overlaps else (0, None)

@@ -49,7 +49,7 @@ def simulate_lags(
     Raises:
         UserError: the recipe does not generate or does not fit, or a run ends early.
     """
-    config = generating(resolved)
+    config = generating(resolved, "--lag")
     config = replace(config, train=replace(config.train, steps=min(config.train.steps, MOST_STEPS)))
     plan = plan_recipe(resolved, devices, mean=assumed.mean)
     own, batch = config.runtime.max_concurrent_rollouts, config.train.prompts_per_step

@@ -67,7 +67,8 @@ def simulate_scale(
         UserError: the recipe does not generate, or the size of its model is unknown.
         FieldError: the model can't be divided as the layout requires.
     """
-    config, placement = generating(resolved), resolved.config.placement
+    config = generating(resolved, "--devices with several numbers", remedy="name one number of devices")
+    placement = config.placement
     sharding = Sharding() if is_local(placement) else Sharding.of(placement)
     recipe = PlannedRecipe.of(resolved, devices[0], assumed.mean)
     recipe.check(DeviceLayout(lcm(sharding.together, sharding.tensor_parallel * sharding.expert_parallel), sharding))

@@ -1,6 +1,6 @@
 """A run of the real `Controller` on virtual time, with an engine, rewards and a trainer that only take time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,12 +62,10 @@ def figures_of(steps: Sequence[Record]) -> SpeedFigures:
     """Compute the figures from the records of steps, at least one."""
     in_steps = sum(record["time/step"] for record in steps)
 
-    def share(key: str, *stages: str) -> float:
-        """Return the mean of a share, weighted by step duration; a synchronous run records `stages` instead."""
-        spent = (
-            record[key] * record["time/step"] if key in record else sum(record.get(stage, 0.0) for stage in stages)
-            for record in steps
-        )
+    def share(key: str, stages: Callable[[Record], float]) -> float:
+        """Return the mean of a share, weighted by step duration; a synchronous run records the seconds of its `stages`
+        instead."""
+        spent = (record[key] * record["time/step"] if key in record else stages(record) for record in steps)
         return float(sum(spent) / in_steps)
 
     used = sum(record["prompts_used"] for record in steps)
@@ -75,8 +73,8 @@ def figures_of(steps: Sequence[Record]) -> SpeedFigures:
         steps=len(steps),
         tokens_per_second=sum(record["tokens/generated"] for record in steps) / in_steps,
         steps_per_hour=3600 * len(steps) / in_steps,
-        idle_trainer=share("idle/trainer", "time/generate", "time/score"),
-        idle_engine=share("idle/engine", "time/score", "time/train", "time/publish"),
+        idle_trainer=share("idle/trainer", lambda r: r.get("time/generate", 0.0) + r.get("time/score", 0.0)),
+        idle_engine=share("idle/engine", lambda r: r["time/step"] - r.get("time/generate", 0.0)),
         mean_lag=sum(record["age/mean"] * record["prompts_used"] for record in steps) / max(1, used),
         max_lag=max(record["age/max"] for record in steps),
         evicted=sum(int(record.get("prompts_dropped_stale", 0)) for record in steps),

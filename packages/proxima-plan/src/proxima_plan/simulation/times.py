@@ -86,7 +86,7 @@ class Times:
     @property
     def other(self) -> float:
         """Of a step outside of all stages."""
-        return self.assumed.trainer * self.plan.times.device.rates.step
+        return self.assumed.trainer * self.plan.times.rest().seconds
 
     def length(self, seed: int, uid: int, sample: int) -> float:
         """Draw the tokens that a completion would have without a limit."""
