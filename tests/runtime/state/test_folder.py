@@ -151,8 +151,9 @@ def test_a_run_that_ended_takes_no_less_time_after_a_resume(folder):
     folder.append_metrics(train(1))
     folder.append_metrics({"kind": "eval", "step": 1, "time": 21.0, "accuracy": 0.9, "label": "after"})
     folder.write_summary({"status": "done", "steps": 1, "seconds": 30.0})
-    rewind_folder(folder, 1, [train(1)])
-    assert folder.elapsed() == 30.0
+    for _ in range(2):  # a kill may come between two
+        rewind_folder(folder, 1, [train(1)])
+        assert folder.elapsed() == 30.0
     folder.write_summary({"status": "failed", "steps": 2, "seconds": 40.0})
     rewind_folder(folder, 1, [train(1)])  # step 2 is repeated
     assert folder.elapsed() == 21.0

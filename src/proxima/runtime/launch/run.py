@@ -162,6 +162,7 @@ async def _run(
             if checkpoint:
                 await compute.run(_restore, checkpoint, loop.trained.stack, loop.trained.others)
             await disk.write(folder.write_environment, _environment(config, loaded))
+            folder.remove_outcome()
             observer.started(work.info(loaded, folder.path, journal.step))
             for note in work.notes:
                 observer.warning(note)

@@ -199,6 +199,11 @@ class RunFolder:
             entry.name in skeleton or entry.name.endswith(".part") or entry.suffix == ".log"
             for entry in self.path.iterdir()
         )
+    def remove_outcome(self) -> None:
+        """Delete what says how the run ended: it goes on."""
+        for path in (self.summary, self.report):
+            path.unlink(missing_ok=True)
+
 
     def _clear(self) -> None:
         """Delete the files of the run; others stay."""

@@ -41,8 +41,8 @@ def rewind_run(folder: RunFolder, journal: RestoredJournal, observer: Observer) 
 def rewind_folder(
     folder: RunFolder, step: int, steps: Sequence[Mapping[str, Any]] = (), evaluations: Sequence[Mapping[str, Any]] = ()
 ) -> list[Mapping[str, Any]]:
-    """Restore the records as they were right after `step`: write metrics.jsonl again, delete later Parquet files,
-    summary and report, and the timeline after the last record. Checkpoints and log.txt stay.
+    """Restore the records as they were right after `step`: write metrics.jsonl again, delete later Parquet files, the
+    timeline after the last record, and summary and report unless the run ended there. Checkpoints and log.txt stay.
 
     Step 0 is the run before anything happened: the evaluation before the first step is deleted too. `steps` and
     `evaluations` are the journal's records; metrics.jsonl may lack any of them.
@@ -66,8 +66,8 @@ def rewind_folder(
             number = file.stem.partition("-")[0]
             if number.isdigit() and not 0 < step >= int(number):
                 file.unlink()
-    for path in (folder.summary, folder.report):
-        path.unlink(missing_ok=True)
+    if not folder.ended:  # else they are still true, until the run goes on
+        folder.remove_outcome()
     return evals
 
 
