@@ -1,5 +1,6 @@
 """A whole run on a fixed data set: what it records, keeps and shows, and how bad rows are named."""
 
+import asyncio
 import json
 import shutil
 
@@ -8,9 +9,11 @@ import pytest
 import proxima
 from proxima.data import FieldError, UserError
 from proxima.model import load
+from proxima.runtime.loop.offline_loop import HeldOutSamples
 from proxima.runtime.state.export import find_checkpoint
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
+from proxima.runtime.watch.timeline import timeline_spans
 from tests.runtime.offline import tiny_dpo, tiny_reward
 from tests.runtime.offline.tiny_sft import recipe
 from tests.runtime.tiny_run import Watcher, evals_of, go, summary_of
@@ -37,6 +40,20 @@ def test_samples_are_kept_with_the_expected_answer(finished):
     pairs = [(row["question"], row["answer"]) for row in rows]
     assert pairs == [("What is 50 + 2?", "It is 52."), ("What is 51 + 0?", "It is 51.")]
     assert all(0 < len(row["tokens"]) <= 6 and row["reward"] is None and row["error"] is None for row in rows)
+
+
+def test_the_time_of_an_evaluation_is_also_that_of_its_samples(tiny_model, tmp_path, monkeypatch):
+    groups = HeldOutSamples.groups
+
+    async def late(self, version):
+        await asyncio.sleep(0.2)
+        return await groups(self, version)
+
+    monkeypatch.setattr(HeldOutSamples, "groups", late)
+    go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", train__steps=1))
+    assert all(r["time/evaluate"] >= 0.2 for r in evals_of(tmp_path / "run"))
+    spans = timeline_spans(RunFolder(tmp_path / "run").timeline)
+    assert all(span.end - span.start >= 0.2 for span in spans if span.name == "evaluate")
 
 
 def test_python_says_what_a_run_without_rollouts_has(finished):

@@ -168,16 +168,8 @@ class Controller(TrainingLoop):
                 answered = await self.cancel_on_stop(held_out.groups())
                 await self.write_aside(self.store.write_evals, step, f"{label}-{name}", answered)
                 others |= {f"{name}/{key}": value for key, value in summarise(answered).items()}
-        record = {
-            "kind": "eval",
-            "step": step,
-            "label": label,
-            "time": self.now(),
-            "time/evaluate": self.now() - start,
-            "time/score": self.evaluation.generator.scoring_seconds,
-            **summarise(groups),
-            **others,
-        }
+        scoring = {"time/score": self.evaluation.generator.scoring_seconds}
+        record = self.evaluation_record(label, start) | scoring | summarise(groups) | others
         if metric := self.config.eval.metric:
             from proxima.evaluate.named_metric import named_metric
 

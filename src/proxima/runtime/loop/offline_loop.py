@@ -111,33 +111,26 @@ class OfflineLoop(TrainingLoop):
     async def finish_step(self, record: dict[str, Any]) -> None:
         """Write the file, then commit the journal's single transaction, so that a step in the journal has all its
         files."""
-        await self.disk.write(self.store.append_metrics, record)
-        self._cursor = self.data.cursor.state()
-        consume = partial(self.journal.consume, version=record["policy_version"])
-        await self.disk.write(consume, record["step"], (), self._cursor, record)
-        self.observer.step(record)
+        with self.activity.stage("write", step=record["step"]):
+            await self.disk.write(self.store.append_metrics, record)
+            self._cursor = self.data.cursor.state()
+            consume = partial(self.journal.consume, version=record["policy_version"])
+            await self.disk.write(consume, record["step"], (), self._cursor, record)
+            self.observer.step(record)
         self.step_complete = True
 
     async def evaluate(self, label: str) -> None:
         step, start = self.journal.step, self.now()
         if not self.data.held_out or self.journal.was_evaluated(step):
             return
+        groups = list[Group]()
         with self.activity.stage("evaluate", step=step):
             measured = await self.measured()
-        record = {
-            "kind": "eval",
-            "step": step,
-            "label": label,
-            "time": self.now(),
-            "time/evaluate": self.now() - start,
-            "examples": len(measured),
-            "metric": self.method.headline,
-            **self.method.summarise(measured),
-        }
-        groups = []
-        if self.samples is not None:
-            groups = await self.cancel_on_stop(self.samples.groups(self.journal.version))
-            await self.write_aside(self.store.write_evals, step, label, groups)
+            if self.samples is not None:
+                groups = await self.cancel_on_stop(self.samples.groups(self.journal.version))
+                await self.write_aside(self.store.write_evals, step, label, groups)
+        record = self.evaluation_record(label, start)
+        record |= {"examples": len(measured), "metric": self.method.headline, **self.method.summarise(measured)}
         if self.method.marks_model and read_checkpoint(self.folder.checkpoint(step)) is not None:
             await self.write_checkpoint(step)
         await self.keep_evaluation(record)

@@ -172,6 +172,12 @@ class TrainingLoop:
         """True if another step follows: the run has steps left and has not reached a plateau."""
         return self.journal.step < self.steps and not self._plateau
 
+    def evaluation_record(self, label: str, start: float) -> dict[str, Any]:
+        """What the line of every evaluation, which ends now, begins with."""
+        now = self.now()
+        step = {"kind": "eval", "step": self.journal.step, "label": label}
+        return {**step, "time": now, "time/evaluate": now - start}
+
     async def keep_evaluation(self, record: Mapping[str, Any]) -> None:
         """Write the record of an evaluation, and tell the observer."""
         await self.disk.write(self.journal.evaluated, record)
