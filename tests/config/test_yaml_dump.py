@@ -45,6 +45,17 @@ def test_it_reads_back_equal_and_says_where_values_came_from(recipe):
     assert ["-", "kind:", "number", "#", "run.yaml:3"] in lines
 
 
+def test_what_a_resume_reads_keeps_its_origin(recipe):
+    run = Path("run/config.yaml")
+    run.parent.mkdir()
+    run.write_text(dump(resolve(recipe(), ["train.optimizer.lr=1e-7"])))
+    before = run.read_text().splitlines()
+    assert dump(resolve("run"), run).splitlines() == before
+    changed = dump(resolve("run", ["train.steps=7"]), run).splitlines()
+    (line,) = [line for line in changed if line not in before]
+    assert len(changed) == len(before) and line.split()[:5] == ["steps:", "7", "#", "command", "line,"]
+
+
 def test_any_yaml_reader_gets_the_same_numbers(recipe):
     read = yaml.safe_load(dump(resolve(recipe(), ["train.optimizer.lr=1e-7", "algorithm.reference_kl=k3"])))
     assert read["train"]["optimizer"]["lr"] == 1e-7

@@ -1,25 +1,36 @@
 """The resolved config as YAML: complete, each value followed by its provenance; it loads back to the same config."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
+from proxima.config.recipe_reader import shown_path
 from proxima.config.resolved import Resolved, ResolvedValue
 from proxima.config.scalars import for_any_reader
 
 Lines = list[tuple[str, str | None]]  # each with the comment that follows it
 
 
-def dump(resolved: Resolved[Any]) -> str:
-    """YAML text that `resolve` turns into a config equal to `resolved.config`; comments say where values came from."""
-    lines = yaml_lines(nested((entry.path, entry) for entry in resolved.entries), _leaf)
+def dump(resolved: Resolved[Any], earlier: Path | None = None) -> str:
+    """YAML text that `resolve` turns into a config equal to `resolved.config`; comments say where values came from.
+
+    Args:
+        earlier: a file that this wrote before, if there is one: a value that was read from it keeps its comment there.
+    """
+    said = [] if earlier is None or not earlier.is_file() else earlier.read_text(encoding="utf-8").splitlines()
+    comments = ((number, line.rpartition("  # ")[2]) for number, line in enumerate(said, 1) if "  # " in line)
+    kept = {f"{shown_path(earlier or Path())}:{number}": comment for number, comment in comments}
+
+    def leaf(key: str, value: ResolvedValue, margin: str) -> Lines:
+        return [(f"{margin}{key}: {for_any_reader(value.value)}", kept.get(value.where, value.source))]
+
+    lines = yaml_lines(nested((entry.path, entry) for entry in resolved.entries), leaf)
     width = min(60, max((len(text) for text, _ in lines), default=0))
     body = "\n".join(f"{text:<{width}}  # {comment}" if comment else text for text, comment in lines)
     header = f"# Resolved from {resolved.recipe}; each value with its origin.\n" if resolved.recipe else ""
+    if any(entry.where in kept for entry in resolved.entries):
+        header = f"{said[0]}\n"
     return f"{header}{body}\n"
-
-
-def _leaf(key: str, value: ResolvedValue, margin: str) -> Lines:
-    return [(f"{margin}{key}: {for_any_reader(value.value)}", value.source)]
 
 
 def nested(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:

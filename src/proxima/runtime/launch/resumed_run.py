@@ -57,7 +57,7 @@ def report_finished(
         if folder.ended.get("status") != "done" or not (over and evaluated):
             return None
         if resolved is not None:
-            folder.write_config(dump(resolved))
+            folder.write_config(dump(resolved, folder.config))
         observer.started(work.info(None, folder.path, journal.step))
         for note in start_notes(journal, work):
             observer.warning(note)

@@ -156,7 +156,7 @@ async def _run(
             activity = Activity(clock, folder.elapsed(), Timeline(folder.timeline, observer.warning))
             store = RunStore(journal, folder, disk, activity, ranks)
             if resolved is not None:
-                await disk.write(folder.write_config, dump(resolved))
+                await disk.write(folder.write_config, dump(resolved, folder.config))
             loop = work.make_loop(loaded, RunServices(store, compute, observer))
             opened.callback(loop.close)
             if checkpoint:
