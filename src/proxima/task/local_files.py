@@ -51,7 +51,7 @@ class Jsonl(LocalFiles):
         lacking: dict[bool, str] = {}
         offsets = _Chained([self._scan(file, unusable, lacking) for file in files])
         require_same_answers(lacking)
-        rows = MappedRows(offsets, partial(self._read, files), tuple(unusable))
+        rows = MappedRows(offsets, partial(self._read, files), tuple(unusable), partial(_place, files))
         count = f"{len(files)} empty file{'s' if len(files) > 1 else ''}"
         require(len(rows) > 0, "path", self.path, f"holds no rows ({count})")
         return rows
@@ -88,6 +88,13 @@ class Jsonl(LocalFiles):
             return self.row(_parsed(stream.readline(), place), place)
 
 
+def _place(files: Sequence[Path], position: tuple[int, int]) -> str:
+    """The file:line of a row."""
+    number, offset = position
+    lines_above = files[number].read_bytes().count(b"\n", 0, offset)
+    return f"{files[number]}:{lines_above + 1}"
+
+
 def content_lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
     """Yield number, offset and content of each line that is not blank."""
     offset = 0
@@ -107,7 +114,9 @@ def json_object(line: bytes, place: str) -> dict[str, Any]:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
-        remedy = "was the file cut off? repair or remove the line"
+        remedy = "repair or remove the line"
+        if not line.endswith(b"\n"):
+            remedy = f"was the file cut off? {remedy}"
         if b"\r" in line.strip():
             remedy = r"if its lines end in \r alone, rewrite them: tr '\r' '\n' < FILE > NEW"
         raise UserError(f"{place} is not JSON: {error}", remedy=remedy) from None

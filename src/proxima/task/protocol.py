@@ -48,11 +48,13 @@ class MappedRows:
         items: the source items of the rows, by number.
         row: builds the row from a number and its item.
         unusable: the errors of the rows that are known to have no prompt, in their order.
+        place: tells where a row of this item was read, as file:line; None: nobody knows.
     """
 
     items: Any
     row: Callable[[int, Any], Row]
     unusable: tuple[EmptyPromptError, ...] = ()
+    place: Callable[[Any], str] | None = None
 
     def __len__(self) -> int:
         return len(self.items)

@@ -87,15 +87,16 @@ def test_bad_rows_are_counted_and_named(tiny_model, tmp_path):
     watcher = Watcher()
     go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", **changes), observer=watcher)
     (warning,) = watcher.warnings
-    assert warning.startswith("task: 3 of 5 rows are skipped: completion is empty (rows 1, 3); messages has ")
-    assert warning.endswith("tokens, the model holds 256 (row 2)")
+    file = changes["task__path"]
+    skipped = f"task: 3 of 5 rows are skipped: completion is empty ({file}:2, {file}:4); messages has "
+    assert warning.startswith(skipped) and warning.endswith(f"tokens, the model holds 256 ({file}:3)")
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("unusable", "data.unusable='refuse' refuses row 1 of task: completion=' ' is empty"),
-        ("over_length", "data.over_length='refuse' refuses row 2 of task: messages='long long"),
+        ("unusable", "data.unusable='refuse' refuses .*:2 of task: completion=' ' is empty"),
+        ("over_length", "data.over_length='refuse' refuses .*:3 of task: messages='long long"),
     ],
 )
 def test_bad_rows_are_refused_as_configured(setting, message, tiny_model, tmp_path):
@@ -113,11 +114,12 @@ def test_a_row_without_a_prompt_is_skipped_or_refused_like_others(tiny_model, tm
     watcher = Watcher()
     tree = recipe(tiny_model("llama"), tmp_path / "rows", **changes | held_out)
     go(tmp_path / "run", tree, observer=watcher)
-    assert [f"{name}: 1 of 3 rows are skipped: question is empty (row 1)" for name in ("task", "eval.task")] == (
+    place = f"{changes['task__path']}:2"
+    assert [f"{name}: 1 of 3 rows are skipped: question is empty ({place})" for name in ("task", "eval.task")] == (
         watcher.warnings
     )
     assert len(read_rows(RunFolder(tmp_path / "run").eval_files()[-1])) == 1
-    with pytest.raises(FieldError, match="data.unusable='refuse' refuses row 1 of task: question='' is empty; remove"):
+    with pytest.raises(FieldError, match="data.unusable='refuse' refuses .*:2 of task: question='' is empty; remove"):
         go(tmp_path / "other", tree | {"data": {"unusable": "refuse"}})
 
 
@@ -130,14 +132,18 @@ def test_rows_that_are_no_pairs_are_skipped_and_named(method, tiny_model, tmp_pa
     go(tmp_path / "run", tree, observer=watcher)
     (note,) = (text for text in watcher.warnings if "skipped" in text)
     assert "task: 3 of 4 rows are skipped" in note
-    assert "rejected equals chosen" in note and "chosen is empty (row 2)" in note and "has no room" in note
-    with pytest.raises(FieldError, match="data.unusable='refuse' refuses row 1 of task: rejected='same' equals chosen"):
+    assert (
+        "rejected equals chosen" in note
+        and f"chosen is empty ({changes['task__path']}:3)" in note
+        and "has no room" in note
+    )
+    with pytest.raises(FieldError, match="data.unusable='refuse' refuses .*:2 of task: rejected='same' equals chosen"):
         go(tmp_path / "other", tree | {"data": {"unusable": "refuse"}})
 
 
 def test_rows_of_which_none_can_be_used(tiny_model, tmp_path):
     changes = bad_rows(tmp_path, EMPTY, EMPTY)
-    with pytest.raises(UserError, match=r"task: none of its 2 rows can be used: completion is empty \(rows 0, 1\)"):
+    with pytest.raises(UserError, match=r"task: none of its 2 rows can be used: completion is empty \(.*:1, .*:2\)"):
         go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", **changes))
 
 

@@ -9,7 +9,7 @@ from proxima.config.sections.offline_section import OfflineConfig, OfflineDataCo
 from proxima.data import FieldError, OverLengthError, UserError
 from proxima.runtime.watch.observer import Observer
 from proxima.task.cursor import Cursor
-from proxima.task.protocol import EmptyPromptError, Row, Rows, open_tasks
+from proxima.task.protocol import EmptyPromptError, MappedRows, Row, Rows, open_tasks
 from proxima.train.offline.method import OfflineMethod
 
 REPORT_EVERY = 64  # rows between two reports of the progress
@@ -94,26 +94,34 @@ def _items(
         except FieldError as problem:
             setting = "over_length" if isinstance(problem, OverLengthError) else "unusable"
             if getattr(data, setting) == "refuse":
-                bound = f"refuses row {number} of {name}: {problem.reason}"
+                bound = f"refuses {_place(rows, number)} of {name}: {problem.reason}"
                 remedy = problem.remedy or f"change the row, or set data.{setting}=skip"
                 raise FieldError(f"data.{setting}", "refuse", bound, remedy=remedy) from None
             skipped.setdefault(re.sub(r"\d+", "N", f"{problem.field} {problem.bound}"), []).append((number, problem))
     if skipped:
         total = sum(map(len, skipped.values()))
-        notes.append(f"{name}: {total:,} of {count:,} rows are skipped: {_skipped_reasons(skipped)}")
+        notes.append(f"{name}: {total:,} of {count:,} rows are skipped: {_skipped_reasons(skipped, rows)}")
     if not items:
-        reason = f"{name}: none of its {count} rows can be used: {_skipped_reasons(skipped)}"
+        reason = f"{name}: none of its {count} rows can be used: {_skipped_reasons(skipped, rows)}"
         (_, first), *_ = max(skipped.values(), key=len, default=[(0, None)])
         raise UserError(reason, remedy=(first and first.remedy) or "map other columns, or name another data set")
     return items
 
 
-def _skipped_reasons(skipped: Skipped) -> str:
-    """`completion is empty (rows 3, 17 and 4 more)`, most common first; numbers in the reason are the first row's."""
+def _skipped_reasons(skipped: Skipped, rows: Rows) -> str:
+    """`completion is empty (pairs.jsonl:4, pairs.jsonl:18 and 4 more)`, most common first; numbers in the reason are
+    the first row's."""
     parts = []
-    for rows in sorted(skipped.values(), key=len, reverse=True):
-        numbers, problem = [number for number, _ in rows], rows[0][1]
-        named = ", ".join(map(str, numbers[:NAMED]))
-        more = f" and {len(numbers) - NAMED:,} more" if len(numbers) > NAMED else ""
-        parts.append(f"{problem.field} {problem.bound} (row{'s' * (len(numbers) > 1)} {named}{more})")
+    for alike in sorted(skipped.values(), key=len, reverse=True):
+        problem = alike[0][1]
+        named = ", ".join(_place(rows, number) for number, _ in alike[:NAMED])
+        more = f" and {len(alike) - NAMED:,} more" if len(alike) > NAMED else ""
+        parts.append(f"{problem.field} {problem.bound} ({named}{more})")
     return "; ".join(parts)
+
+
+def _place(rows: Rows, number: int) -> str:
+    """`pairs.jsonl:4`, or `row 3` where the rows are not lines of a file."""
+    if isinstance(rows, MappedRows) and rows.place is not None:
+        return rows.place(rows.items[number])
+    return f"row {number}"
