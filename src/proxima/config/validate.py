@@ -128,7 +128,7 @@ CHECKS: Sequence[Check | IfSet | IfKind] = (
     IfSet("algorithm.dynamic_sampling", "dynamic_sampling_has_a_selection"),
     algorithm_section.baseline_rewards_are_per_completion,
     IfSet("algorithm.selection", "selection_metrics_exist"),
-    IfSet("algorithm.correction", "correction_has_an_effect"),
+    IfSet("algorithm.correction", "correction_compares_policies"),
     IfSet("runtime.max_concurrent_rollouts", "overlap_is_possible"),
     IfSet("runtime.over_age", "overlap_settings_have_an_effect"),
     IfSet(NEXT_POLICY, "next_policy_is_read"),

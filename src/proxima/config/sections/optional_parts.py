@@ -130,15 +130,18 @@ def corrections_can_be_combined(r: Resolved[Any], algorithm: AlgorithmConfig) ->
             yield path, f"{r.entry(path).value!r} {problem}"
 
 
-def correction_has_an_effect(algorithm: AlgorithmConfig) -> Findings:
-    """With the behavior policy as centre, a weight from the behavior to the proximal policy is always 1."""
-    if algorithm.proximal != "behavior":
-        return
-    for i, spec in enumerate(algorithm.correction):
+def correction_compares_policies(algorithm: AlgorithmConfig) -> Findings:
+    """With the behavior policy as centre, a weight from it to the proximal policy is always 1; `proximal: next` is for
+    corrections towards the next policy, which replace such a weight."""
+    wrong = {
+        "behavior": "has no effect: with algorithm.proximal=behavior the two policies that it compares are the same; "
+        "set algorithm.proximal=recompute, or remove the correction",
+        "next": "compares with the proximal policy, and algorithm.proximal=next is for the next one; "
+        "set its towards=next, or algorithm.proximal=recompute",
+    }
+    for i, spec in enumerate(algorithm.correction if algorithm.proximal in wrong else ()):
         if {"behavior_log_prob", "proximal_log_prob"} <= spec.needs:
-            message = "has no effect: with algorithm.proximal=behavior the two policies that it compares are the same"
-            remedy = "set algorithm.proximal=recompute, or remove the correction"
-            yield f"algorithm.correction.{i}.kind", f"{message}; {remedy}"
+            yield f"algorithm.correction.{i}.kind", wrong[algorithm.proximal]
 
 
 def reference_engine_is_asked(algorithm: AlgorithmConfig) -> Findings:
@@ -194,16 +197,11 @@ def dynamic_sampling_has_a_selection(r: Resolved[Any], algorithm: AlgorithmConfi
 
 
 def next_policy_is_read(algorithm: AlgorithmConfig) -> Findings:
-    """`proximal: next` needs corrections towards the next policy, which replace those towards the proximal one."""
+    """`proximal: next` needs a correction towards the next policy."""
     if algorithm.proximal != "next":
         for name, off in fields_that_are_on(algorithm, {"next_from": "engine", "next_missing": "decoupled"}):
             yield f"algorithm.{name}", f"has no effect; set algorithm.proximal=next, or {name}={off}"
         return
-    for i, spec in enumerate(algorithm.correction):
-        if {"behavior_log_prob", "proximal_log_prob"} <= spec.needs:
-            message = "compares with the proximal policy, and algorithm.proximal=next is for the next one"
-            remedy = "set its towards=next, or algorithm.proximal=recompute"
-            yield f"algorithm.correction.{i}.kind", f"{message}; {remedy}"
     if not any("next_log_prob" in spec.needs for spec in algorithm.correction):
         remedy = "add algorithm.correction=[{kind: cap_floor, towards: next}], or set it to recompute"
         yield "algorithm.proximal", f"no correction reads the next policy; {remedy}"
