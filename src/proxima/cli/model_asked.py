@@ -102,7 +102,7 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
     from proxima.config.partial_schemas import PlayedConfig, PromptConfig
     from proxima.config.problems import one_problem
     from proxima.config.sections.model_section import model_problem, refuse_checkpoint
-    from proxima.model.demo_path import fetched
+    from proxima.config.validate import fetch_demo_model
 
     given = [f"data.template_arguments.{pair}" for pair in inference.template_argument]
     if inference.system is not None:
@@ -121,7 +121,7 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
         if remedy := model_problem(model):
             raise one_problem("model", remedy, model, "command line")
         refuse_checkpoint(model, inference.checkpoint)
-        fetched(model)
+        fetch_demo_model(model)
         path = model
         # rows are read only by an environment of the command line, which needs only their numbers
         world += ["task.kind=seeds", "task.count=1000000"] if inference.environment else ["task.kind=arithmetic"]

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from proxima.config.problems import ConfigError, Problem
@@ -19,7 +20,7 @@ from proxima.config.sections import algorithm_section, data_section, eval_sectio
 from proxima.config.tree import FILL_IN
 from proxima.core.advantage import ADVANTAGES
 from proxima.data.kinds import Kinds
-from proxima.model.demo_path import fetched
+from proxima.model.demo_path import is_downloadable
 from proxima.reward import REWARDS
 from proxima.train import OPTIMIZERS
 
@@ -198,11 +199,21 @@ def require_sound(resolved: Resolved[Any]) -> None:
 
 def check_with_model(resolved: Resolved[Any]) -> None:
     """Download the demo's model if the recipe names it and it is missing, and check the recipe with it."""
-    if fetched(resolved.get("model.path")):
+    if fetch_demo_model(resolved.get("model.path")):
         require_sound(resolved)
 
 
 def check(resolved: Resolved[Any]) -> list[Problem]:
+def fetch_demo_model(path: str) -> bool:
+    """Download the demo's model if `path` is its path and it does not exist yet; True if it did not."""
+    if not is_downloadable(path):
+        return False
+    from proxima.model.demo_model import download_demo_model
+
+    download_demo_model(Path(path))
+    return True
+
+
     """The problems that would stop the run later."""
     return _problems(resolved, CHECKS)
 

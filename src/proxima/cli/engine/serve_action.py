@@ -23,9 +23,9 @@ def serve_recipe(
     """
     from proxima.config import resolve
     from proxima.config.sections.model_section import model_problem
+    from proxima.config.validate import fetch_demo_model
     from proxima.data.errors import FieldError, within
     from proxima.engine.serve import check_serve, start_servers
-    from proxima.model.demo_path import fetched
     from proxima.model.pretrained import load_config
 
     resolved = resolve(recipe, override, root=None)
@@ -36,7 +36,7 @@ def serve_recipe(
             check_serve(kind, serve, model=config.model.path)
         if remedy := model_problem(config.model.path):  # else the server would start, load its packages, and fail
             raise FieldError("model.path", config.model.path, remedy)
-        fetched(config.model.path)
+        fetch_demo_model(config.model.path)
         load_config(config.model.path, config.model.revision)  # reads the config alone, also of a model on the hub
         with within("engine.serve"):
             servers = start_servers(
