@@ -107,6 +107,15 @@ def test_a_warm_up_is_a_number_or_a_share_of_the_updates(recipe, overrides, upda
     assert resolve(recipe(), overrides).config.train.warmup_of(100) == updates
 
 
+def test_a_function_without_its_file_is_a_warning_where_nothing_is_imported(recipe):
+    Path("here.py").touch()
+    for path in ("./here.py:f", "./gone.py:f", "no.such:f"):
+        words = ["task=arithmetic", f"reward={{kind: function, path: {path}}}"]
+        problems = warnings(resolve(recipe(), words, import_code=False))
+        line = f"reward.0.path={path} (command line): no such file or module; a path is relative to the current folder"
+        assert [str(problem) for problem in problems] == [line] * (path != "./here.py:f")
+
+
 @pytest.mark.parametrize("section", ["task", "eval.task"])
 def test_an_absent_column_is_named_by_its_field(recipe, section):
     Path("a.jsonl").write_text('{"question": "?", "gold": 1}\n')

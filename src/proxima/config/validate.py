@@ -169,6 +169,8 @@ WARNINGS: Sequence[Check | IfSet | IfKind] = (
     train_section.warmup_ends,
     train_section.completions_fit_micro_batch,
     IfKind(REWARDS, "overlong", "overlong_penalty_is_reachable", "reward_section"),
+    IfKind(REWARDS, "function", "reward_functions_exist", "reward_section"),
+    IfKind(REWARDS, "function_batch", "reward_functions_exist", "reward_section"),
     IfSet("algorithm.selection", "prune_rate_is_exact"),
     IfSet("sampling.truncates", "sampling_masks_are_small"),
     IfSet("algorithm.proximal", "some_tokens_are_older"),

@@ -1,6 +1,7 @@
 """Checks of the `reward` section, which holds specs of `proxima.reward`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from proxima.config.resolved import Findings, Resolved
@@ -13,17 +14,34 @@ from proxima.reward import REWARDS
 
 def reward_models_are_ready(r: Resolved[Any], model: ModelConfig, reward: Sequence[Any]) -> Findings:
     """A reward model must have a scalar head, and the policy's vocabulary if it reads the policy's tokens."""
+    for path, spec in _rewards(r, reward):
+        if REWARDS.holds(spec, "model"):
+            try:
+                spec.check()
+                if model_problem(model.path) is None:
+                    spec.check_vocabulary(load_tokenizer(model.path, model.revision))
+            except FieldError as error:
+                yield f"{path}.{error.field}", error.requirement
+
+
+def reward_functions_exist(r: Resolved[Any], reward: Sequence[Any]) -> Findings:
+    """Warn of a function whose file is missing: a command that imports it, as `train`, has refused it already."""
+    for path, spec in _rewards(r, reward):
+        if REWARDS.holds(spec, "function", "function_batch"):
+            from proxima.process.user_code import user_module_file
+
+            module = spec.absolute_path.rpartition(":")[0]
+            if not (Path(module).is_file() if module.endswith(".py") else user_module_file(module)):
+                yield f"{path}.path", "no such file or module; a path is relative to the current folder"
+
+
+def _rewards(r: Resolved[Any], reward: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """The rewards of the training and of each held-out set, with their paths."""
     lists = {"reward": reward}
     lists |= {f"{path}.reward": spec.reward for path, spec in (r.get("eval.all_sets") or {}).items() if spec.reward}
     for path, rewards in lists.items():
         for i, spec in enumerate(rewards):
-            if REWARDS.holds(spec, "model"):
-                try:
-                    spec.check()
-                    if model_problem(model.path) is None:
-                        spec.check_vocabulary(load_tokenizer(model.path, model.revision))
-                except FieldError as error:
-                    yield f"{path}.{i}.{error.field}", error.requirement
+            yield f"{path}.{i}", spec
 
 
 def overlong_penalty_is_reachable(sampling: Sampling, reward: Sequence[Any]) -> Findings:
