@@ -205,7 +205,6 @@ def check_with_model(resolved: Resolved[Any]) -> None:
         require_sound(resolved)
 
 
-def check(resolved: Resolved[Any]) -> list[Problem]:
 def fetch_demo_model(path: str) -> bool:
     """Download the demo's model if `path` is its path and it does not exist yet; True if it did not."""
     if not is_downloadable(path):
@@ -216,6 +215,7 @@ def fetch_demo_model(path: str) -> bool:
     return True
 
 
+def check(resolved: Resolved[Any]) -> list[Problem]:
     """The problems that would stop the run later."""
     return _problems(resolved, CHECKS)
 
