@@ -188,7 +188,7 @@ def test_find_export_generate(whole, tmp_path):
     assert find_checkpoint(run.path, "best").step == max(accuracy, key=lambda s: (accuracy[s], -s))
     with pytest.raises(ValueError, match=r"no checkpoint '7'; use one of \[1, 2, 3\], last or best"):
         find_checkpoint(run.path, "7")
-    with pytest.raises(ValueError, match="contains no checkpoint"):
+    with pytest.raises(ValueError, match="is not a run; give the folder that"):
         find_checkpoint(tmp_path)
     out = export(run.path, tmp_path / "a" / "model", which="1")
     exported, saved = load_file(out / "model.safetensors"), weights(run, 1)

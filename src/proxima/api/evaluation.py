@@ -142,12 +142,9 @@ def run_evaluation(
 
 def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, named: bool) -> tuple[str, Recipe | None]:
     """The path of the model, or of a run's checkpoint, and the recipe if there is one."""
-    from proxima.experiments.run_search import find_runs, misspelt, no_runs, runs_beside
+    from proxima.experiments.run_search import find_runs, refuse_missing_run
 
-    if not Path(model).exists() and runs_beside(Path(model)):
-        raise no_runs(Path(model))
-    if not Path(model).exists() and (near := misspelt(Path(model))) is not None:
-        raise UserError(f"{model} does not exist", remedy=f"did you mean {str(near)!r}?")
+    refuse_missing_run(Path(model))
     if (Path(model) / "sweep.json").is_file():
         raise UserError(
             f"{model} is a sweep, not a run", remedy=f"name one of its runs, such as {find_runs([model])[0]}"
@@ -161,7 +158,7 @@ def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, nam
         refuse_checkpoint(model, checkpoint)
     if recipe is None and not named:
         if problem := model_problem(model):
-            raise one_problem("model", problem, model, "command line")
+            raise one_problem("model", f"{problem}; or the folder of a run", model, "command line")
         say = f"proxima eval {model} --task gsm8k, or proxima eval {model} quickstart"
         raise UserError(f"{model} is not a run folder, so a recipe or --task must name the questions: {say}")
     return model, recipe

@@ -9,6 +9,7 @@ from proxima.config import Resolved
 from proxima.config.resolution import Recipe, resolve
 from proxima.config.validate import check_with_model, require_sound
 from proxima.data import UserError
+from proxima.system.recipe_files import find_recipe
 
 
 def resolve_run(
@@ -31,8 +32,11 @@ def resolve_run(
         # Its config may name no folder, or the one that it was moved from.
         place = Path(recipe)
         run = place.parent if place.name == "config.yaml" else place
-        if place.is_dir() or any((run / name).is_file() for name in ("run.sqlite", "metrics.jsonl")):
-            overrides = [*overrides, f"folder={json.dumps(str(run))}"]
+        begun = any((run / name).is_file() for name in ("run.sqlite", "metrics.jsonl"))
+        if begun or place.is_dir() or not find_recipe(recipe).is_file():
+            from proxima.runtime.state.folder import existing_run
+
+            overrides = [*overrides, f"folder={json.dumps(str(existing_run(run).path))}"]
     resolved: Resolved[Any] = resolve(recipe, overrides, root=None)
     require_sound(resolved)
     if resume and not resolved.config.folder:

@@ -15,7 +15,7 @@ from proxima.cli.output import print_json
 from proxima.cli.parameters import Argument
 from proxima.config.slots import Slot
 from proxima.data import UserError
-from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.folder import RunFolder, existing_run
 
 if TYPE_CHECKING:
     from proxima.laws import LawResult
@@ -103,7 +103,6 @@ def print_results(what: str, facts: dict[str, Any], laws: Iterator["LawResult"],
 
 def check_run(folder: str, *, as_json: bool = False) -> int:
     """Check the files of a run and print a line for each kind of file. Returns 1 if one is damaged."""
-    from proxima.experiments.run_reader import existing_run
     from proxima.runtime.state.folder_check import check_run_files
     from proxima.view.formatting import visible
 
@@ -157,7 +156,7 @@ def results_of(slot: str, spec: Any, model: str | None) -> Iterator["LawResult"]
 def slot_of_kind(kind: str) -> str:
     """The slot whose table has the kind, or whose protocol a class subclasses."""
     from proxima.config.describe import class_at, fields_of, table_of
-    from proxima.config.problems import one_problem, suggestion
+    from proxima.config.problems import nearest
 
     tables = {info.name: table_of(info.slot.table) for info in fields_of(CheckConfig) if info.slot}
     if ":" not in kind:
@@ -167,7 +166,8 @@ def slot_of_kind(kind: str) -> str:
         if slots:
             raise UserError(f"{kind!r} is a kind of {' and '.join(slots)}", remedy="add --slot")
         kinds = [name for table in tables.values() for name in table]
-        raise one_problem("kind", suggestion(kind, kinds, "package.module:Class"), kind, "command line")
+        near, known = nearest(kind, kinds), "give a kind of `proxima list`, package.module:Class, or a run folder"
+        raise UserError(f"{kind!r} is neither a kind nor a run", remedy=f"did you mean {near!r}?" if near else known)
     try:
         cls = class_at(kind)
     except Exception as error:  # importing runs arbitrary code

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from proxima.cli.output import AsJson, print_json, terminal_width, truncated
 from proxima.cli.parameters import Argument
+from proxima.data.errors import UserError, suggestion
 from proxima.system.recipe_files import FILE, shipped_layouts, shipped_recipes
 
 WIDTH = 100
@@ -20,7 +21,7 @@ OTHER_NAMES = {"preset": "algorithm", "presets": "algorithm"}
 
 
 def list_kinds(slot: Annotated[str | None, Argument(SLOT)] = None, *, as_json: AsJson = False) -> None:
-    """Print the kinds of every slot, those of one slot with their fields, the recipes, or their schema; ConfigError for
+    """Print the kinds of every slot, those of one slot with their fields, the recipes, or their schema; UserError for
     an unknown name."""
     if slot == "recipes":
         return list_recipes(as_json=as_json)
@@ -40,12 +41,10 @@ def list_kinds(slot: Annotated[str | None, Argument(SLOT)] = None, *, as_json: A
 
 
 def _slot_name(name: str, slots: Collection[str]) -> str:
-    from proxima.config.problems import one_problem, suggestion
-
     for slot in (name, OTHER_NAMES.get(name, name), name.removesuffix("s")):
         if slot in slots:
             return slot
-    raise one_problem("slot", suggestion(name, [*slots, "recipes", "schema"]), name, "command line")
+    raise UserError(f"no slot {name!r}", remedy=suggestion(name, [*slots, "recipes", "schema"]))
 
 
 def _fitted(line: str, whole: bool = True) -> str:

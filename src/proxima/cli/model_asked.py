@@ -119,7 +119,7 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
         plays = plays or _plays(read_yaml(Path(model) / "config.yaml").to_python())
     else:
         if remedy := model_problem(model):
-            raise one_problem("model", remedy, model, "command line")
+            raise one_problem("model", f"{remedy}; or the folder of a run", model, "command line")
         refuse_checkpoint(model, inference.checkpoint)
         fetch_demo_model(model)
         path = model

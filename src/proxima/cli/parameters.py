@@ -140,10 +140,17 @@ def _of_type(hint: Any, argument: Argument) -> dict[str, Any]:
         return {"action": "store_true"}
     if get_origin(hint) is Literal and argument.read is None:
         return {"choices": get_args(hint)}
-    several = get_origin(hint) is Sequence
-    made: dict[str, Any] = {"type": argument.read or (get_args(hint)[0] if several else hint)}
+    read = get_args(hint)[0] if get_origin(hint) is Sequence else hint
+    made: dict[str, Any] = {"type": argument.read or (partial(_number, read) if read in (int, float) else read)}
     if argument.choices:
         made["choices"] = argument.choices
     if argument.words is not None:
         made |= {"action": "append"} if argument.words == "append" else {"nargs": argument.words}
     return made
+
+
+def _number(read: Callable[[str], Any], text: str) -> Any:
+    try:
+        return read(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a {'whole number' if read is int else 'number'}") from None

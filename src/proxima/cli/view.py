@@ -14,6 +14,7 @@ from typing import Annotated
 
 from proxima.cli.parameters import Argument
 from proxima.data import require
+from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.view.microscope import PORT
 from proxima.view.microscope.viewer_process import require_server
 
@@ -36,6 +37,8 @@ def view(
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     plain = key is None or bool(re.fullmatch(r"[\w.~-]+", key, re.ASCII))
     require(plain, "--key", key, "must have letters, digits and . _ ~ - alone: it is a part of the address")
+    if not any(RunFolder(run).has_run for run in runs):
+        existing_run(runs[0])
     if export is not None:
         return _export(runs, export, recompute)
     from proxima.view.microscope.app import MicroscopeApp

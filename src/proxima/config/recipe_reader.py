@@ -154,6 +154,8 @@ def _split(text: str) -> tuple[str, Node]:
     try:
         node = _parse(value, COMMAND_LINE.text)
     except ConfigError:
+        if value.startswith("{") and ":" in value and "}" not in value:
+            raise one_problem(key, "a `{` that is not closed", value, COMMAND_LINE.text) from None
         node = Node(value, COMMAND_LINE)  # a text that only looks like YAML: `data.system=Answer: [`
     if node is None:
         node = Node(value or None, COMMAND_LINE)

@@ -15,7 +15,7 @@ from proxima.config.slots import Presets
 from proxima.core.surrogate import Cppo
 from proxima.data import PolicyBatch, UserError
 from proxima.data.columns import Floats
-from proxima.experiments.run_reader import existing_run
+from proxima.runtime.state.folder import existing_run
 from proxima.runtime.state.rollouts import read_table
 from proxima.runtime.state.stored_completions import numpy_columns
 

@@ -12,7 +12,7 @@ from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
-from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.runtime.watch.observer import Record
 from proxima.system.recipe_files import shown_path
 
@@ -153,15 +153,6 @@ def metric_of(record: Record, name: str) -> Any:
     from proxima.experiments.metric_names import under_another_name  # most are asked for by the name in the record
 
     return under_another_name(record, name)
-
-
-def existing_run(folder: str | Path) -> RunFolder:
-    """Return the folder of a run; UserError if it contains no run."""
-    place = RunFolder(folder)
-    if not place.has_run:
-        where = "give the folder that `proxima train` printed in its first line"
-        raise UserError(f"{shown_path(place.path)} is not a run", remedy=where)
-    return place
 
 
 def read_run(folder: str | Path, *, empty: bool = False) -> Run:

@@ -66,16 +66,17 @@ def no_runs(place: Path, exists: bool = False) -> UserError:
     return UserError(f"{place} does not exist", remedy=what)
 
 
-def runs_beside(place: Path) -> bool:
-    """True if the folder of `place` holds runs or sweeps."""
-    return any(map(_holds_runs, _folders_beside(place)))
-
-
-def misspelt(place: Path) -> Path | None:
-    """Return the existing path that `place` means if only its folder is mistyped: `run/mine` for `runs/mine`."""
+def refuse_missing_run(place: Path) -> None:
+    """Raise UserError for a path, of a model or a run, that does not exist and was meant to be a run: beside it are
+    runs, or only its folder is mistyped, `run/mine` for `runs/mine`."""
+    if place.exists():
+        return
+    if any(map(_holds_runs, _folders_beside(place))):
+        raise no_runs(place)
     near = nearest(place.parent.name, [folder.name for folder in _folders_beside(place.parent)])
     meant = place.parent.parent / str(near) / place.name
-    return meant if near is not None and meant.exists() else None
+    if near is not None and meant.exists():
+        raise UserError(f"{place} does not exist", remedy=f"did you mean {str(meant)!r}?")
 
 
 def _folders_beside(place: Path) -> list[Path]:

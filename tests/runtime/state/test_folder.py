@@ -60,12 +60,10 @@ def test_overwrite_never_deletes_what_is_no_run(tmp_path):
     run.release()
 
 
-def test_a_file_in_the_way_and_contradictory_wishes(tmp_path):
+def test_a_file_in_the_way(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(ValueError, match="is a file"):
         RunFolder(tmp_path / "run").begin()
-    with pytest.raises(ValueError, match="exclude each other"):
-        RunFolder(tmp_path / "other").begin(resume=True, overwrite=True)
 
 
 def test_one_process_at_a_time(folder):

@@ -242,7 +242,7 @@ def test_a_running_step_appears_by_itself(tmp_path):
 
 
 def test_no_folder_and_a_taken_port():
-    with pytest.raises(ValueError, match="is not a folder"):
+    with pytest.raises(ValueError, match="is not a run; give the folder that"):
         open_runs([Path("nowhere")])
     with listen("127.0.0.1", 0) as taken, pytest.raises(ValueError, match="can't listen"):
         listen("127.0.0.1", taken.getsockname()[1])

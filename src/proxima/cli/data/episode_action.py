@@ -48,7 +48,7 @@ def inspect_episode(
         data = load_run_data(resolved.config)
     with closing(data):
         if data.world is None:
-            remedy = "set task.environment or task.tools"
+            remedy = "set task.environment or task.tools; of a run, proxima view shows every answer token by token"
             raise UserError("the task has no environment, so that an episode is one answer", remedy=remedy)
         if isinstance(data.world, AgentWorld):
             remedy = "play one with proxima train, and look at it with proxima view"

@@ -10,7 +10,7 @@ from proxima.model.adapter_folder import base_of
 from proxima.model.files import is_adapter
 from proxima.model.pretrained import DTYPES
 from proxima.runtime.state.best_checkpoint import best_checkpoint, headlines
-from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.runtime.state.model_card import model_card
 from proxima.train.checkpoint import CRITIC, Checkpoint, checkpoints
 
@@ -22,10 +22,10 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
         UserError: the folder contains no run, no checkpoint, or not that one; lists the existing ones. The best was
             not kept: `checkpoint.keep_best` was false, and a step without a checkpoint was better.
     """
-    folder = RunFolder(run)
+    folder = existing_run(run)
     saved = checkpoints(folder.checkpoints)
     if not saved:
-        raise UserError(f"{run} contains no checkpoint; give a run folder written by `proxima train`")
+        raise UserError(f"{run} has no checkpoint yet", remedy="wait for one: checkpoint.every, or the end of the run")
     if which == "last":
         return saved[-1]
     if which == "best":

@@ -16,7 +16,7 @@ from proxima.data import UserError
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.clock import Clock, SystemClock
-from proxima.system.atomic_files import flush_to_disk, make_folder, remove_empty, write_atomic
+from proxima.system.atomic_files import check_writable, flush_to_disk, make_folder, remove_empty, write_atomic
 from proxima.system.jsonl import complete_length, dumps, json_text, read_lines
 
 MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
@@ -28,6 +28,15 @@ def new_run_folder(folder: str | None, recipe: str | None, clock: Clock | None =
         return Path(folder).expanduser()
     stamp = (clock or SystemClock()).wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
     return Path("runs") / f"{Path(recipe).stem if recipe else 'run'}-{stamp}"
+
+
+def existing_run(folder: Path | str) -> "RunFolder":
+    """The folder of a run; UserError if it contains no run."""
+    place = RunFolder(folder)
+    if not place.has_run:
+        where = "give the folder that `proxima train` printed in its first line"
+        raise UserError(f"{place.path} is not a run", remedy=where)
+    return place
 
 
 class RunFolder:
@@ -84,13 +93,12 @@ class RunFolder:
         """Raise before a model is loaded if `begin` would refuse.
 
         Raises:
-            UserError: there is a run and neither resume nor overwrite is set; both are set; `path` is a file; or the
-                folder contains something other than a run.
+            FieldError: the folder can't be made.
+            UserError: there is a run and neither resume nor overwrite is set; `path` is a file; or the folder contains
+                something other than a run.
         """
-        if resume and overwrite:
-            raise UserError("resume and overwrite exclude each other; choose one")
         if not self.path.exists():
-            return
+            return check_writable("folder", str(self.path), remedy="give another path")
         if not self.path.is_dir():
             raise UserError(f"{self.path} is a file; give the run its own folder with folder=PATH")
         if resume or self._is_empty():
@@ -191,6 +199,11 @@ class RunFolder:
         """Write summary.json."""
         write_atomic(self.summary, json_text(summary))
 
+    def remove_outcome(self) -> None:
+        """Delete what says how the run ended: it goes on."""
+        for path in (self.summary, self.report):
+            path.unlink(missing_ok=True)
+
     def _is_empty(self) -> bool:
         """True when the folder contains nothing but what `begin` creates, and the logs of servers and ranks that a
         supervisor has started before."""
@@ -199,11 +212,6 @@ class RunFolder:
             entry.name in skeleton or entry.name.endswith(".part") or entry.suffix == ".log"
             for entry in self.path.iterdir()
         )
-    def remove_outcome(self) -> None:
-        """Delete what says how the run ended: it goes on."""
-        for path in (self.summary, self.report):
-            path.unlink(missing_ok=True)
-
 
     def _clear(self) -> None:
         """Delete the files of the run; others stay."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from proxima.data import UserError
 from proxima.reward.server.bounded_server import BoundedServer, open_socket
 from proxima.reward.server.scorer_limits import ScorerLimits
-from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.viewed_run import ViewedRun
 
@@ -30,8 +30,7 @@ def open_runs(folders: Sequence[str | Path], *, recompute: bool = False) -> list
     """
     for folder in folders:
         if not Path(folder).is_dir():
-            remedy = "give the folder that `proxima train` printed in its first line"
-            raise UserError(f"{folder} is not a folder", remedy=remedy)
+            existing_run(folder)
     return [ViewedRun(number, RunFolder(folder), recompute) for number, folder in enumerate(folders)]
 
 
