@@ -99,10 +99,10 @@ FIGURES: tuple[Figure, ...] = (
     ),
     (
         RESULTS,
-        "what notices them: golden records and laws alone catch {} of {}, {} |",
+        "what notices them: golden records, laws and tests catch {} of {}, {} |",
         (
-            (MUTANTS, "count/golden plus count/laws", ".0f"),
-            (MUTANTS, "count/golden plus count/laws plus count/missed", ".0f"),
+            (MUTANTS, "count/golden plus count/laws plus count/tests", ".0f"),
+            (MUTANTS, "count/golden plus count/laws plus count/tests plus count/missed", ".0f"),
             (MUTANTS, "share", ".1%"),
         ),
     ),
