@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from proxima.config.recipe_reader import shown_path
+from proxima.system.recipe_files import shown_path
 from proxima.config.resolved import Resolved, ResolvedValue
 from proxima.config.scalars import for_any_reader
 

@@ -3,7 +3,6 @@
     atomic_files     a file is whole or absent             full_disk        recognises a full disk
     jsonl            JSON lines that survive a kill        checksum         of files
     text_files       reads what a user names               recipe_files     recipes by name
-    writable_folders tries what a recipe names
     bounded_reading  answers of other processes, up to a limit
     machine          its processor, compiler and cache folder
     environment      versions and machine of a run, for `environment.json`

@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from proxima.data.errors import FieldError
+
 
 def make_folder(folder: Path) -> list[Path]:
     """Make a folder, and those above it; if that fails, none of them stays. Returns those that were missing, the
@@ -25,6 +27,22 @@ def remove_empty(folders: Iterable[Path]) -> None:
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
+
+
+def check_writable(field: str, value: str, remedy: str) -> None:
+    """Raise FieldError if the folder that a field names, or a file in it, can't be made. Only a folder that exists is
+    written to, because other processes may make the same one at this moment. Leaves nothing behind."""
+    from tempfile import TemporaryDirectory
+
+    try:
+        folder = Path(value).expanduser().absolute()
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        TemporaryDirectory(dir=there).cleanup()
+        for name in folder.relative_to(there).parts:  # a name too long is told only where the folder above it exists
+            (there / name).exists()
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte; a user who does not exist
+        reason = f"can't be written: {getattr(error, 'strerror', None) or error}"
+        raise FieldError(field, value, reason, remedy=remedy) from error
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from proxima.engine.http.server_checks import check_servers_of
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.protocol import EngineRequirements, Sampling
 from proxima.engine.serve import Serve
-from proxima.system.writable_folders import check_writable
+from proxima.system.atomic_files import check_writable
 from tests.engine.http.fake_model import VOCABULARY, LetterTokenizer
 from tests.engine.http.plain_dialect import Plain, fakes
 

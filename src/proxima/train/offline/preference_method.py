@@ -14,7 +14,7 @@ from proxima.data import LabeledCompletion, PreferencePair, Trajectory, UserErro
 from proxima.data.columns import Floats
 from proxima.evaluate.preference_metrics import ComparedItem, preference_metrics
 from proxima.model import LoadedModel, PackedModel, Policy
-from proxima.system.writable_folders import check_writable
+from proxima.system.atomic_files import check_writable
 from proxima.task.protocol import Row
 from proxima.train import ForwardStage, LogProbStage, TrainStack
 from proxima.train.objectives import KtoObjective, PreferenceObjective
