@@ -102,8 +102,8 @@ def test_exact_memory_is_counted(proxima, recipe, warm_rehearsals):
 
 def test_a_plan_downloads_no_model(proxima, here):
     words, model = ("quickstart", "--devices", "H100-80G", "--exact"), "models/smollm2-135m-instruct"
-    reason = f"--exact: reads the config.json of {model}, which does not exist"
-    remedy = f"proxima generate {model} hi downloads it (93 MB)"
+    reason = f"model.path='{model}' does not exist: a path is relative to the current folder"
+    remedy = "give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
     assert proxima("plan", *words) == (2, "", f"error: {reason}; {remedy}\n")
 
 

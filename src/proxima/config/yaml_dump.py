@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from proxima.system.recipe_files import shown_path
 from proxima.config.resolved import Resolved, ResolvedValue
 from proxima.config.scalars import for_any_reader
+from proxima.system.recipe_files import shown_path
 
 Lines = list[tuple[str, str | None]]  # each with the comment that follows it
 

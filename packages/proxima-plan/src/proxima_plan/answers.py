@@ -6,8 +6,6 @@ from typing import Any
 
 from proxima.cli.explain import trained_block
 from proxima.config.resolved import Resolved
-from proxima.data import UserError
-from proxima.model.demo_path import is_downloadable
 from proxima.view.formatting import count, duration, rate
 from proxima.view.terminal import table_text
 from proxima_plan.devices import CPU, GIB, MEASURED, Devices
@@ -26,9 +24,6 @@ def planned(
     if exact:
         from proxima_plan.rehearsal.rehearsal import rehearse_recipe
 
-        if is_downloadable(path := resolved.config.model.path):
-            remedy = f"proxima generate {path} hi downloads it (93 MB)"
-            raise UserError(f"--exact: reads the config.json of {path}, which does not exist", remedy=remedy)
         ranks, code = plan.layout.ranks, resolved.import_code
         rehearsal = rehearse_recipe(str(resolved.recipe), overrides, ranks, import_code=code)
         ratio = sum(plan.memory.trainer.values()) / rehearsal.peak - 1

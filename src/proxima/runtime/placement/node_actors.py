@@ -66,20 +66,19 @@ class RankHost:
             environment: variables in addition to those of this node.
             folder: working folder of the supervisor, used if this node has it too.
         """
-        self.child = start_module(  # it ends with its channel
+        self.child = child = start_module(  # it ends with its channel
             "proxima.runtime.placement.rank_process",
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=os.environ | OUTPUT | dict(environment),
             cwd=folder if os.path.isdir(folder) else None,
         )
-        process = self.child.process
-        LineChannel(self.child.channel).send({"function": function, "arguments": dict(arguments)})
+        LineChannel(child.channel).send({"function": function, "arguments": dict(arguments)})
         rest, raylet = {1: b"", 2: b""}, os.getppid()
         with selectors.DefaultSelector() as selector:
-            for stream, pipe in ((1, process.stdout), (2, process.stderr)):
+            for stream, pipe in ((1, child.process.stdout), (2, child.process.stderr)):
                 selector.register(pipe, selectors.EVENT_READ, stream)  # type: ignore[arg-type]
-            while selector.get_map() and ((ready := selector.select(QUIET_SECONDS)) or process.poll() is None):
+            while selector.get_map() and ((ready := selector.select(QUIET_SECONDS)) or child.process.poll() is None):
                 if os.getppid() != raylet:  # it has ended, and Ray leaves an actor that is busy alone
                     os._exit(1)
                 for key, _ in ready:
@@ -90,7 +89,7 @@ class RankHost:
                         lines = list(filter(None, [rest[key.data]]))
                     if lines:
                         yield key.data, [line.decode(errors="replace").rstrip("\r") for line in lines]
-        yield process.wait()
+        yield child.process.wait()
 
     def interrupt(self) -> None:
         """Interrupt the rank as Ctrl-C does."""
