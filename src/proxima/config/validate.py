@@ -66,21 +66,22 @@ class IfSet:
 
 @dataclass(frozen=True)
 class IfKind:
-    """A check of a kind that most recipes don't name: its module is imported only if one does.
+    """A check of kinds that most recipes don't name: its module is imported only if one does.
 
     Args:
-        table, kind: the kind.
+        table, kinds: the kinds; several are separated by blanks.
         name, module: as in `IfSet`.
     """
 
     table: Kinds
-    kind: str
+    kinds: str
     name: str
     module: str = "optional_parts"
 
     def applies(self, resolved: Resolved[Any]) -> bool:
-        """Return True if some slot has the kind."""
-        return any(isinstance(entry.of, type) and self.table.covers(entry.of, self.kind) for entry in resolved.entries)
+        """Return True if some slot has one of the kinds."""
+        types = [entry.of for entry in resolved.entries if isinstance(entry.of, type)]
+        return any(self.table.covers(of, *self.kinds.split()) for of in types)
 
     def check(self) -> Check:
         return _imported(self.module, self.name)
@@ -169,8 +170,7 @@ WARNINGS: Sequence[Check | IfSet | IfKind] = (
     train_section.warmup_ends,
     train_section.completions_fit_micro_batch,
     IfKind(REWARDS, "overlong", "overlong_penalty_is_reachable", "reward_section"),
-    IfKind(REWARDS, "function", "reward_functions_exist", "reward_section"),
-    IfKind(REWARDS, "function_batch", "reward_functions_exist", "reward_section"),
+    IfKind(REWARDS, "function function_batch", "reward_functions_exist", "reward_section"),
     IfSet("algorithm.selection", "prune_rate_is_exact"),
     IfSet("sampling.truncates", "sampling_masks_are_small"),
     IfSet("algorithm.proximal", "some_tokens_are_older"),

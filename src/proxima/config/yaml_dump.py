@@ -29,7 +29,7 @@ def dump(resolved: Resolved[Any], earlier: Path | None = None) -> str:
     body = "\n".join(f"{text:<{width}}  # {comment}" if comment else text for text, comment in lines)
     header = f"# Resolved from {resolved.recipe}; each value with its origin.\n" if resolved.recipe else ""
     if any(entry.where in kept for entry in resolved.entries):
-        header = f"{said[0]}\n"
+        header = f"{said[0]}\n" if said[0].startswith("# ") else ""  # a recipe that came from Python has none
     return f"{header}{body}\n"
 
 

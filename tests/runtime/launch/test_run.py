@@ -76,7 +76,7 @@ def test_a_run_that_has_nothing_left_to_do_loads_no_model(tiny_model, tmp_path, 
         assert after.pop("peak_memory_bytes") >= before.pop("peak_memory_bytes") and after == before
         with pytest.raises(UserError, match="a model was loaded"):
             train_recipe(config["folder"], ["train.steps=2"], resume=True)
-    assert not (tmp_path / "run/summary.json").exists()  # as after a kill at the end
+    (tmp_path / "run/summary.json").unlink()  # as after a kill at the end
     assert train_recipe(config, quiet=True, resume=True) == 0
     assert json.loads((tmp_path / "run/summary.json").read_text())["eval"] == before["eval"]
 
