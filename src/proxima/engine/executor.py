@@ -90,7 +90,7 @@ class Executor:
         return self._hooks.register(stage, hook)
 
     async def _call_hooks(self, stage: "Stage") -> None:
-        if self._hooks is not None and (failures := await self._hooks.call(stage, self.hook_seconds)):
+        if self._hooks is not None and (failures := await self._hooks.call(stage, lambda: self.hook_seconds)):
             raise HookError(stage, failures) from failures[0][1]
 
     def _refuse_in_hook(self, method: str, *stages: "Stage") -> None:

@@ -43,8 +43,9 @@ class PauseHooks:
 
         return remove
 
-    async def call(self, stage: Stage, seconds: float) -> list[tuple[str, Exception]]:
-        """Call the hooks of a stage, each for at most `seconds`; returns name and exception of those that fail."""
+    async def call(self, stage: Stage, seconds: Callable[[], float]) -> list[tuple[str, Exception]]:
+        """Call the hooks of a stage, each for at most `seconds()`, as it is when that one begins; returns name and
+        exception of those that fail."""
         hooks, failures = self._hooks[stage], list[tuple[str, Exception]]()
         for number, hook in list(hooks.items()):
             if number not in hooks:  # removed by an earlier hook
@@ -53,7 +54,7 @@ class PauseHooks:
             token = _CALL.set(call)
             try:
                 if inspect.isawaitable(result := hook()):
-                    await _limited(result, seconds)
+                    await _limited(result, seconds())
             except Exception as error:
                 failures.append((call.name, error))
             finally:
