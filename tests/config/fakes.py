@@ -32,6 +32,14 @@ class Sums:
         ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlayedSums(Sums):
+    """A task that is played unless a recipe says otherwise."""
+
+    environment: str | None = "calculator"
+    tools: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Everything:
     """A field of each type.

@@ -52,6 +52,11 @@ def test_a_package_that_is_missing_is_named(recipe, monkeypatch, words, path, pa
         assert [problem for problem in problems(recipe, *words) if "package" in problem] == lines
 
 
+def test_a_task_that_is_played_by_default_is_checked(recipe):
+    words = ("task={kind: tests.config.fakes:PlayedSums}", "episode.tokens=3", "sampling.max_tokens=6")
+    assert "episode.tokens=3 (command line): is less than one turn may have" in " ".join(problems(recipe, *words))
+
+
 def test_a_placeholder_is_refused(recipe):
     name = recipe(BASE.replace("reward: number", "reward: math  # TO FILL IN: which one"))
     line = (

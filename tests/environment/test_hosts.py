@@ -289,6 +289,16 @@ def test_each_call_has_its_limit_and_the_first_reset_of_a_worker_that_of_the_imp
     assert limits == [*first, *((job, 500.0) for job in ("respond", "end", "open_environment", "respond", "end"))]
 
 
+def test_a_first_reset_that_fails_leaves_its_limit_to_the_next(opened, monkeypatch):
+    """What an environment imports and builds may be left to the one that succeeds."""
+    run, limits = Worker.run, []
+    monkeypatch.setattr(Worker, "run", lambda worker, *call: limits.append(call[::2]) or run(worker, *call))
+    hosts = opened("hostile:Hostile", call_seconds=500.0, start_seconds=400.0)
+    for kind in ("reset raises", "good", "good"):
+        asyncio.run(play(hosts, kind))
+    assert [seconds for job, seconds in limits if job == "open_environment"] == [400.0, 400.0, 500.0]
+
+
 @pytest.mark.usefixtures("own_servers")
 @pytest.mark.parametrize("which", ["worker", "fork server", "process above it"])
 def test_processes_that_others_kill_are_replaced(opened, which):

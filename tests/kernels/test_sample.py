@@ -55,6 +55,8 @@ def test_rows_do_not_know_each_other_and_nan_shows():
     logits[5, 77] = torch.nan
     batch = drawn(logits, uniform)
     assert batch.sampled_log_prob.isnan().nonzero().tolist() == [[5]] and (batch.token < 544).all()
+    nothing = torch.full((2, 5), torch.nan).bfloat16()
+    assert (drawn(nothing, uniform[:2], [0.0, 1.0]).token < 5).all()
     for row in (0, 4, 23):
         alone = drawn(logits[row : row + 1], uniform[row : row + 1])
         assert alone.token[0] == batch.token[row] and alone.sampled_log_prob[0] == batch.sampled_log_prob[row]

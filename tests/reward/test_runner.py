@@ -216,6 +216,21 @@ def test_a_hung_thread_does_not_keep_the_process_alive():
     assert (done.returncode, done.stdout.strip()) == (0, "hangs: timed out after 0.2 s"), done.stderr
 
 
+def test_a_thread_that_cannot_be_started_costs_its_completion(monkeypatch):
+    class Plain(WeightedReward):
+        def score(self, prompt, completions):
+            return [Score(value=1.0) for _ in completions]
+
+    class NoThread(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads.threading, "Thread", NoThread)
+    with runner(Plain()) as made:
+        (score,) = asyncio.run(made.score(prompt(), [completion("x")]))
+    assert score.error == "plain: can't start new thread"
+
+
 def test_a_group_of_thousands_opens_no_more_threads_than_workers():
     gate, entered = threading.Event(), []
 

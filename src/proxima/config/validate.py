@@ -51,14 +51,15 @@ class IfSet:
     module: str = "optional_parts"
 
     def applies(self, resolved: Resolved[Any]) -> bool:
-        """Return True if a part differs from its default, or is true: as a property, or in an engine or a placement,
-        whose class may be the user's, with other defaults."""
+        """Return True if a part differs from its default, or is true: as a property, or in an engine, a placement or a
+        task, whose class may be the user's, with other defaults."""
         return any(self._differs(resolved.config, *path.rpartition(".")[::2]) for path in self.part.split())
 
     def _differs(self, config: Any, above: str, name: str) -> bool:
         holder = reduce(lambda holder, name: getattr(holder, name, None), filter(None, above.split(".")), config)
         value, default = getattr(holder, name, None), getattr(type(holder), name, None)
-        return bool(value) if isinstance(default, property) or above in ("engine", "placement") else value != default
+        users = above.rpartition(".")[2] in ("engine", "placement", "task")
+        return bool(value) if isinstance(default, property) or users else value != default
 
     def check(self) -> Check:
         return _imported(self.module, self.name)

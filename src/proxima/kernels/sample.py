@@ -24,10 +24,11 @@ def sample_kernel() -> Draw | None:
     sample = functions(library(Path(__file__).with_suffix(".cpp")), {"sample": "pppppnn"})["sample"]
 
     def draw(logits: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        last = logits.shape[1] - 1
         if missing := -logits.shape[1] % COLUMNS:  # tokens of no probability are never drawn
             logits = F.pad(logits, (0, missing), value=-torch.inf)
         tokens, log_probs = torch.empty(len(logits), dtype=torch.long), torch.empty(len(logits))
         sample(logits, temperature.float().contiguous(), uniform.contiguous(), tokens, log_probs, *logits.shape)
-        return tokens, log_probs
+        return tokens.clamp_(max=last), log_probs  # a row of NaN, which the caller finds, has no largest token
 
     return draw

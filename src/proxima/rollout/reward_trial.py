@@ -5,8 +5,9 @@ some steps.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -47,8 +48,8 @@ def try_rewards(
         tried = [spec for spec in tried if not as_reward(spec).whole_batch]
     if not prompts or all(as_reward(spec).weight == 0 for spec in tried):
         return []
-    with ThreadPoolExecutor(1) as thread, closing(make(tried)) as rewards:  # this one may have a running event loop
-        groups = thread.submit(asyncio.run, _tried(rewards, prompts[:PROMPTS], tokenizer)).result()
+    with closing(make(tried)) as rewards:
+        groups = _in_thread(_tried(rewards, prompts[:PROMPTS], tokenizer))
     if _any_valid(groups):
         return []
     count, text = sum(len(group.scores) for group in groups), groups[0].completions[0].text
@@ -58,6 +59,21 @@ def try_rewards(
     score = "fix the reward (proxima reward score tries it)"
     remedy = f"{score}, or set runtime.reward_trial=warn if it is right to refuse such texts"
     raise FieldError("reward", ", ".join(rewards.labels), f"fails: {facts}", remedy=remedy)
+
+
+def _in_thread(work: Coroutine[Any, Any, list[Group]]) -> list[Group]:
+    """The result of `work` in a thread of its own, because this one may have a running event loop. A daemon thread: a
+    Ctrl-C waits for no reward that hangs."""
+    ended: Future[list[Group]] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(asyncio.run(work))
+        except BaseException as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=run, name="reward-trial", daemon=True).start()
+    return ended.result()
 
 
 async def _tried(rewards: RewardRunner, prompts: Sequence[Prompt], tokenizer: Any) -> list[Group]:

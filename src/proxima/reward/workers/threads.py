@@ -42,15 +42,19 @@ class ThreadCalls(RewardCalls):
         return of_groups(await self._run(call, self.timeout * len(groups)), groups)
 
     async def _run(self, function: Callable[[], T], timeout: float) -> T | Score:
-        """The result of a function, or a failed score if it takes too long or too many earlier calls
-        still hang."""
+        """The result of a function, or a failed score if it takes too long, too many earlier calls still hang, or no
+        thread can be started."""
         seconds = self.reward.call_timeout or timeout
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._threads))
         async with slots:
             if self._hung >= MOST_HUNG:  # a scorer that always hangs must not exhaust the machine's threads
                 return Score.failed(f"not called: {self._hung} earlier calls still hang")
             ended: Future[T] = Future()
-            threading.Thread(target=self._call, args=(function, ended), name="reward-thread", daemon=True).start()
+            thread = threading.Thread(target=self._call, args=(function, ended), name="reward-thread", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # calls that hang have used up the machine's threads
+                return Score.failed(str(error))
             try:
                 return await asyncio.wait_for(asyncio.wrap_future(ended), seconds)
             except BaseException as error:
