@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evidence.figure import Panel
 from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds, t_quantile
 
 # The name in the results → that in metrics.jsonl, one value a step.
@@ -127,6 +128,17 @@ def print_table(runs: Sequence[Run], cells: Sequence[str], columns: Mapping[str,
         means = [shown(cell_mean(runs, cell, outcome), digits) for outcome, digits in columns.values()]
         print(f"| `{cell}` | {' | '.join(means)} |")
     print()
+
+
+def panel(runs: Sequence[Run], cells: Sequence[str], curve: str, steps: int, *, title: str, y: str) -> Panel:
+    """A curve of each cell by step: means over seeds with their intervals."""
+    lines = {}
+    for cell in cells:
+        of_cell = [run for run in runs if run["cell"] == cell]
+        means = [mean_over_seeds([total(run, curve, step, step + 1) for run in of_cell]) for step in range(steps)]
+        columns = [m.mean for m in means if m], [m.half or 0.0 for m in means if m]
+        lines[cell] = (range(1, steps + 1), *columns)
+    return Panel(title=title, x="step", y=y, lines=lines)
 
 
 def run_claim(file: str, report: Callable[[Sequence[Run]], None], *sweeps: str) -> None:

@@ -1,32 +1,46 @@
 """Figures of the evidence, as SVG that is the same at each drawing."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-Line = Sequence[float]
+Line = tuple[Sequence[float], Sequence[float], Sequence[float]]  # places, means, half-widths of their intervals
 
 
-def draw(path: Path, panels: Sequence[Mapping[str, Any]]) -> None:
-    """Draw panels beside each other: `title`, `x` and `y` (labels), `lines` {name: (xs, means, halves)}, and `log` for
-    a logarithmic vertical axis."""
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """Lines in one pair of axes. `x`, `y`: labels; `log`: the vertical axis is logarithmic."""
+
+    title: str
+    x: str
+    y: str
+    lines: Mapping[str, Line]
+    log: bool = False
+
+
+def draw(path: Path, panels: Sequence[Panel], columns: int = 3) -> None:
+    """Draw panels with the same lines, `columns` of them beside each other, with one legend."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    plt.rcParams.update(
-        {"svg.hashsalt": "proxima", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    )
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4), layout="constrained", squeeze=False)
-    for axis, panel in zip(axes[0], panels, strict=True):
-        for number, (name, (xs, means, halves)) in enumerate(panel["lines"].items()):
+    plt.rc("svg", hashsalt="proxima")
+    plt.rc("font", size=9)
+    plt.rc("axes.spines", top=False, right=False)
+    rows = -(-len(panels) // columns)
+    size = (4.2 * min(columns, len(panels)) + 1.4, 3.2 * rows)
+    figure, axes = plt.subplots(rows, min(columns, len(panels)), figsize=size, layout="constrained", squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        for number, (name, (xs, means, halves)) in enumerate(panel.lines.items()):
             color, style = f"C{number % 10}", "-" if number < 5 else "--"
             axis.plot(xs, means, style, color=color, label=name, linewidth=1.4)
             low, high = ([m + sign * h for m, h in zip(means, halves, strict=True)] for sign in (-1, 1))
             axis.fill_between(xs, low, high, color=color, alpha=0.12, linewidth=0)
-        axis.set(title=panel["title"], xlabel=panel["x"], ylabel=panel["y"])
-        if panel.get("log"):
+        axis.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
+        if panel.log:
             axis.set_yscale("log")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     figure.savefig(path, metadata={"Date": None})

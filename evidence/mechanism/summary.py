@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from evidence.curves import shown
-from evidence.figure import draw
+from evidence.figure import Line, Panel, draw
 from evidence.mechanism.run import ASKED, MASKS, POSITIONS, RESULTS, UPDATES, read_lines
 from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
 
@@ -17,7 +17,7 @@ def main() -> None:
     by_length: dict[int, dict[int, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
     for line in read_lines(RESULTS):
         by_length[line["terms"]][line["batch"]][line["mask"]] = line
-    panels = []
+    panels = list[Panel]()
     for terms, batches in sorted(by_length.items()):
         whole = [masks for masks in batches.values() if len(masks) == len(MASKS)]
         if not whole:
@@ -35,11 +35,11 @@ def main() -> None:
     draw(RESULTS.with_name("mechanism.svg"), panels)
 
 
-def panels_of(terms: int, batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def panels_of(terms: int, batches: Sequence[dict[str, Any]]) -> list[Panel]:
     """Drift by update, drift by position after the last one, return by update."""
 
-    def lines(xs: Sequence[int], value: Callable[[Any, int], float]) -> dict[str, Any]:
-        made = {}
+    def lines(xs: Sequence[int], value: Callable[[Any, int], float]) -> dict[str, Line]:
+        made: dict[str, Line] = {}
         for name in batches[0]:
             means = [mean_over_seeds([value(masks[name]["steps"], x) for masks in batches]) for x in xs]
             made[name] = (xs, [m.mean for m in means if m], [m.half or 0.0 for m in means if m])
@@ -48,15 +48,11 @@ def panels_of(terms: int, batches: Sequence[dict[str, Any]]) -> list[dict[str, A
     updates, parts = range(1, UPDATES + 1), range(1, POSITIONS + 1)
     kl = lines(updates, lambda steps, x: steps[x - 1]["kl"])
     at = lines(parts, lambda steps, x: steps[-1]["kl_at"][x - 1])
+    right = lines(ASKED, lambda steps, x: steps[x - 1]["return"])
     return [
-        {"title": f"{terms} terms: KL(μ‖π)", "x": "updates", "y": "nats an answer", "log": True, "lines": kl},
-        {"title": "after update 16", "x": "eighth of the answer", "y": "nats a token", "log": True, "lines": at},
-        {
-            "title": "return of fresh answers",
-            "x": "updates",
-            "y": "share right",
-            "lines": lines(ASKED, lambda steps, x: steps[x - 1]["return"]),
-        },
+        Panel(title=f"{terms} terms: KL(μ‖π)", x="updates", y="nats an answer", log=True, lines=kl),
+        Panel(title="after update 16", x="eighth of the answer", y="nats a token", log=True, lines=at),
+        Panel(title="return of fresh answers", x="updates", y="share right", lines=right),
     ]
 
 
