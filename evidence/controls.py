@@ -33,5 +33,5 @@ class ReversedCppo(Cppo):
             budget: Tensor | float = self.delta_b
             if self.budget == "dynamic":
                 budget = far[at].quantile(0.9).clamp(self.delta_b, 2 * self.delta_b)
-            granted[at] = budget * (weight.cumsum(0) - weight)
+            granted[at[1:]] = budget * (weight.cumsum(0) - weight)[1:]  # the first token has no prefix: no inf · 0
         return weighted, spent, granted

@@ -11,6 +11,7 @@ from typing import Any
 
 from evidence.figure import Panel
 from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds, t_quantile
+from proxima.experiments.sweep_file import read_sweep
 
 # The name in the results → that in metrics.jsonl, one value a step.
 CURVES = {
@@ -60,6 +61,8 @@ def rounded(value: float | None) -> float | None:
 
 
 def read(claim: Path) -> list[dict[str, Any]]:
+    if not (claim / "results.jsonl").is_file():
+        sys.exit(f"error: no results yet; make evidence CLAIM={claim.name} runs it")
     return [json.loads(line) for line in (claim / "results.jsonl").read_text().splitlines()]
 
 
@@ -97,7 +100,8 @@ def difference(runs: Sequence[Run], a: str, b: str, outcome: Outcome) -> SeedMea
 
 
 def told(found: SeedMean | None, margin: float) -> str:
-    """A difference, what it says, and, where it says nothing, how many seeds would have an interval of ± `margin`.
+    """A difference, the seeds in which it is positive, what it says, and, where it says nothing, how many seeds would
+    have an interval of ± `margin` if the deviation over seeds is as estimated.
 
     above: the 95 % interval lies above 0; below; the same: it lies within ± margin; else it can't be told.
     """
@@ -112,7 +116,8 @@ def told(found: SeedMean | None, margin: float) -> str:
         deviation = found.half / t_quantile(0.975, found.n - 1) * math.sqrt(found.n)
         seeds = next(n for n in range(2, 100_000) if t_quantile(0.975, n - 1) * deviation / math.sqrt(n) <= margin)
         verdict = f"can't be told; {seeds} seeds would give ± {margin:g}"
-    return f"{shown(found)} ({found.n} seeds): {verdict}"
+    positive = sum(value > 0 for value in found.values)
+    return f"{shown(found)} (positive in {positive} of {found.n} seeds): {verdict}"
 
 
 def shown(found: SeedMean | None, digits: int = 3) -> str:
@@ -148,4 +153,10 @@ def run_claim(file: str, report: Callable[[Sequence[Run]], None], *sweeps: str) 
     parser.add_argument("--table", action="store_true", help="run nothing: report the results that are here")
     if not parser.parse_args().table:
         sweep(claim, *sweeps)
-    report(read(claim))
+    runs = read(claim)
+    plans = [read_sweep(claim / f"{name}.yaml") for name in sweeps]
+    planned, ended = sum(len(p.cells) * len(p.seeds) for p in plans), sum(run["status"] == "done" for run in runs)
+    print(f"{len(runs)} of {planned} runs have ended, {len(runs) - ended} of them before their last step.")
+    if len(runs) < planned:
+        print("What follows is not the result: no verdict holds before all of them have.")
+    report(runs)

@@ -2,43 +2,52 @@
 
 from collections.abc import Sequence
 
-from evidence.curves import Run, cell_mean, difference, mean, run_claim, shown, told
+from evidence.curves import Run, by_seed, cell_mean, difference, mean, run_claim, shown, told
+from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
 
 STEPS, MARGIN = 30, 0.02
 LENGTHS = ("16", "64", "200", "400")
-MASKS, UPDATES, RATES = ("cppo", "dppo", "reinforce"), (1, 4, 8), ("5.0e-5", "1.0e-4", "1.5e-4", "2.0e-4")
-TREATMENT = "200,algorithm=cppo"  # of `lengths`
-STABLE = 0.3  # mean reward of the last five steps
+MASKS, UPDATES, RATES = ("cppo", "dppo", "none"), (1, 4, 8), ("5.0e-5", "1.0e-4", "1.5e-4", "2.0e-4")
+CPPO_200, DPPO_200 = "200,algorithm=cppo", "200,algorithm=dppo"
+JUDGED = ("weights_alone", "dppo_tuned", "none")  # controls of C2
+LEARNING, MASKED = mean("reward", STEPS), mean("masked", STEPS)
 
 
 def report(runs: Sequence[Run]) -> None:
-    learning, masked = mean("reward", STEPS), mean("masked", STEPS)
-    print(
-        "\n| tokens | CPPO, mean reward of all steps | DPPO | masked, CPPO | DPPO | C1, CPPO − DPPO |\n"
-        + "|---" * 6
-        + "|"
-    )
+    print("\n| tokens | CPPO, mean reward | DPPO | masked, CPPO | DPPO | CPPO − DPPO |\n" + "|---" * 6 + "|")
     for length in LENGTHS:
         cppo, dppo = (f"{length},algorithm={name}" for name in ("cppo", "dppo"))
-        cells = [shown(cell_mean(runs, cell, outcome)) for outcome in (learning, masked) for cell in (cppo, dppo)]
-        print(f"| {length} | {' | '.join(cells)} | {told(difference(runs, cppo, dppo, learning), MARGIN)} |")
-    print("\n| control, 200 tokens | mean reward | masked | C2, CPPO − control |\n|---|---|---|---|")
-    for cell in ("200,algorithm=dppo", "dppo_tuned", "reversed", "budget_alone", "weights_alone", "static", "none"):
-        cells = [shown(cell_mean(runs, cell, outcome)) for outcome in (learning, masked)]
-        print(f"| `{cell}` | {' | '.join(cells)} | {told(difference(runs, TREATMENT, cell, learning), MARGIN)} |")
-    print("\n| C3, largest stable learning rate | " + " | ".join(f"{n} updates a batch" for n in UPDATES))
+        cells = [shown(cell_mean(runs, cell, outcome)) for outcome in (LEARNING, MASKED) for cell in (cppo, dppo)]
+        print(f"| {length} | {' | '.join(cells)} | {told(difference(runs, cppo, dppo, LEARNING), MARGIN)} |")
+    print(f"\n- C1, lead at 400 tokens − lead at 16: {told(growth(runs), MARGIN)}")
+    print("\n| control, 200 tokens | mean reward | masked | CPPO − control |\n|---|---|---|---|")
+    for cell in (*JUDGED, "reversed", "budget_alone", "static", DPPO_200, CPPO_200):
+        cells = [shown(cell_mean(runs, cell, outcome)) for outcome in (LEARNING, MASKED)]
+        lead = told(difference(runs, CPPO_200, cell, LEARNING), MARGIN) if cell != CPPO_200 else ""
+        print(f"| {'C2 ' if cell in JUDGED else ''}`{cell}` | {' | '.join(cells)} | {lead} |")
+    print("\n| C3, largest stable learning rate | " + " | ".join(f"{n} updates a step" for n in UPDATES) + " |")
     print("|---" * (1 + len(UPDATES)) + "|")
     for mask in MASKS:
         print(f"| `{mask}` | " + " | ".join(largest(runs, mask, updates) for updates in UPDATES) + " |")
 
 
+def growth(runs: Sequence[Run]) -> SeedMean | None:
+    """By how much CPPO's lead at 400 tokens is larger than that at 16, by seed."""
+    names = [f"{length},algorithm={name}" for length in ("400", "16") for name in ("cppo", "dppo")]
+    cells = [by_seed(runs, name, LEARNING) for name in names]
+    seeds = sorted(set.intersection(*(set(cell) for cell in cells)))
+    long, long_dppo, short, short_dppo = ([cell[seed] for seed in seeds] for cell in cells)
+    columns = zip(long, long_dppo, short, short_dppo, strict=True)
+    return mean_over_seeds([(a - b) - (c - d) for a, b, c, d in columns])
+
+
 def largest(runs: Sequence[Run], mask: str, updates: int) -> str:
-    """The largest rate up to which every seed ends with a mean reward of at least `STABLE`."""
+    """The largest rate up to which no seed ends below its first step."""
     stable = "none"
     for rate in RATES:
-        cell = f"algorithm={mask},updates_per_step={updates},lr={rate}"
-        ends = [mean("reward", STEPS, last=5)(run) for run in runs if run["cell"] == cell]
-        if not ends or min(ends) < STABLE:
+        cell = f"{mask},updates_per_step={updates},lr={rate}"
+        ends = [(mean("reward", STEPS, last=5)(run), run["reward"][0]) for run in runs if run["cell"] == cell]
+        if not ends or any(end < start for end, start in ends):
             break
         stable = rate
     return stable

@@ -16,6 +16,12 @@ def test_without_weights_it_is_cppo():
         assert ours.keep.sum() < batch.loss_mask.sum()
 
 
+def test_without_bounds_nothing_is_dropped():
+    batch = make_batch([1, 7, 30], seed=3)
+    loss = ReversedCppo(delta=float("inf"), delta_b=float("inf"), budget="static")(batch)
+    assert torch.equal(loss.keep, batch.loss_mask)
+
+
 def test_the_last_token_has_the_whole_weight():
     batch = make_batch([9], seed=1, not_sampled=0.0)
     reversed_, cppo = ReversedCppo(w_min=0.5).threshold(batch)[0], SURROGATES["cppo"](w_min=0.5).threshold(batch)[0]

@@ -46,7 +46,7 @@ def test_differences_are_of_the_same_seed():
     ],
 )
 def test_what_an_interval_says(values, verdict):
-    assert curves.told(curves.mean_over_seeds(values), 0.02).endswith(f"(3 seeds): {verdict}")
+    assert curves.told(curves.mean_over_seeds(values), 0.02).endswith(f"of 3 seeds): {verdict}")
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
