@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from evidence.figure import Panel
+from proxima.experiments.run_reader import read_run
 from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds, t_quantile
 from proxima.experiments.sweep_file import read_sweep
+from proxima.system.jsonl import read_lines
 
 # The name in the results → that in metrics.jsonl, one value a step.
 CURVES = {
@@ -33,26 +35,27 @@ Outcome = Callable[[Run], float]
 
 
 def sweep(claim: Path, *names: str) -> None:
-    """Run the sweeps of a claim, or continue them, and write the lines of their finished runs to its results."""
+    """Run the sweeps of a claim, or continue them, and write the lines of the runs that have ended to its results.
+    Lines of runs whose folders are not here stay."""
     for name in names:
         subprocess.run([sys.executable, "-m", "proxima", "sweep", claim / f"{name}.yaml"], check=False)
-    lines = [line for name in names for line in results_of(Path("runs/evidence") / claim.name / name, name)]
-    (claim / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    results = claim / "results.jsonl"
+    here = [line for name in names for line in results_of(Path("runs/evidence") / claim.name / name, name)]
+    lines = {(line["sweep"], line["cell"], line["seed"]): line for line in [*read_lines(results), *here]}
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
 
 
 def results_of(folder: Path, sweep: str) -> list[dict[str, Any]]:
     """The runs of a sweep that have ended, by cell and seed. One that proxima ended before its last step, for numbers
     that are not finite, has `failed`, and shorter curves."""
     lines = []
-    for summary in sorted(folder.glob("*/seed-*/summary.json")):
-        run = json.loads(summary.read_text())
-        records = map(json.loads, (summary.parent / "metrics.jsonl").read_text().splitlines())
-        train = [record for record in records if record["kind"] == "train"]
-        curves = {name: [rounded(record.get(key)) for record in train] for name, key in CURVES.items()}
-        after = (run.get("eval") or {}).get("after") or {}
-        cell, seed = summary.parent.parent.name, int(summary.parent.name.removeprefix("seed-"))
-        line = {"sweep": sweep, "cell": cell, "seed": seed, "status": run["status"], "after": after.get("accuracy")}
-        lines.append(line | curves)
+    for place in sorted(folder.glob("*/seed-*")):
+        if not (place / "summary.json").is_file():  # it runs, or was killed
+            continue
+        run = read_run(place, empty=True)
+        ended = {"status": run.status, "after": ((run.summary.get("eval") or {}).get("after") or {}).get("accuracy")}
+        curves = {name: [rounded(record.get(key)) for record in run.train] for name, key in CURVES.items()}
+        lines.append({"sweep": sweep, "cell": place.parent.name, "seed": run.seed, **ended, **curves})
     return lines
 
 
@@ -63,7 +66,7 @@ def rounded(value: float | None) -> float | None:
 def read(claim: Path) -> list[dict[str, Any]]:
     if not (claim / "results.jsonl").is_file():
         sys.exit(f"error: no results yet; make evidence CLAIM={claim.name} runs it")
-    return [json.loads(line) for line in (claim / "results.jsonl").read_text().splitlines()]
+    return read_lines(claim / "results.jsonl")
 
 
 def mean(curve: str, steps: int, last: int | None = None) -> Outcome:

@@ -9,7 +9,7 @@ not repeated.
 import argparse
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from proxima.data import Group, Prompt, Score, Trajectory
 from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
 from proxima.model import Policy, load
 from proxima.model.quiet import quiet_transformers
+from proxima.system.jsonl import read_lines
 from proxima.task import to_prompt
 from proxima.train import AdamW, PolicyObjective, TrainStack
 
@@ -113,11 +114,6 @@ async def measure(model: Path, terms: int, batches: Sequence[int], out: Path) ->
 
 def mask_of(name: str, terms: int) -> Mask:
     return replace(MASKS[name], fields={"delta": TUNED[terms]}) if name == "dppo_tuned" else MASKS[name]
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    if path.exists():
-        yield from map(json.loads, path.read_text().splitlines())
 
 
 def questions(

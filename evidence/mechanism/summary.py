@@ -7,8 +7,9 @@ from typing import Any
 
 from evidence.curves import shown
 from evidence.figure import Line, Panel, draw
-from evidence.mechanism.run import ASKED, MASKS, POSITIONS, RESULTS, UPDATES, read_lines
+from evidence.mechanism.run import ASKED, MASKS, POSITIONS, RESULTS, UPDATES
 from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
+from proxima.system.jsonl import read_lines
 
 SAME = 0.02  # of a return: an interval within ± this is called the same
 

@@ -19,12 +19,29 @@ def run_of(cell, seed, rewards, **more):
 def test_a_line_has_every_step_of_a_run(tmp_path):
     folder = tmp_path / "a" / "seed-2"
     folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps({"status": "done", "eval": {"after": {"accuracy": 0.25}}}))
-    records = [{"kind": "train", "step": 1, "reward/mean": 0.123456}, {"kind": "eval"}, {"kind": "train", "step": 2}]
+    (folder / "summary.json").write_text(
+        json.dumps({"status": "done", "seed": 2, "eval": {"after": {"accuracy": 0.25}}})
+    )
+    records = [
+        {"kind": "train", "step": 1, "reward/mean": 0.123456},
+        {"kind": "eval", "step": 1},
+        {"kind": "train", "step": 2},
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (line,) = curves.results_of(tmp_path, "s")
     assert (line["sweep"], line["cell"], line["seed"], line["status"], line["after"]) == ("s", "a", 2, "done", 0.25)
     assert line["reward"] == [0.12346, None]
+
+
+def test_results_of_runs_that_are_not_here_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(curves.subprocess, "run", lambda *_, **__: None)
+    earlier, again = ({"sweep": "s", "cell": cell, "seed": 1, "reward": [0.1]} for cell in "ab")
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (earlier, again)))
+    new = {**again, "reward": [0.2]}
+    monkeypatch.setattr(curves, "results_of", lambda folder, name: [new])
+    curves.sweep(tmp_path, "s")
+    assert curves.read(tmp_path) == [earlier, new]
 
 
 def test_differences_are_of_the_same_seed():

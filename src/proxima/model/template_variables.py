@@ -9,6 +9,7 @@ from typing import Any
 from proxima.data import FieldError
 
 SET_HERE = frozenset({"messages", "add_generation_prompt", "continue_final_message"})
+NOT_ARGUMENTS = frozenset({"namespace", "raise_exception", "range", "dict", "strftime_now", "cycler", "joiner"})
 
 
 def reads_tools(tokenizer: Any) -> bool:
@@ -29,9 +30,6 @@ def require_read(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
             remedy = f"did you mean {near[0]!r}?" if near else f"it reads {', '.join(theirs) or 'none'}"
             reason = "is set by proxima" if name in SET_HERE else "is not read by the model's chat template"
             raise FieldError(f"data.template_arguments.{name}", value, reason, remedy=remedy)
-
-
-NOT_ARGUMENTS = frozenset({"namespace", "raise_exception", "range", "dict", "strftime_now", "cycler", "joiner"})
 
 
 @lru_cache(maxsize=8)

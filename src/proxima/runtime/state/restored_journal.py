@@ -71,7 +71,7 @@ class RestoredJournal(Journal):
 
 
 @contextmanager
-def copied_journal(path: Path) -> Iterator["RestoredJournal"]:
+def copied_journal(path: Path) -> Iterator[RestoredJournal]:
     """A copy of a journal, for reading: SQLite may write beside a file that it only reads. It is empty where there is
     no journal."""
     with TemporaryDirectory() as place:
