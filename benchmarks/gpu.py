@@ -34,8 +34,8 @@ class Part:
     """A part of the check, run as one process.
 
     Args:
-        command: arguments of the interpreter; `{model}`, `{out}` (the result, JSON) and `{folder}` (the part's own) are
-            filled in.
+        command: arguments of the interpreter; `{model}`, `{out}` (the result, JSON), `{folder}` (the part's own) and
+            `{python}` (this interpreter) are filled in.
         minutes: time limit.
         tiny: additional arguments in a rehearsal.
         needs: packages that must be installed; those in `INSTALLS` only for a rehearsal.
@@ -59,7 +59,9 @@ PARTS: Mapping[str, Part] = {
     "tests": Part("-m pytest -q -p no:cacheprovider -m gpu tests/gpu", 10),
     "demo": Part(f"-m proxima.cli.main train {DEMO}", 15, SMALL_RUN, file="run/summary.json"),
     "where": Part(f"-m benchmarks.where {OUT}", 15, "--tiny --repeats 1"),
-    "decode_vs_hf": Part(f"-m benchmarks.decode_vs_hf {OUT}", 15, "--rows 4 --prompts 2 --tokens 3 --repeats 1"),
+    "decode_vs_hf": Part(
+        f"-m benchmarks.decode_vs_hf {OUT} --peer-python {{python}}", 15, "--rows 4 --prompts 2 --tokens 3 --repeats 1"
+    ),
     "decode_vs_vllm": Part(f"-m benchmarks.vllm_throughput {OUT}", 30, "--requests 2 --tokens 3", ("vllm",)),
     "shared_prompt": Part(f"-m benchmarks.shared_prompt {OUT}", 10, "--shapes 5x3 --prompts 1 --repeats 1"),
     "pruned_update": Part(f"-m benchmarks.pruned_update {OUT}", 10, "--shape 5x3 --rates 0 0.5 --repeats 1"),
@@ -111,7 +113,7 @@ def run(part: Part, model: str, folder: Path, *, rehearse: bool) -> dict[str, An
     if missing:
         return {"seconds": 0.0, "reason": f"{', '.join(missing)} is not installed"}
     out, log = folder / "result.json", folder / "log.txt"
-    fills = {"model": model, "out": str(out), "folder": str(folder)}
+    fills = {"model": model, "out": str(out), "folder": str(folder), "python": sys.executable}
     words = [word.format(**fills) for word in f"{part.command} {part.tiny if rehearse else ''}".split()]
     if any(peer in part.needs and importable(peer) for peer in ("trl", "verl")):
         words += ["--peer-python", sys.executable]

@@ -16,6 +16,7 @@ def main() -> None:
     )
     p.add_argument("--tokens", type=int, default=64, help="new tokens a row (default: %(default)s)")
     p.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    p.add_argument("--peer-python", help="an interpreter that has transformers, instead of that of peer.lock")
     o = p.parse_args()
     if o.rows % o.prompts:
         p.error(f"--prompts {o.prompts} does not divide --rows {o.rows}")
@@ -27,9 +28,8 @@ def main() -> None:
         "tokens": o.tokens,
         "dtype": o.dtype,
     }
-    peer = Side(
-        "HF generate", "decode_vs_hf.hf_side", settings, threads=o.threads, python=peer_python(Path(__file__).parent)
-    )
+    python = o.peer_python or peer_python(Path(__file__).parent)
+    peer = Side("HF generate", "decode_vs_hf.hf_side", settings, threads=o.threads, python=python)
     ours = Side("local engine", "decode_vs_hf.proxima_side", settings, threads=o.threads)
     limit = Side("GEMM", "gemm", {"threads": o.threads, "dtype": o.dtype}, threads=o.threads)
     measured = alternate([peer, ours, limit], o.repeats)

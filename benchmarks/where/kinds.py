@@ -81,7 +81,7 @@ def kind_of(name: str, region: str | None) -> str:
 def trace(work: Callable[[], Any]) -> tuple[dict[str, Counter[str]], dict[str, Counter[str]], Clock]:
     """Run `work` once under the profiler and return, by phase, the seconds of each kind (without `overhead`) and of
     each operation (`kind name`), and the seconds of the phases under the profiler. On a GPU, operations count with its
-    own seconds."""
+    own seconds, and what graphs launched is `fused`."""
     on_gpu = torch.cuda.is_available()
     clock = Clock()
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
@@ -98,13 +98,41 @@ def trace(work: Callable[[], Any]) -> tuple[dict[str, Counter[str]], dict[str, C
         seconds = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6
         kinds.setdefault(phase, Counter())[kind] += seconds
         operations.setdefault(phase, Counter())[f"{kind} {event.name}"] += seconds
+    for phase, seconds in _busy(profiler.events()).items():
+        own = kinds.setdefault(phase, Counter())
+        own["fused"] += max(0.0, seconds - own.total())
     return kinds, operations, clock
+
+
+def _busy(events: list[Any]) -> Counter[str]:
+    """Return the seconds that kernels of a GPU took within each phase, those of graphs among them."""
+    spans, busy = _spans(events), Counter[str]()
+    for event in events:
+        kernel = event.device_type == torch.autograd.DeviceType.CUDA
+        if kernel and not event.name.startswith((PHASE, REGION, KERNEL)):
+            phase = _phase_at(spans, event.time_range.start)
+            busy[phase or "host"] += event.time_range.elapsed_us() / 1e6
+    return busy
+
+
+def _spans(events: list[Any]) -> list[tuple[float, float, str]]:
+    """Return start, end and name of each phase; they don't overlap, and end when the device has done their work."""
+    return [
+        (event.time_range.start, event.time_range.end, event.name.removeprefix(PHASE))
+        for event in events
+        if event.name.startswith(PHASE) and event.device_type == torch.autograd.DeviceType.CPU
+    ]
+
+
+def _phase_at(spans: list[tuple[float, float, str]], time: float) -> str | None:
+    return next((name for start, end, name in spans if start <= time <= end), None)
 
 
 def _places(events: list[Any]) -> list[tuple[str | None, str | None]]:
     """Return the phase and the region of each event. A backward operation has the region of its forward one: autograd
-    gives both the same sequence number."""
+    gives both the same sequence number. On a GPU it runs in another thread: its phase is the one at its time."""
     places: dict[int, tuple[str | None, str | None]] = {}
+    spans = _spans(events)
     of_number: dict[int, str | None] = {}
 
     def place(event: Any) -> tuple[str | None, str | None]:
@@ -112,7 +140,8 @@ def _places(events: list[Any]) -> list[tuple[str | None, str | None]]:
         while event is not None and id(event) not in places:
             chain.append(event)
             event = event.cpu_parent
-        phase, region = (None, None) if event is None else places[id(event)]
+        start = chain[-1].time_range.start if chain else 0.0
+        phase, region = (_phase_at(spans, start), None) if event is None else places[id(event)]
         for link in reversed(chain):
             if link.name.startswith(PHASE):
                 phase = link.name.removeprefix(PHASE)

@@ -160,10 +160,11 @@ class Parts:
         }
         return {"prefill": timed.phase("prefill", timed.phases["total"], limits, rows)}
 
-    def update(self, sequences: int, prompt: int, response: int) -> dict[str, Phase]:
-        """Measure an update of `sequences` completions of `response` tokens, eight per prompt of `prompt` tokens."""
-        policy = Policy(self.loaded, compute_dtype=self.dtype)
-        stack = TrainStack(policy)
+    def update(self, sequences: int, prompt: int, response: int, *, attention: str, at_once: int) -> dict[str, Phase]:
+        """Measure an update of `sequences` completions of `response` tokens, eight per prompt of `prompt` tokens, with
+        at most `at_once` tokens in a forward pass."""
+        policy = Policy(self.loaded, compute_dtype=self.dtype, attention=attention)
+        stack = TrainStack(policy, tokens_per_micro_batch=at_once)
         objective = PolicyObjective(surrogate=SURROGATES["ppo_clip"](), aggregate=AGGREGATES["token_mean"]())
         builder = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=())
         groups = self._groups(sequences, prompt, response)

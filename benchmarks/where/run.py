@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.harness import Side, alternate, finish, need_model, parser, table
 from benchmarks.where.phases import PHASES
 
+SIZES = ("decode", "long", "prefill", "update", "step")
 PARTS = ("decode", "long", "prefill", "update", "publish", "step")
 NAMES = {
     "products": "matrix products",
@@ -30,6 +31,8 @@ def main() -> None:
     p.add_argument("--prefill", default=[16, 128], help="prompts, tokens (default: 16 128)", **shape)
     p.add_argument("--update", default=[64, 256, 64], help="sequences, prompt, response (default: 64 256 64)", **shape)
     p.add_argument("--step", default=[16, 8, 12], help="prompts, completions, tokens (default: 16 8 12)", **shape)
+    p.add_argument("--attention", default="auto", help="of the update, as model.attention (default: %(default)s)")
+    p.add_argument("--at-once", type=int, default=4096, help="tokens of a forward pass of it (default: %(default)s)")
     p.add_argument("--tiny", action="store_true", help="smallest sizes: tests the command, says nothing about speed")
     o = p.parse_args()
     if o.tiny:
@@ -46,7 +49,7 @@ def main() -> None:
         "decode": lambda: parts.decode(*o.decode),
         "long": lambda: parts.decode(rows, measured, max(1, (length - measured) // 2)),
         "prefill": lambda: parts.prefill(*o.prefill),
-        "update": lambda: parts.update(*o.update),
+        "update": lambda: parts.update(*o.update, attention=o.attention, at_once=o.at_once),
         "publish": parts.publish,
     }
     titles = {
@@ -79,7 +82,7 @@ def main() -> None:
         print(f"model FLOP/s of forward and backward: {result['mfu']:.1%} of the product rate\n")
     if "step" in o.only:
         result["step"] = step(o, model)
-    shapes = {name: getattr(o, name) for name in ("decode", "long", "prefill", "update", "step")}
+    shapes = {name: getattr(o, name) for name in (*SIZES, "attention", "at_once")}
     settings = {"threads": o.threads, "dtype": o.dtype, "repeats": o.repeats, "device": str(parts.device), **shapes}
     finish(result | {"model": Path(model).name, "settings": settings}, o.json_out)
 

@@ -16,7 +16,12 @@ class Parsed(Exception):
 
 
 def words_of(part, tiny_model, tmp_path):
-    fills = {"model": str(tiny_model("llama")), "out": str(tmp_path / "out.json"), "folder": str(tmp_path)}
+    fills = {
+        "model": str(tiny_model("llama")),
+        "out": str(tmp_path / "out.json"),
+        "folder": str(tmp_path),
+        "python": "python",
+    }
     return [word.format(**fills) for word in f"{part.command} {part.tiny}".split()]
 
 

@@ -22,6 +22,7 @@ from proxima.data.transfer import to_device
 from proxima.model.plain_decoder import is_plain
 
 NAME = "proxima_packed"
+HALF = (torch.bfloat16, torch.float16)
 SHORT = 1 << 15  # queries x keys of a row up to which a CPU uses ordinary products
 # log2 of the segment length below which all share a bucket: more buckets would cost more than the padding
 SHORTEST = 4
@@ -213,6 +214,21 @@ def unpackable(model: nn.Module) -> str | None:
         "has attention sinks": any(name.endswith("sinks") for name, _ in model.named_parameters()),
     }
     return next((what for what, applies in checks.items() if applies), None)
+
+
+def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if `varlen` computes this model's products of `dtype` on `device`: `auto` chooses it there."""
+    if device.type != "cuda" or dtype not in HALF:
+        return False
+    from inspect import signature
+
+    from torch.nn.attention.varlen import varlen_attn
+
+    config: Any = model.config
+    text = config.get_text_config()
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    windows = "window_size" in signature(varlen_attn).parameters  # since torch 2.11
+    return windows and size <= 256 and size % 8 == 0 and not getattr(text, "attention_dropout", None)
 
 
 #: path → the states [N, D] that predict the response tokens

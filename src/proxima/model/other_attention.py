@@ -5,6 +5,7 @@ call per layer. A segment's queries attend to its keys, those of its context fol
 at their ends. It needs a GPU and 16-bit products.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from proxima.data import PackedBatch, UserError
 from proxima.data.packed_batch import indices_of
 from proxima.data.transfer import to_device
-from proxima.model.attention import packed_states
+from proxima.model.attention import HALF, packed_states
 
 
 def hidden_varlen(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
@@ -34,6 +35,7 @@ def _flash_attention(batch: PackedBatch) -> Callable[..., Tensor]:
     """`attend` of `packed_attention` for a batch; its tensors are sent to the device once."""
     from torch.nn.attention.varlen import varlen_attn
 
+    takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # since torch 2.12
     contexts = zip(pairwise(batch.edges), batch.contexts(), batch.seen, strict=True)
     rows = [(end - start, count, [*before, (start, end)]) for (start, end), before, count in contexts if end > start]
     device = batch.tokens.device
@@ -46,8 +48,11 @@ def _flash_attention(batch: PackedBatch) -> Callable[..., Tensor]:
         _require_flash(q)
         keys, values = (x.index_select(0, seen) for x in (k, v))
         how: dict[str, Any] = {"scale": scale, "window_size": (-1 if window is None else window - 1, 0)}
-        shared = q.shape[1] != k.shape[1]
-        out: Any = varlen_attn(q, keys, values, *ends, max(lengths), max(reaches), enable_gqa=shared, **how)
+        if takes_groups:
+            how["enable_gqa"] = q.shape[1] != k.shape[1]
+        elif q.shape[1] != k.shape[1]:
+            keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
+        out: Any = varlen_attn(q, keys, values, *ends, max(lengths), max(reaches), **how)
         attended: Tensor = out
         return attended
 
@@ -60,7 +65,7 @@ def _ends(lengths: Sequence[int]) -> Tensor:
 
 
 def _require_flash(query: Tensor) -> None:
-    if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
+    if not query.is_cuda or query.dtype not in HALF:
         here = f"{query.device.type} in {str(query.dtype).removeprefix('torch.')}"
         remedy = "use model.attention=packed, or model.compute_dtype=bfloat16 on a GPU"
         raise UserError(f"model.attention=varlen does not compute on {here}; {remedy}.")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data import FieldError, PackedBatch, Trajectory, UserError, pack
-from proxima.model.attention import ATTENTION, hugging_face_name, unpackable
+from proxima.model.attention import ATTENTION, has_flash, hugging_face_name, unpackable
 from proxima.model.parallel.sharded import is_sharded
 from proxima.model.pretrained import LoadedModel
 
@@ -67,8 +67,8 @@ class PackedModel:
 
     Args:
         loaded: model and tokenizer.
-        attention: `auto`, or a key of `proxima.model.attention.ATTENTION`. `auto` is `packed` unless the architecture
-            is `unpackable`, then `padded`.
+        attention: `auto`, or a key of `proxima.model.attention.ATTENTION`. `auto` is `padded` if the architecture
+            is `unpackable`, else `varlen` where it computes, on a GPU in 16 bits, else `packed`.
         share_prompt: run the prompt of neighbouring trajectories of a group once.
         compute_dtype: autocast dtype; float32 switches autocast off.
         gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
@@ -91,7 +91,9 @@ class PackedModel:
         self.model = loaded.model
         other = unpackable(self.model)
         if attention == "auto":
-            attention = "padded" if other else "packed"
+            split = loaded.sharding is not None and loaded.sharding.context_parallel > 1
+            flash = not (other or split) and has_flash(self.model, self.device, compute_dtype)
+            attention = "padded" if other else "varlen" if flash else "packed"
         elif other and attention != "padded":
             remedy = "set model.attention=auto, or padded"
             raise FieldError("model.attention", attention, f"mixes sequences: this model {other}", remedy=remedy)
