@@ -100,7 +100,7 @@ def test_cuda_graphs_give_what_single_kernels_give(kind, tiny_model):
             given.append(asyncio.run(collect(engine, asked)))
         recorded = engine.scheduler.decoder.graphs
         assert (recorded is not None) == graphs
-        assert recorded is None or (recorded.works and len(recorded._graphs) > 4)
+        assert recorded is None or (recorded.works and len(recorded._graphs) > 2)
     tokens = [[entry.tokens.tolist() for entry in run] for run in given]
     assert tokens[0] == tokens[1] == tokens[2] == tokens[3]
 

@@ -120,10 +120,9 @@ class StageTimes(PlacedModel):
         stage = self._trained("update", data, gradients=True)
         if not stage.seconds:
             return stage
-        elements = self.trained / self.layout.parts
         speed = self.device.rates.host * 1e9 if self.layout.sharding.offload else self._bandwidth
-        step = elements * (4 * self.master + 16) / speed  # gradients are read for their norm, and again
-        return stage._replace(parts={**stage.parts, BANDWIDTH: stage.parts.get(BANDWIDTH, 0.0) + step})
+        moved = self.trained / self.layout.parts * (4 * self.master + 16)  # gradients twice, for their norm
+        return stage._replace(parts={**stage.parts, BANDWIDTH: stage.parts.get(BANDWIDTH, 0.0) + moved / speed})
 
     def publish(self) -> Stage:
         """Return the publication of new weights; an engine in the process reads them and writes them in its dtype."""
@@ -151,12 +150,14 @@ class StageTimes(PlacedModel):
         moved = passes * self._moved(share) / split
         bubble = 1 + (layout.pipeline - 1) / micro
         compute, moved = compute * bubble, moved * bubble
+        launches = 2 * self.device.rates.eager * passes * micro * self.model.layers / layout.pipeline
         blocking = blocking_traffic(self, share, micro, gradients=gradients)
         overlapped = overlapped_traffic(self, micro, gradients=gradients)
         hidden = self.device.rates.overlap * (compute + moved)
         exposed = self._seconds(blocking) + max(0.0, self._seconds(overlapped) - hidden)
         sent = {where: send.size for where, send in [*blocking.items(), *overlapped.items()]}
-        return Stage(name, {COMPUTE: compute, BANDWIDTH: moved, NETWORK: exposed}, sent)
+        parts = {COMPUTE: compute, BANDWIDTH: moved, NETWORK: exposed, FIXED: max(0.0, launches - compute - moved)}
+        return Stage(name, parts, sent)
 
     def _seconds(self, sends: Mapping[str, Traffic]) -> float:
         rates = self.device.rates
