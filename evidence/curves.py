@@ -149,13 +149,18 @@ def panel(runs: Sequence[Run], cells: Sequence[str], curve: str, steps: int, *, 
     return Panel(title=title, x="step", y=y, lines=lines)
 
 
-def run_claim(file: str, report: Callable[[Sequence[Run]], None], *sweeps: str) -> None:
-    """The command of a claim: run its sweeps, or with `--table` only read its results, and report."""
+def run_claim(
+    file: str, report: Callable[[Sequence[Run]], None], *sweeps: str, beside: Callable[[], None] | None = None
+) -> None:
+    """The command of a claim: run its sweeps, and what is `beside` them, or with `--table` only read its results, and
+    report."""
     claim = Path(file).parent
     parser = argparse.ArgumentParser(prog=f"python -m evidence.{claim.name}", description="Run, or continue, a claim.")
     parser.add_argument("--table", action="store_true", help="run nothing: report the results that are here")
     if not parser.parse_args().table:
         sweep(claim, *sweeps)
+        if beside is not None:
+            beside()
     runs = read(claim)
     plans = [read_sweep(claim / f"{name}.yaml") for name in sweeps]
     planned, ended = sum(len(p.cells) * len(p.seeds) for p in plans), sum(run["status"] == "done" for run in runs)
