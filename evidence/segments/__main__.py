@@ -1,0 +1,73 @@
+"""Segment-wise against decoupled weights: `make evidence CLAIM=segments`."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evidence.curves import Run, difference, mean, panel, print_table, run_claim, shown, told
+from evidence.figure import draw
+from evidence.segments.run import CHAINS, LAGS, WEIGHTINGS
+from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
+from proxima.system.jsonl import read_lines
+
+CLAIM = Path(__file__).parent
+STORED = CLAIM / "stored.jsonl"
+STEPS, MARGIN = 40, 0.02
+BOTH = ("decoupled", "segment-wise")
+Line = Mapping[str, Any]
+
+
+def report(runs: Sequence[Run]) -> None:
+    chains = read_lines(STORED)
+    print(f"\n{len(chains)} of {CHAINS} chains of stored answers.\n")
+    print("| lag | weights | deviation of log w | effective share | outside [.2, 5] |\n|---|---|---|---|---|")
+    for lag in LAGS:
+        for name in BOTH:
+            cells = [shown(over(chains, lag, "weights", name, k)) for k in ("deviation", "effective", "outside")]
+            print(f"| {lag} | {name} | {' | '.join(cells)} |")
+    keys = ("bias", "variance", "cosine", "batch_cosine")
+    print("\n| lag | weights | bias² | variance | cosine | of a batch |\n|---|---|---|---|---|---|")
+    for lag in LAGS:
+        for name in WEIGHTINGS:
+            print(f"| {lag} | {name} | {' | '.join(shown(over(chains, lag, 'gradients', name, k)) for k in keys)} |")
+    fresh = [shown(mean_over_seeds([line["fresh"][key] for line in chains])) for key in keys]
+    print(f"| 0 | fresh answers | {' | '.join(fresh)} |\n")
+    print(f"- S1, effective share at lag 8, segment-wise − decoupled: {gap(chains, 8, 'weights', 'effective')}")
+    for lag in (4, 8):
+        steadier = gap(chains, lag, "gradients", "batch_cosine")
+        print(f"- S2, cosine of a batch at lag {lag}, segment-wise − decoupled: {steadier}")
+    cells = [f"{lag},algorithm={name}" for lag in (4, 8) for name in ("decoupled", "sdp")]
+    print_table(
+        runs, cells, {"mean reward": (mean("reward", STEPS), 3), "last five": (mean("reward", STEPS, last=5), 3)}
+    )
+    for lag in (4, 8):
+        found = difference(runs, f"{lag},algorithm=sdp", f"{lag},algorithm=decoupled", mean("reward", STEPS))
+        print(f"- S3, mean reward at lag {lag}, segment-wise − decoupled: {told(found, MARGIN)}")
+    titles = (("max_lag 4", cells[:2]), ("max_lag 8", cells[2:]))
+    names = ("decoupled", "segment-wise")
+    renamed = [dict(run) | {"cell": f"{run['cell'].partition(',')[0]} {names['sdp' in run['cell']]}"} for run in runs]
+    panels = [
+        panel(renamed, [f"{title[-1]} {name}" for name in names], "reward", STEPS, title=title, y="share right")
+        for title, _ in titles
+    ]
+    draw(CLAIM / "segments.svg", panels)
+
+
+def over(chains: Sequence[Line], lag: int, what: str, name: str, key: str) -> SeedMean | None:
+    return mean_over_seeds([line["lags"][str(lag)][what][name][key] for line in chains])
+
+
+def gap(chains: Sequence[Line], lag: int, what: str, key: str) -> str:
+    """The difference of segment-wise and decoupled, paired by chain."""
+    of: Callable[[Line, str], float] = lambda line, name: line["lags"][str(lag)][what][name][key]  # noqa: E731
+    return told(mean_over_seeds([of(line, BOTH[1]) - of(line, BOTH[0]) for line in chains]), MARGIN)
+
+
+def stored() -> None:
+    subprocess.run([sys.executable, "-m", "evidence.segments.run", "--out", str(STORED)], check=True)
+
+
+if __name__ == "__main__":
+    run_claim(__file__, report, "sweep", beside=stored)
