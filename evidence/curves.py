@@ -29,6 +29,8 @@ CURVES = {
     "train_seconds": "time/train",
     "generate_seconds": "time/generate",
     "cpu": "time/cpu",
+    "gap": "mismatch/log_prob_absdiff_mean",
+    "k3": "mismatch/k3_kl",
 }
 Run = Mapping[str, Any]
 Outcome = Callable[[Run], float]
