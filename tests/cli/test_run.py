@@ -3,6 +3,8 @@
 import json
 import shutil
 
+import pytest
+
 from proxima.config import resolve
 from proxima.runtime.state.rollouts import read_rows
 from tests.cli.conftest import OVERRIDES
@@ -31,6 +33,14 @@ def test_a_resume_that_finds_no_run_starts_one_and_says_so(proxima, recipe, here
     assert (code, err) == (0, "note: typo contains no run to resume: a new run starts there\n")
     code, _, err = proxima("train", recipe(), "folder=typo", "--resume", "train.steps=1")
     assert (code, err) == (0, "")
+
+
+def test_a_folder_that_is_taken_is_refused_before_the_demos_model_is_downloaded(proxima, here, monkeypatch):
+    monkeypatch.setattr("proxima.model.demo_model.download_demo_model", lambda path: pytest.fail(f"downloads {path}"))
+    (here / "taken").mkdir()
+    (here / "taken" / "notes.txt").touch()
+    code, _, err = proxima("train", "quickstart", "folder=taken")
+    assert (code, err.count("\n")) == (2, 1) and "taken contains files but no run" in err
 
 
 def test_resume_of_a_finished_run_continues_only_with_more_steps(run, done, here):

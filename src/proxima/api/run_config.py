@@ -9,6 +9,7 @@ from proxima.config import Resolved
 from proxima.config.resolution import Recipe, resolve
 from proxima.config.validate import check_with_model, require_sound
 from proxima.data import UserError
+from proxima.runtime.placement.process_group import check_before_imports, places_ranks
 from proxima.system.recipe_files import find_recipe
 
 
@@ -46,5 +47,8 @@ def resolve_run(
         from proxima.api.resumed_settings import refuse_dropped_settings
 
         refuse_dropped_settings(resolved)
+    if not places_ranks(resolved.config):
+        with resolved.locating():
+            check_before_imports(resolved, resume=resume, overwrite=overwrite)
     check_with_model(resolved)  # last: it may be downloaded
     return resolved

@@ -36,7 +36,7 @@ def train_recipe(
     """
     from proxima.api.run_config import resolve_run
     from proxima.config.validate import warnings
-    from proxima.runtime.placement.process_group import check_before_imports, is_first, places_ranks
+    from proxima.runtime.placement.process_group import is_first, places_ranks
 
     if rollouts is not None:
         override = [*override, f"rollouts={json.dumps(rollouts)}"]
@@ -52,8 +52,6 @@ def train_recipe(
 
     from proxima.view.run_views import RunViews
 
-    with resolved.locating():
-        check_before_imports(resolved, resume=resume, overwrite=overwrite)
     config = resolved.config
     notes = [str(problem) for problem in warnings(resolved)]
     views = RunViews(None if quiet else sys.stdout, notes, config.monitor, config.view)

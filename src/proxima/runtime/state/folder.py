@@ -34,7 +34,7 @@ def existing_run(folder: Path | str) -> "RunFolder":
     """The folder of a run; UserError if it contains no run."""
     place = RunFolder(folder)
     if not place.has_run:
-        where = "give the folder that `proxima train` printed in its first line"
+        where = "give the folder that `proxima train` printed"
         raise UserError(f"{place.path} is not a run", remedy=where)
     return place
 

@@ -137,7 +137,7 @@ class ViewedRun:
     def problem(self) -> str | None:
         """Describe a problem of the folder as a whole; damaged steps other than the last are reported when opened."""
         if not self.files.has_run:
-            return "the folder has no run, or is gone; give the one that `proxima train` printed in its first line"
+            return "the folder has no run, or is gone; give the one that `proxima train` printed"
         if not self.recipe:
             return "config.yaml is missing or damaged: curves and texts are shown, what the algorithm did is not known"
         steps = self.rollout_steps()
