@@ -1,7 +1,8 @@
 """Run every GPU check: tests, the demo, and the benchmarks against TRL, verl, `generate` and vLLM.
 
     python -m benchmarks.gpu                             on a machine with a GPU; writes benchmarks/results/gpu/
-    python -m benchmarks.gpu --only where decode_vs_hf
+    python -m benchmarks.gpu --only where decode_vs_hf --logs logs      keeps what each part prints
+    python -m benchmarks.gpu --model SHAPE               a folder without weights: config.json and tokenizer; draws them
     python -m benchmarks.gpu --rehearse                  the same parts on a CPU, on a tiny model: tests this script
 
 Each part runs in its own process with a time limit. A part that fails or can't run here is reported with its reason,
@@ -59,6 +60,7 @@ PARTS: Mapping[str, Part] = {
     "tests": Part("-m pytest -q -p no:cacheprovider -m gpu tests/gpu", 10),
     "demo": Part(f"-m proxima.cli.main train {DEMO}", 15, SMALL_RUN, file="run/summary.json"),
     "where": Part(f"-m benchmarks.where {OUT}", 15, "--tiny --repeats 1"),
+    "where_packed": Part(f"-m benchmarks.where {OUT} --only update --attention packed", 15, "--tiny --repeats 1"),
     "decode_vs_hf": Part(
         f"-m benchmarks.decode_vs_hf {OUT} --peer-python {{python}}", 15, "--rows 4 --prompts 2 --tokens 3 --repeats 1"
     ),
@@ -77,6 +79,7 @@ def main() -> int:
     p.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts (default: all)")
     p.add_argument("--rehearse", action="store_true", help="on a CPU with a tiny model; figures mean nothing")
     p.add_argument("--model", help="Hugging Face folder (default: the demo's, or a tiny one in a rehearsal)")
+    p.add_argument("--logs", type=Path, help="folder for what each part prints, and for the parts so far")
     p.add_argument("--json-out", type=Path, help="the file (default: benchmarks/results/gpu/DATE_CORES_GPU.json)")
     o = p.parse_args()
     import torch
@@ -88,7 +91,7 @@ def main() -> int:
         model = o.model or (
             tiny_model(Path(place)) if o.rehearse else str(HERE.parent / "models/smollm2-135m-instruct")
         )
-        model = str(Path(need_model(model)).resolve())
+        model = str(with_weights(Path(need_model(model)).resolve(), Path(place)))
         parts = {}
         for name in o.only:
             print(f"== {name}", flush=True)
@@ -96,6 +99,11 @@ def main() -> int:
             folder.mkdir()
             parts[name] = run(PARTS[name], model, folder, rehearse=o.rehearse)
             print(f"   {parts[name].get('reason', 'done')}, {parts[name]['seconds']:.0f} s\n", flush=True)
+            if o.logs is not None:  # what has been measured outlives a machine that is taken away
+                o.logs.mkdir(parents=True, exist_ok=True)
+                (o.logs / "parts.json").write_text(json.dumps(parts))
+                if (folder / "log.txt").is_file():
+                    shutil.copyfile(folder / "log.txt", o.logs / f"{name}.txt")
     print(
         table(
             ["part", "seconds", ""], [[name, f"{part['seconds']:.0f}", outcome(part)] for name, part in parts.items()]
@@ -178,6 +186,19 @@ def installed(name: str) -> bool:
 def importable(name: str) -> bool:
     """Return True if this interpreter can import a package."""
     return importlib.util.find_spec(name) is not None
+
+
+def with_weights(model: Path, place: Path) -> Path:
+    """Return the folder of the model, or of one with its config and tokenizer and random weights if it has none: for a
+    machine without a network, on which a model that is too large to bring along says as much about time."""
+    if any(model.glob("*.safetensors")):
+        return model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    made = place / model.name
+    shutil.copytree(model, made)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(made)
+    return made
 
 
 def tiny_model(folder: Path) -> str:

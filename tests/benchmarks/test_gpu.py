@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -63,8 +64,9 @@ def test_every_part_has_its_result_or_its_reason(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "PARTS", parts)
     monkeypatch.setattr(gpu, "need_model", lambda path: path)
     monkeypatch.setattr(harness, "commit", lambda: "none")
-    out = tmp_path / "gpu.json"
-    words = ["--rehearse", "--model", str(tmp_path), "--json-out", str(out), "--only", *parts]
+    monkeypatch.setattr(gpu, "with_weights", lambda model, place: model)
+    out, logs = tmp_path / "gpu.json", tmp_path / "logs"
+    words = ["--rehearse", "--model", str(tmp_path), "--json-out", str(out), "--logs", str(logs), "--only", *parts]
     monkeypatch.setattr(sys, "argv", ["gpu", *words])
     assert gpu.main() == 0
     output = json.loads(out.read_text())
@@ -76,8 +78,22 @@ def test_every_part_has_its_result_or_its_reason(tmp_path, monkeypatch, capsys):
         "slow": "not done after 0.01 minutes",
         "absent": "no_such_package is not installed",
     }
+    assert json.loads((logs / "parts.json").read_text()) == output["parts"]
+    assert (logs / "says.txt").read_text() == "3 passed in 1 s\n" and "Traceback" in (logs / "broken.txt").read_text()
     shown = capsys.readouterr().out
     assert "| good   |" in shown and "ratio 3.5" in shown and "Traceback" not in shown
+
+
+def test_a_folder_without_weights_gets_random_ones(tiny_model, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    whole, shape = tiny_model("llama"), tmp_path / "shape"
+    assert gpu.with_weights(whole, tmp_path) == whole
+    shutil.copytree(whole, shape, ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "place").mkdir()
+    made = gpu.with_weights(shape, tmp_path / "place")
+    sizes = [sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(m).parameters()) for m in (whole, made)]
+    assert sizes[0] == sizes[1] and {f.name for f in shape.iterdir()} < {f.name for f in made.iterdir()}
 
 
 def test_without_a_gpu_it_is_one_line(monkeypatch, capsys):
