@@ -1,8 +1,10 @@
 """CPPO against DPPO by length, its controls, and the largest stable learning rate: `make evidence CLAIM=cppo`."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from evidence.curves import Run, by_seed, cell_mean, difference, mean, run_claim, shown, told
+from evidence.curves import Run, by_seed, cell_mean, difference, mean, panel, run_claim, shown, told
+from evidence.figure import draw
 from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
 
 STEPS, MARGIN = 30, 0.02
@@ -29,6 +31,13 @@ def report(runs: Sequence[Run]) -> None:
     print("|---" * (1 + len(UPDATES)) + "|")
     for mask in MASKS:
         print(f"| `{mask}` | " + " | ".join(largest(runs, mask, updates) for updates in UPDATES) + " |")
+    panels = []
+    for length in LENGTHS:
+        short = [
+            dict(run) | {"cell": run["cell"].rpartition("=")[2]} for run in runs if run["cell"].startswith(f"{length},")
+        ]
+        panels.append(panel(short, ("cppo", "dppo"), "reward", STEPS, title=f"{length} tokens", y="mean reward"))
+    draw(Path(__file__).with_name("cppo.svg"), panels, columns=2)
 
 
 def growth(runs: Sequence[Run]) -> SeedMean | None:

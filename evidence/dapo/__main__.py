@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 
-from evidence.curves import Outcome, Run, after, by_seed, mean, print_table, run_claim, told, total
+from evidence.curves import Outcome, Run, after, by_seed, mean, panel, print_table, run_claim, told, total
+from evidence.figure import draw
 from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
 
 STEPS, MARGIN = 30, 0.02
@@ -26,6 +28,9 @@ def report(runs: Sequence[Run]) -> None:
     for letter, name in PARTS.items():
         effects = [told(effect(runs, letter, f), MARGIN) for f in (mean("accuracy", STEPS), until(tokens))]
         print(f"| {name} | {' | '.join(effects)} |")
+    draw(
+        Path(__file__).with_name("dapo.svg"), [panel(runs, CELLS, "accuracy", STEPS, title="5 seeds", y="share right")]
+    )
 
 
 def until(tokens: float) -> Outcome:

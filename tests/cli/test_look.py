@@ -74,6 +74,13 @@ def test_list_takes_the_plural_of_a_slot(done, proxima, other, slot):
     assert out == proxima("list", slot)[1]
 
 
+def test_list_of_a_kind_shows_it_in_each_slot_that_has_it(done, proxima):
+    found = json.loads(done("list", "cppo", "--json"))
+    assert {slot: [*facts["kinds"]] for slot, facts in found.items()} == {"algorithm": ["cppo"], "surrogate": ["cppo"]}
+    assert "threshold of one token" in done("list", "cppo")
+    assert "critic" in proxima("list", "critic")[1]  # a slot comes before a kind
+
+
 def test_list_fits_a_hundred_columns(proxima):
     slots = json.loads(proxima("list", "--json")[1])
     for words in [(), ("recipes",), *((slot,) for slot in slots)]:

@@ -1,12 +1,13 @@
-"""List every kind of every slot with its fields and defaults. SLOT: algorithm, surrogate, reward …; or recipes, to
-list those that come with proxima; or schema, to print the JSON schema of recipes. First line of a recipe for editors:
+"""List every kind of every slot with its fields and defaults. SLOT: algorithm, surrogate, reward …; or a kind, cppo;
+or recipes, to list those that come with proxima; or schema, to print the JSON schema of recipes. First line of a recipe
+for editors:
 # yaml-language-server: $schema=schema.json"""
 
 import dataclasses
 import re
 import sys
 import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,13 +17,13 @@ from proxima.data.errors import UserError, suggestion
 from proxima.system.recipe_files import FILE, shipped_layouts, shipped_recipes
 
 WIDTH = 100
-SLOT = "one slot, with fields; default: all slots, one line per kind"
+SLOT = "one slot, or one kind, with fields; default: all slots, one line per kind"
 OTHER_NAMES = {"preset": "algorithm", "presets": "algorithm"}
 
 
 def list_kinds(slot: Annotated[str | None, Argument(SLOT)] = None, *, as_json: AsJson = False) -> None:
-    """Print the kinds of every slot, those of one slot with their fields, the recipes, or their schema; UserError for
-    an unknown name."""
+    """Print the kinds of every slot, those of one slot or of one name with their fields, the recipes, or their schema;
+    UserError for an unknown name."""
     if slot == "recipes":
         return list_recipes(as_json=as_json)
     if slot == "schema":
@@ -31,8 +32,7 @@ def list_kinds(slot: Annotated[str | None, Argument(SLOT)] = None, *, as_json: A
         return print(schema_text(), end="")
     slots = catalogue()
     if slot is not None:
-        name = _slot_name(slot.rpartition(".")[2], slots)
-        slots = {name: slots[name]}
+        slots = _named(slot.rpartition(".")[2], slots)
     if as_json:
         return print_json(slots)
     text = "\n\n".join(_text(name, facts, fields=slot is not None) for name, facts in slots.items())
@@ -40,10 +40,14 @@ def list_kinds(slot: Annotated[str | None, Argument(SLOT)] = None, *, as_json: A
     print("\n".join(_fitted(line, whole) for line in text.splitlines()))
 
 
-def _slot_name(name: str, slots: Collection[str]) -> str:
+def _named(name: str, slots: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The slot of this name or, if there is none, each slot that has a kind of this name, with that kind alone."""
     for slot in (name, OTHER_NAMES.get(name, name), name.removesuffix("s")):
         if slot in slots:
-            return slot
+            return {slot: slots[slot]}
+    holding = {slot: facts for slot, facts in slots.items() if name in facts["kinds"]}
+    if holding:
+        return {slot: facts | {"kinds": {name: facts["kinds"][name]}} for slot, facts in holding.items()}
     raise UserError(f"no slot {name!r}", remedy=suggestion(name, [*slots, "recipes", "schema"]))
 
 

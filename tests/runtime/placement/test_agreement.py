@@ -86,7 +86,8 @@ def test_the_facts_of_a_rank(monkeypatch: pytest.MonkeyPatch, tiny_model: Callab
     words = ["seed=7", f"model.path={tiny_model()}"]  # the recipe's own model would be downloaded
 
     def facts_of(sharding: str, ranks_of_node: str) -> dict[str, Any]:
-        for name, value in {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": ranks_of_node, "LOCAL_RANK": "1"}.items():
+        own = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": ranks_of_node, "RANK": "1", "LOCAL_RANK": "1"}
+        for name, value in {**own, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
             monkeypatch.setenv(name, value)
         placement = f"placement={{kind: torchrun, sharding: {sharding}}}"
         return rank_facts(resolve_run("quickstart", [*words, placement]).config)
