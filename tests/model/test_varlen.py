@@ -4,11 +4,13 @@ test_attention.py has the laws that it shares with the other paths, tests/gpu th
 """
 
 import inspect
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from proxima.model.attention import ATTENTION
+from proxima.model.attention import ATTENTION, has_flash
 from tests.model.rows import MIXED, assert_close, gradients_of, policy, rows
 from tests.model.varlen_reference import stand_in, varlen_attn
 
@@ -52,3 +54,39 @@ def test_it_is_refused_where_it_can_not_compute():
     runner.model.train()
     with pytest.raises(ValueError, match="varlen has no dropout"):
         runner(runner.pack(rows((3, (2,)))))
+
+
+def test_auto_chooses_it_where_it_computes(monkeypatch):
+    stand_in(monkeypatch)
+    model, gpu, bf16 = policy("llama").model, torch.device("cuda"), torch.bfloat16
+    for capability, expected in (((9, 0), True), ((8, 0), True), ((7, 5), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        assert has_flash(model, gpu, bf16) == expected
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert not has_flash(model, torch.device("cpu"), bf16) and not has_flash(model, gpu, torch.float32)
+    for field, value in (("attention_dropout", 0.1), ("head_dim", 12), ("head_dim", 512)):
+        with monkeypatch.context() as changed:
+            changed.setattr(model.config, field, value)
+            assert not has_flash(model, gpu, bf16), field
+    older = SimpleNamespace(varlen_attn=lambda query, key, value, is_causal=False: None)
+    with monkeypatch.context() as changed:
+        changed.setitem(sys.modules, "torch.nn.attention.varlen", older)
+        assert not has_flash(model, gpu, bf16)
+    assert policy("llama").attention == "packed"
+    monkeypatch.setattr("proxima.model.packed_model.has_flash", lambda *_: True)
+    assert policy("llama").attention == "varlen"
+
+
+def test_torch_without_groups_gets_repeated_keys(monkeypatch):
+    """Torch 2.11."""
+    stand_in(monkeypatch)
+
+    def without_groups(*args, scale=None, window_size=(-1, -1)):
+        return varlen_attn(*args, scale=scale, window_size=window_size)
+
+    expected = policy("llama", attention="varlen")
+    batch = expected.pack(rows(*MIXED))
+    with torch.no_grad():
+        grouped = expected(batch).log_prob
+        monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=without_groups))
+        torch.testing.assert_close(policy("llama", attention="varlen")(batch).log_prob, grouped)

@@ -217,8 +217,9 @@ def unpackable(model: nn.Module) -> str | None:
 
 
 def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if `varlen` computes this model's products of `dtype` on `device`: `auto` chooses it there."""
-    if device.type != "cuda" or dtype not in HALF:
+    """Return True if `varlen` computes this model's products of `dtype` on `device`, an Nvidia GPU since Ampere: `auto`
+    chooses it there."""
+    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
         return False
     from inspect import signature
 
@@ -228,7 +229,8 @@ def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> boo
     text = config.get_text_config()
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     windows = "window_size" in signature(varlen_attn).parameters  # since torch 2.11
-    return windows and size <= 256 and size % 8 == 0 and not getattr(text, "attention_dropout", None)
+    sizes = size <= 256 and size % 8 == 0
+    return windows and sizes and dtype in HALF and not getattr(text, "attention_dropout", None)
 
 
 #: path → the states [N, D] that predict the response tokens
