@@ -64,10 +64,18 @@ def test_auto_chooses_it_where_it_computes(monkeypatch):
         assert has_flash(model, gpu, bf16) == expected
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert not has_flash(model, torch.device("cpu"), bf16) and not has_flash(model, gpu, torch.float32)
-    for field, value in (("attention_dropout", 0.1), ("head_dim", 12), ("head_dim", 512)):
+    first = model.model.layers[0].self_attn
+    for owner, field, value in (
+        (model.config, "attention_dropout", 0.1),
+        (first, "head_dim", 12),
+        (first, "head_dim", 512),
+    ):
         with monkeypatch.context() as changed:
-            changed.setattr(model.config, field, value)
+            changed.setattr(owner, field, value)
             assert not has_flash(model, gpu, bf16), field
+    dropping = policy("llama").model
+    dropping.dropout = torch.nn.Dropout(0.1)  # as GPT-2 has one
+    assert not has_flash(dropping, gpu, bf16)
     older = SimpleNamespace(varlen_attn=lambda query, key, value, is_causal=False: None)
     with monkeypatch.context() as changed:
         changed.setitem(sys.modules, "torch.nn.attention.varlen", older)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from proxima.cli.output import AsJson, print_json, terminal_width, truncated
 from proxima.cli.parameters import Argument
-from proxima.data.errors import UserError, suggestion
+from proxima.data.errors import UserError, nearest, suggestion
 from proxima.system.recipe_files import FILE, shipped_layouts, shipped_recipes
 
 WIDTH = 100
@@ -48,7 +48,9 @@ def _named(name: str, slots: dict[str, dict[str, Any]]) -> dict[str, dict[str, A
     holding = {slot: facts for slot, facts in slots.items() if name in facts["kinds"]}
     if holding:
         return {slot: facts | {"kinds": {name: facts["kinds"][name]}} for slot, facts in holding.items()}
-    raise UserError(f"no slot {name!r}", remedy=suggestion(name, [*slots, "recipes", "schema"]))
+    kinds = [kind for facts in slots.values() for kind in facts["kinds"]]
+    known = [*slots, "recipes", "schema", *(kinds if nearest(name, kinds) else ())]
+    raise UserError(f"no slot or kind {name!r}", remedy=suggestion(name, known))
 
 
 def _fitted(line: str, whole: bool = True) -> str:

@@ -225,12 +225,13 @@ def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> boo
 
     from torch.nn.attention.varlen import varlen_attn
 
+    modules = list(model.modules())
+    sizes = [size for module in modules if isinstance(size := getattr(module, "head_dim", None), int)]
+    fits = bool(sizes) and max(sizes) <= 256 and all(size % 8 == 0 for size in sizes)  # layers may differ
+    drops = any(module.p for module in modules if isinstance(module, nn.Dropout))
     config: Any = model.config
-    text = config.get_text_config()
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    windows = "window_size" in signature(varlen_attn).parameters  # since torch 2.11
-    sizes = size <= 256 and size % 8 == 0
-    return windows and sizes and dtype in HALF and not getattr(text, "attention_dropout", None)
+    drops |= bool(getattr(config.get_text_config(), "attention_dropout", None))
+    return fits and not drops and dtype in HALF and "window_size" in signature(varlen_attn).parameters  # torch 2.11
 
 
 #: path → the states [N, D] that predict the response tokens
