@@ -31,6 +31,9 @@ CURVES = {
     "cpu": "time/cpu",
     "gap": "mismatch/log_prob_absdiff_mean",
     "k3": "mismatch/k3_kl",
+    "age": "age/mean",
+    "missing": "next/missing_fraction",
+    "interrupted": "interrupted_fraction",
 }
 Run = Mapping[str, Any]
 Outcome = Callable[[Run], float]
@@ -77,6 +80,16 @@ def mean(curve: str, steps: int, last: int | None = None) -> Outcome:
 
     def outcome(run: Run) -> float:
         return total(run, curve, steps - (last or steps), steps) / (last or steps)
+
+    return outcome
+
+
+def measured(curve: str, start: int, stop: int) -> Outcome:
+    """The mean of a curve over those steps in which it was measured; 0 if there is none."""
+
+    def outcome(run: Run) -> float:
+        values = [value for value in run[curve][start:stop] if value is not None]
+        return float(sum(values) / max(1, len(values)))
 
     return outcome
 

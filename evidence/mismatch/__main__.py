@@ -3,36 +3,69 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from evidence.curves import Outcome, Run, difference, mean, panel, print_table, run_claim, told, total
+from evidence.curves import (
+    Outcome,
+    Run,
+    by_seed,
+    cell_mean,
+    difference,
+    mean,
+    measured,
+    panel,
+    print_table,
+    run_claim,
+    shown,
+    told,
+    total,
+)
 from evidence.figure import draw
+from proxima.experiments.seed_statistics import mean_over_seeds
 
-STEPS, MARGIN, WINDOW = 60, 0.02, 5
+STEPS, MARGIN, WINDOW, LEARNED = 60, 0.02, 5, 0.6
 DOSES = {"int4": "engine=weights=int4", "noise 1": "engine=noise=1", "int3": "engine=weights=int3"}
+STILL = {"int4": "still_int4", "noise 1": "still_noise"}
 ARMS = ("none", "token", "masked", "geometric", "veto", "centered")
-CONTROLS = ("bf16", "bf16_token", "float32", "still_int4", "still_noise")
+CONTROLS = ("bf16", "bf16_token", "float32", *STILL.values())
+LEARNING = mean("reward", STEPS)
 
 
 def report(runs: Sequence[Run]) -> None:
     columns: dict[str, tuple[Outcome, int]] = {
-        "mean reward of all steps": (mean("reward", STEPS), 3),
+        "mean reward of all steps": (LEARNING, 3),
         "of the last five": (mean("reward", STEPS, last=5), 3),
-        "|log π − log μ|, first five": (lambda run: total(run, "gap", 0, 5) / 5, 4),
-        "last five": (mean("gap", STEPS, last=5), 4),
-        "k3, last five": (mean("k3", STEPS, last=5), 4),
+        "|log π − log μ|, first ten": (measured("gap", 0, 10), 4),
+        "last ten": (measured("gap", STEPS - 10, STEPS), 4),
+        "k3, last ten": (measured("k3", STEPS - 10, STEPS), 4),
+        "collapsed": (lambda run: float(collapse(run) is not None), 2),
     }
-    cells = [f"{arm},{dose}" for dose in DOSES.values() for arm in ARMS]
-    print_table(runs, [*cells, *CONTROLS], columns)
-    print("| dose | arm | arm − none, mean reward | collapsed by step 20, 40, 60 |\n|---|---|---|---|")
+    print_table(runs, [*(f"{arm},{dose}" for dose in DOSES.values() for arm in ARMS), *CONTROLS], columns)
+    print("| dose | arm | arm − none, mean reward |\n|---|---|---|")
     for name, dose in DOSES.items():
-        for arm in ARMS:
-            found = difference(runs, f"{arm},{dose}", f"none,{dose}", mean("reward", STEPS))
-            lead = told(found, MARGIN) if arm != "none" else ""
-            times = [collapse(run) for run in runs if run["cell"] == f"{arm},{dose}"]
-            print(f"| {name} | {arm} | {lead} | {' '.join(f'{1 - surviving(times, at):.2f}' for at in (20, 40, 60))} |")
+        for arm in ARMS[1:]:
+            print(f"| {name} | {arm} | {told(difference(runs, f'{arm},{dose}', f'none,{dose}', LEARNING), MARGIN)} |")
+    print()
+    for name in STILL:
+        cell = f"none,{DOSES[name]}"
+        times = {arm: [collapse(run) for run in runs if run["cell"] == arm] for arm in (cell, "bf16")}
+        lives = {arm: ", ".join(f"{surviving(of, at):.1f}" for at in (20, 40, 60)) for arm, of in times.items()}
+        print(f"- M1, {name}: alive at steps 20, 40, 60: {lives[cell]}; without a dose {lives['bf16']}")
+        print(f"- M1, {name}: mean reward, none − no dose: {told(difference(runs, cell, 'bf16', LEARNING), MARGIN)}")
+        found = difference(runs, f"token,{DOSES[name]}", cell, LEARNING)
+        print(f"- M2, {name}: mean reward, token − none: {told(found, MARGIN)}")
+        grown = {arm: by_seed(runs, arm, growth) for arm in (cell, STILL[name])}
+        seeds = sorted(set.intersection(*(set(of) for of in grown.values())))
+        apart = mean_over_seeds([grown[cell][seed] - grown[STILL[name]][seed] for seed in seeds])
+        gap = f"{shown(cell_mean(runs, cell, growth), 4)}, more than at rest: {shown(apart, 4)}"
+        print(f"- M3, {name}: growth of the gap {gap}")
     panels = [
         panel(named(runs, dose), ARMS, "reward", STEPS, title=name, y="share right") for name, dose in DOSES.items()
     ]
     draw(Path(__file__).with_name("mismatch.svg"), panels)
+
+
+def growth(run: Run) -> float:
+    """By how much the gap is larger in the last ten steps than in the first ten, nats a token."""
+    return measured("gap", STEPS - 10, STEPS)(run) - measured("gap", 0, 10)(run)
 
 
 def named(runs: Sequence[Run], dose: str) -> list[Run]:
@@ -40,10 +73,11 @@ def named(runs: Sequence[Run], dose: str) -> list[Run]:
 
 
 def collapse(run: Run) -> int | None:
-    """The first step at which the mean reward of five steps is below half of the largest such mean before."""
+    """The first step at which the mean reward of five steps is below half of the largest such mean before, once one has
+    reached LEARNED: a run that never learned can't collapse."""
     means = [total(run, "reward", at - WINDOW, at) / WINDOW for at in range(WINDOW, len(run["reward"]) + 1)]
     for i in range(1, len(means)):
-        if means[i] < max(means[:i]) / 2:
+        if (best := max(means[:i])) >= LEARNED and means[i] < best / 2:
             return i + WINDOW
     return None
 

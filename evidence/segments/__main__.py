@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evidence.curves import Run, difference, mean, panel, print_table, run_claim, shown, told
+from evidence.curves import Outcome, Run, difference, mean, measured, panel, print_table, run_claim, shown, told
 from evidence.figure import draw
 from evidence.segments.run import CHAINS, LAGS, WEIGHTINGS
 from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
@@ -14,7 +14,7 @@ from proxima.system.jsonl import read_lines
 
 CLAIM = Path(__file__).parent
 STORED = CLAIM / "stored.jsonl"
-STEPS, MARGIN = 40, 0.02
+STEPS, MARGIN = 60, 0.02
 BOTH = ("decoupled", "segment-wise")
 Line = Mapping[str, Any]
 
@@ -38,10 +38,16 @@ def report(runs: Sequence[Run]) -> None:
     for lag in (4, 8):
         steadier = gap(chains, lag, "gradients", "batch_cosine")
         print(f"- S2, cosine of a batch at lag {lag}, segment-wise − decoupled: {steadier}")
+        print(f"- S2, of the means: {gap(chains, lag, 'gradients', 'cosine')}")
     cells = [f"{lag},algorithm={name}" for lag in (4, 8) for name in ("decoupled", "sdp")]
-    print_table(
-        runs, cells, {"mean reward": (mean("reward", STEPS), 3), "last five": (mean("reward", STEPS, last=5), 3)}
-    )
+    columns: dict[str, tuple[Outcome, int]] = {
+        "mean reward": (mean("reward", STEPS), 3),
+        "last five": (mean("reward", STEPS, last=5), 3),
+        "age, last 30": (measured("age", STEPS - 30, STEPS), 2),
+        "interrupted": (measured("interrupted", 0, STEPS), 3),
+        "without next": (measured("missing", 0, STEPS), 4),
+    }
+    print_table(runs, cells, columns)
     for lag in (4, 8):
         found = difference(runs, f"{lag},algorithm=sdp", f"{lag},algorithm=decoupled", mean("reward", STEPS))
         print(f"- S3, mean reward at lag {lag}, segment-wise − decoupled: {told(found, MARGIN)}")

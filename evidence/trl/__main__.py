@@ -11,6 +11,7 @@ from evidence.figure import draw
 from evidence.tasks import ChainSums
 from proxima.experiments.sweep_file import read_sweep
 from proxima.system.jsonl import read_lines
+from proxima.task.cursor import Cursor
 
 CLAIM = Path(__file__).parent
 STEPS, MARGIN = 30, 0.02
@@ -40,14 +41,15 @@ def run_trl() -> None:
 
 
 def write_questions(path: Path, seed: int) -> None:
-    """Write the questions of our side with this seed, and the tokens that our prompts have."""
+    """Write the questions of our side with this seed in its order, and the tokens that our prompts have."""
     from transformers import AutoTokenizer
 
     from proxima.model.chat import prompt_tokens
 
     tokenizer, lines = AutoTokenizer.from_pretrained(MODEL), []
     rows = ChainSums(terms=(15,), size=STEPS * 16).rows(seed)
-    for i in range(len(rows)):
+    cursor = Cursor(len(rows), seed)
+    for i in map(cursor.row, range(len(rows))):
         text, tokens = f"{rows[i].messages[0]['content']}\n", prompt_tokens(rows[i].messages, tokenizer)
         lines.append(json.dumps({"prompt": text, "tokens": tokens.tolist(), "answer": rows[i].answer}))
     path.write_text("\n".join(lines) + "\n")

@@ -65,6 +65,7 @@ def main() -> None:
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=settings["warmup"],
         max_grad_norm=1.0,
+        shuffle_dataset=False,
         max_steps=steps * updates,
         bf16=True,
         use_cpu=True,
