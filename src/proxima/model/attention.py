@@ -219,7 +219,9 @@ def unpackable(model: nn.Module) -> str | None:
 def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if `varlen` computes this model's products of `dtype` on `device`, an Nvidia GPU since Ampere: `auto`
     chooses it there."""
-    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
+    if dtype not in HALF or device.type != "cuda" or torch.version.hip:
+        return False
+    if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     from inspect import signature
 
@@ -231,7 +233,7 @@ def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> boo
     drops = any(module.p for module in modules if isinstance(module, nn.Dropout))
     config: Any = model.config
     drops |= bool(getattr(config.get_text_config(), "attention_dropout", None))
-    return fits and not drops and dtype in HALF and "window_size" in signature(varlen_attn).parameters  # torch 2.11
+    return fits and not drops and "window_size" in signature(varlen_attn).parameters  # torch 2.11
 
 
 #: path → the states [N, D] that predict the response tokens

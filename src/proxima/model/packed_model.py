@@ -90,9 +90,10 @@ class PackedModel:
         self.loaded = loaded
         self.model = loaded.model
         other = unpackable(self.model)
+        sharding = loaded.sharding
+        split = sharding if sharding is not None and sharding.context_parallel > 1 else None  # of tokens between ranks
         if attention == "auto":
-            split = loaded.sharding is not None and loaded.sharding.context_parallel > 1
-            flash = not (other or split) and has_flash(self.model, self.device, compute_dtype)
+            flash = not other and split is None and has_flash(self.model, self.device, compute_dtype)
             attention = "padded" if other else "varlen" if flash else "packed"
         elif other and attention != "padded":
             remedy = "set model.attention=auto, or padded"
@@ -112,10 +113,10 @@ class PackedModel:
             self.reroutes = gradient_checkpointing and attention != "padded" and is_mixture(self.model.config)
         self.set_gradient_checkpointing(gradient_checkpointing)
         self.context: Any = None  # a `ContextGroup`, where ranks split the tokens of a batch between them
-        if loaded.sharding is not None and loaded.sharding.context_parallel > 1:
+        if split is not None:
             from proxima.model.parallel.context import ContextGroup
 
-            self.context = ContextGroup.of(loaded.sharding, self.device, attention)
+            self.context = ContextGroup.of(split, self.device, attention)
 
     @property
     def device(self) -> torch.device:
