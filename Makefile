@@ -48,8 +48,8 @@ help:
 	$(INSTALL) '.[demo]' --editable packages/proxima-peers --editable packages/proxima-plan
 	@touch $@
 
-.venv/dev.stamp: pyproject.toml packages/proxima-peers/pyproject.toml packages/proxima-plan/pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) '.[dev]' --editable packages/proxima-peers --editable packages/proxima-plan
+.venv/dev.stamp: pyproject.toml packages/proxima-peers/pyproject.toml packages/proxima-plan/pyproject.toml packages/proxima-tinker/pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[dev]' --editable packages/proxima-peers --editable packages/proxima-plan --editable packages/proxima-tinker
 	@touch $@ .venv/demo.stamp
 
 demo: .venv/demo.stamp
@@ -77,7 +77,7 @@ style: .venv/dev.stamp
 	$(BIN)/ruff check .
 
 types: .venv/dev.stamp
-	@text=$$({ $(BIN)/mypy && PYTHONPATH=src:packages/proxima-peers/src:packages/proxima-plan/src $(BIN)/lint-imports; } 2>&1); code=$$?; printf '\n%s\n' "$$text"; exit $$code
+	@text=$$({ $(BIN)/mypy && PYTHONPATH=src:packages/proxima-peers/src:packages/proxima-plan/src:packages/proxima-tinker/src $(BIN)/lint-imports; } 2>&1); code=$$?; printf '\n%s\n' "$$text"; exit $$code
 
 fast: .venv/dev.stamp
 	$(PYTEST) -m 'not slow and not campaign'

@@ -13,9 +13,11 @@ import pytest
 import proxima
 import proxima_peers
 import proxima_plan
+import proxima_tinker
 from scripts import house, make_docs
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = sorted(ROOT.glob("packages/*/pyproject.toml"))
 PACKAGES = (
     ROOT / "src" / "proxima",
     *(ROOT / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in ("peers", "plan")),
@@ -116,16 +118,18 @@ def test_the_reference_is_what_the_code_says():
 
 
 def test_the_distributions_are_of_one_version():
-    for package in (proxima_peers, proxima_plan):
+    for package in (proxima_peers, proxima_plan, proxima_tinker):
         assert package.__version__ == proxima.__version__
         folder = ROOT / "packages" / package.__name__.replace("_", "-")
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-        assert project["dependencies"] == [f"proxima-rl=={proxima.__version__}"]
+        of_ours = [name for name in project["dependencies"] if name.startswith("proxima-rl")]
+        assert [name.partition("==")[2] for name in of_ours] == [proxima.__version__]
 
 
 def test_constraints_pin_everything_that_is_asked_for():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"] + [x for extra in project["optional-dependencies"].values() for x in extra]
+    projects = [tomllib.loads(file.read_text())["project"] for file in [ROOT / "pyproject.toml", *PACKAGES]]
+    wanted = [x for project in projects for x in project["dependencies"]]
+    wanted += [x for extra in projects[0]["optional-dependencies"].values() for x in extra]
     names = {re.split(r"[\[<>=]", requirement)[0].lower().replace("_", "-") for requirement in wanted} - {"proxima-rl"}
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PEERS, PLAN = (ROOT / "packages" / name for name in ("proxima-peers", "proxima-plan"))
+NAMES = ("peers", "plan", "tinker")  # of the other distributions
+PEERS, *_ = PACKAGES = [ROOT / "packages" / f"proxima-{name}" for name in NAMES]
 COMMANDS = """
 import io, json, sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -45,7 +46,7 @@ def wheels(tmp_path_factory):
 
     place = tmp_path_factory.mktemp("dist")
     files = []
-    for folder in (ROOT, PEERS, PLAN):
+    for folder in (ROOT, *PACKAGES):
         with chdir(folder):
             files.append(place / build_wheel(str(place)))
     return files
@@ -75,7 +76,7 @@ def test_it_holds_every_file_of_the_package_and_the_recipes(wheels):
     assert "Provides-Extra: demo" in metadata
 
 
-@pytest.mark.parametrize(("place", "name"), [(1, "peers"), (2, "plan")])
+@pytest.mark.parametrize(("place", "name"), list(enumerate(NAMES, 1)))
 def test_another_one_holds_every_file_of_its_package(wheels, place, name):
     source = f"packages/proxima-{name}/src/"
     held = held_by(wheels[place])
@@ -87,7 +88,7 @@ def test_another_one_holds_every_file_of_its_package(wheels, place, name):
 def places(wheels, tmp_path_factory):
     """All packages as pip unpacks them, and what is installed here without the distributions of this repository."""
     top = tmp_path_factory.mktemp("places")
-    for name, wheel in zip(("site", "peers", "plan"), wheels, strict=True):
+    for name, wheel in zip(("site", *NAMES), wheels, strict=True):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(top / name)
     (top / "dependencies").mkdir()
@@ -99,6 +100,7 @@ def places(wheels, tmp_path_factory):
 
 
 EXAMPLE, RECORDS = str(PEERS / "tests/examples/verl_dapo.yaml"), str(PEERS / "tests/golden/trl_kto.json")
+SERVED = ["serve-training", "model", "--dtype", "float16"]
 PLANNED = ["plan", "qwen3_4b_grpo", "--devices", "8xH100-80G"]
 SMALL = ["train.steps=2", "train.warmup_steps=0", "train.prompts_per_step=2", "eval.limit=4", "folder=run"]
 
@@ -113,8 +115,8 @@ def used(places, tmp_path_factory, tiny_model):
     )
     train = ["train", "quickstart", *SMALL, f"model.path={tiny_model('llama')}"]
     lines = [["list", "recipes"], train, ["init"], ["--help"], ["peers", "verify", RECORDS], PLANNED]
-    lines += [["path", str(places / name)] for name in ("peers", "plan")]
-    lines += [["peers", "convert", EXAMPLE, "--out", "converted.yaml"], ["peers", "verify", RECORDS], PLANNED]
+    lines += [SERVED, *(["path", str(places / name)] for name in NAMES)]
+    lines += [["peers", "convert", EXAMPLE, "--out", "converted.yaml"], ["peers", "verify", RECORDS], PLANNED, SERVED]
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-S", "-P", "-c", COMMANDS]  # without site: the path, and no more
     settings = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "check": False}
@@ -126,12 +128,12 @@ def used(places, tmp_path_factory, tiny_model):
 @pytest.mark.campaign("tests/test_wheel.py::test_it_holds_every_file_of_the_package_and_the_recipes")
 def test_it_trains_in_an_empty_folder_and_other_commands_need_their_wheels(used):
     """With this environment's dependencies."""
-    folder, (recipes, trained, init, shown, *refused, _, _, _) = used
+    folder, (recipes, trained, init, shown, *refused, _, _, _, _) = used
     assert recipes[0] == 0 and "\nquickstart " in recipes[1] and "\ncpu/dapo " in recipes[1], recipes
     assert trained[0] == 0 and "done: 2 steps" in trained[1] and (folder / "run" / "report.html").is_file(), trained
     assert "# quickstart:" in (folder / "run" / "config.yaml").read_text()
     assert init[0] == 0 and (folder / "recipe.yaml").is_file(), init
-    others = {"peers": "proxima-peers", "plan": "proxima-plan"}
+    others = {"peers": "proxima-peers", "plan": "proxima-plan", "serve-training": "proxima-tinker"}
     for (name, package), answer in zip(others.items(), refused, strict=True):
         assert answer == [2, "", f"error: proxima {name} needs the package {package}; pip install {package}\n"]
         assert f"\n    {name} " in shown[1]
@@ -139,7 +141,8 @@ def test_it_trains_in_an_empty_folder_and_other_commands_need_their_wheels(used)
 
 @pytest.mark.campaign("tests/test_wheel.py::test_another_one_holds_every_file_of_its_package[1-peers]")
 def test_other_commands_have_their_wheels(used):
-    folder, (*_, converted, verified, planned) = used
+    folder, (*_, converted, verified, planned, served) = used
     assert converted[:2] == [0, "wrote converted.yaml\n"] and (folder / "converted.yaml").is_file(), converted
     assert verified[0] == 0 and " matched " in verified[1], verified
     assert planned[0] == 0 and "memory   fits: " in planned[1], planned
+    assert served == [2, "", "error: --dtype='float16' must be bfloat16 or float32\n"]

@@ -8,7 +8,8 @@ from proxima.cli.command_module import load_command
 from proxima.cli.parameters import add_command, bound, option_strings
 from proxima.data.errors import UserError, suggestion
 
-PEERS, PLAN = "proxima-peers", "proxima-plan"  # other distributions: other frameworks' files, forecasts
+# other distributions: other frameworks' files, forecasts, training as a service
+PEERS, PLAN, TINKER = "proxima-peers", "proxima-plan", "proxima-tinker"
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # by what one wants
     "try": {
         "init": ("proxima.cli.init", "write a recipe, a reward and questions to start from"),
@@ -21,6 +22,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # by what one wants
         "train": ("proxima.cli.train", "train a model: RL, SFT, a reward model or DPO"),
         "submit": ("proxima.cli.submit", "send a training to a Ray cluster and follow its output"),
         "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
+        "serve-training": (TINKER, "train for programs written for the Tinker SDK"),
     },
     "look": {
         "view": ("proxima.cli.view", "look into runs in a browser, token by token"),

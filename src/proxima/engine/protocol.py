@@ -73,6 +73,7 @@ class Request:
             their own, which begin with those of the previous turn, unless a template has rewritten them.
         shared: lengths, ascending, of prefixes of the prompt that other requests may share, besides its `opening`:
             contexts of the conversation's earlier turns and of this one. An engine may cache their KV.
+        stop_tokens: ids that end the completion; None: those of the model. Only the local engine reads it.
     """
 
     prompt: Prompt
@@ -81,6 +82,7 @@ class Request:
     seed: int = 0
     turn: int = 0
     shared: tuple[int, ...] = ()
+    stop_tokens: frozenset[int] | None = None
 
     @property
     def key(self) -> Key:

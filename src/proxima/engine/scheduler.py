@@ -320,9 +320,13 @@ class Scheduler:
         """Draw one token for each request of the batch, and finish those that end with it."""
         tokens = batch.draw(logits, self.top_k, self.table.masks is not None)
         self.generated_tokens += len(tokens)
-        if len(batch.sampled) == len(batch.uniform) or not self.stop_tokens.isdisjoint(tokens):
+        if len(batch.sampled) == len(batch.uniform) or any(map(self._stops, batch.requests, tokens)):
             self._write()
             self._finish(self._ended(batch.requests, tokens))
+
+    def _stops(self, running: RunningRequest, token: int) -> bool:
+        own = running.request.stop_tokens
+        return token in (self.stop_tokens if own is None else own)
 
     def _ended(
         self, requests: Sequence[RunningRequest], tokens: Sequence[int]
@@ -330,7 +334,7 @@ class Scheduler:
         """The requests that end with their last token, which is already in the table."""
         finished: list[tuple[RunningRequest, FinishReason]] = []
         for running, token in zip(requests, tokens, strict=True):
-            if token in self.stop_tokens or self._has_stop_string(running):
+            if self._stops(running, token) or self._has_stop_string(running):
                 finished.append((running, "stop"))
             elif self.table.is_full(running.line):
                 finished.append((running, "length"))

@@ -41,7 +41,7 @@ class ComputeThread:
         """Queue a call without waiting for it."""
         job: Job = (Future(), call, arguments)
         if self._jobs is None or threading.get_ident() == self._ident:
-            _perform(job)
+            perform(job)
         else:
             self._jobs.put(job)
         return job[0]
@@ -102,7 +102,7 @@ class ComputeThread:
 
         def run_loop() -> None:
             with suppress(KeyboardInterrupt):
-                _perform((outcome, run, ()))
+                perform((outcome, run, ()))
             jobs.put(None)
 
         thread = threading.Thread(target=run_loop, name="proxima-loop", daemon=True)
@@ -115,7 +115,7 @@ class ComputeThread:
                 if (job := jobs.get(timeout=GRACE_SECONDS if interrupted else LOOK_SECONDS)) is None:
                     break
                 if interrupted is None:
-                    _perform(job)
+                    perform(job)
                 else:
                     job[0].cancel()
             except Empty:
@@ -135,7 +135,8 @@ class ComputeThread:
         return outcome.result()
 
 
-def _perform(job: Job) -> None:
+def perform(job: Job) -> None:
+    """Run a job, unless its future was cancelled, and give the future its result."""
     future, call, arguments = job
     if not future.set_running_or_notify_cancel():
         return

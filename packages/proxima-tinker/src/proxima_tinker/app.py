@@ -1,0 +1,476 @@
+"""The routes that the SDK calls, who may call them, and their limits."""
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+from tinker import types
+
+from proxima.data import UserError
+from proxima.engine.protocol import Sampling
+from proxima.system.bounded_reading import TooLargeError, read_at_most
+from proxima.system.web_requests import LOOPBACK_NAMES, refused
+from proxima_tinker.datum import Array
+from proxima_tinker.samplers import SampleOrder, stop_settings
+from proxima_tinker.service import TYPES, RefusedError, Service
+from proxima_tinker.trained_model import ModelSpec
+from proxima_tinker.wire import address_of
+
+POLL_SECONDS = 20.0  # the SDK gives up after 45
+READ_SECONDS = 60.0  # to receive a body
+M = TypeVar("M", bound=BaseModel)
+Handler = Callable[[Request], Awaitable[Any]]
+# what the SDK may do: one connection a pending answer, plain bodies, its usual transport
+CLIENT_CONFIG = {
+    "pjwt_auth_enabled": False,
+    "use_pyqwest_transport": False,
+    "sample_use_retrieve_futures": False,
+    "proto_compress_fwdbwd": False,
+    "sample_join_sampling_session": True,
+    "sample_max_concurrent_requests": 256,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceLimits:
+    """Limits on requests: size of a body in MiB, samples a request, connections."""
+
+    body_mb: int = 64
+    samples: int = 1024
+    connections: int = 4096
+
+
+class ServiceApp:
+    """The HTTP app.
+
+    Args:
+        service: what the requests reach.
+        limits: see `ServiceLimits`.
+        key: what clients must send as X-API-Key; empty: anything.
+        hosts: names by which clients may address the server, besides the loopback's.
+    """
+
+    def __init__(self, service: Service, limits: ServiceLimits, key: str = "", hosts: Sequence[str] = ()) -> None:
+        self.service, self.limits, self.key = service, limits, key.encode()
+        self.hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
+        self.held = 0  # bytes of bodies that are being read or answered
+        get, post = (self._routes(handlers, method) for handlers, method in ((self._gets(), "GET"), (POSTS, "POST")))
+        deletes = self._routes({"training_runs/{run}/checkpoints/{kind}/{name}": self._delete_checkpoint}, "DELETE")
+        handlers: Any = {HTTPException: _refused, Exception: _failed}
+        self.asgi = Starlette(routes=[*get, *post, *deletes], exception_handlers=handlers)
+
+    def _routes(self, handlers: dict[str, Any], method: str) -> list[Route]:
+        return [
+            Route(f"/api/v1/{path}", self._answering(handler), methods=[method]) for path, handler in handlers.items()
+        ]
+
+    def _gets(self) -> dict[str, Handler]:
+        run = "training_runs/{run}"
+        return {
+            "healthz": self._health,
+            "get_server_capabilities": self._capabilities,
+            "training_runs": self._training_runs,
+            run: self._training_run,
+            f"{run}/checkpoints": self._checkpoints,
+            "checkpoints": self._checkpoints,
+            run + "/checkpoints/{kind}/{name}/external_weights_urls": self._external_urls,
+            run + "/checkpoints/{kind}/{name}/files/{file}": self._file,
+            "sessions": self._sessions,
+            "sessions/{session}": self._session,
+            "samplers/{sampler}": self._sampler,
+        }
+
+    def _answering(self, handler: Any) -> Handler:
+        async def endpoint(request: Request) -> Response:
+            self._admit(request)
+            try:
+                value = await (handler(request) if request.method != "POST" else self._posted(handler, request))
+            except RefusedError as error:
+                raise HTTPException(error.status, error.reason) from None
+            except UserError as error:
+                raise HTTPException(422, " ".join(str(error).split())) from None
+            return value if isinstance(value, Response) else JSONResponse(value)
+
+        return endpoint
+
+    def _admit(self, request: Request) -> None:
+        """Raise HTTPException for a client without access, before its body is read."""
+        address = (request.scope.get("server") or ("",))[0]
+        if refusal := refused(request.headers, self.hosts | {address}, "start the server with --allow-host"):
+            raise HTTPException(*refusal)
+        sent = request.headers.get("x-api-key", "").encode()
+        if self.key and not hmac.compare_digest(sent, self.key):
+            raise HTTPException(401, "the API key is missing or wrong")
+
+    async def _posted(self, handler: Any, request: Request) -> Any:
+        limit, body = self.limits.body_mb << 20, b""
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise HTTPException(415, "a compressed body is not read")
+        length = request.headers.get("content-length", "")
+        announced = int(length) if length.isdecimal() and len(length) < 15 else limit
+        if announced > limit:
+            raise HTTPException(413, f"the body has more than {self.limits.body_mb} MiB, --max-body-mb")
+        if self.held + announced > 16 * limit:
+            raise HTTPException(429, "too many bytes of other requests wait")
+        self.held += announced
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                body = await read_at_most(request.stream(), limit)
+            return await handler(self, body)
+        except TimeoutError:
+            raise HTTPException(408, f"the body was not complete after {READ_SECONDS:g} s") from None
+        except TooLargeError:
+            raise HTTPException(413, f"the body has more than {self.limits.body_mb} MiB, --max-body-mb") from None
+        finally:
+            self.held -= announced
+
+    # ---- what there is -----------------------------------------------------------------------------------------------
+
+    async def _health(self, request: Request) -> Any:
+        return {"status": "ok"}
+
+    async def _capabilities(self, request: Request) -> Any:
+        name, length = self.service.settings.name, self.service.base.max_length
+        model = {"model_name": name, "max_context_length": length, "trainable": True, "sampleable": True}
+        return {"supported_models": [model]}
+
+    def _run_facts(self, id: str) -> dict[str, Any]:
+        record = self.service.model(id).record
+        rank, own = record["spec"]["rank"], self._checkpoints_of(id)
+        return {
+            "training_run_id": id,
+            "base_model": self.service.settings.name,
+            "model_owner": "local",
+            "is_lora": rank > 0,
+            "lora_rank": rank or None,
+            "last_request_time": _date(record["created"]),
+            "last_checkpoint": next((c for c in reversed(own) if c["checkpoint_type"] == "training"), None),
+            "last_sampler_checkpoint": next((c for c in reversed(own) if c["checkpoint_type"] == "sampler"), None),
+            "user_metadata": record["metadata"],
+        }
+
+    async def _training_run(self, request: Request) -> Any:
+        return self._run_facts(request.path_params["run"])
+
+    async def _training_runs(self, request: Request) -> Any:
+        ids, cursor = _page(request, list(self.service.models))
+        return {"training_runs": [self._run_facts(id) for id in ids], "cursor": cursor}
+
+    def _checkpoints_of(self, run: str | None) -> list[dict[str, Any]]:
+        return [
+            {
+                "checkpoint_id": "/".join(path.split("/")[-2:]),
+                "checkpoint_type": record["kind"],
+                "time": _date(record["time"]),
+                "tinker_path": path,
+                "size_bytes": record["size"],
+                "user_metadata": record["metadata"],
+                "expires_at": None if record["expires"] is None else _date(record["expires"]),
+            }
+            for path, _, record in self.service.journal.all("checkpoint")
+            if run in (None, record["model"])
+        ]
+
+    async def _checkpoints(self, request: Request) -> Any:
+        found, cursor = _page(request, self._checkpoints_of(request.path_params.get("run")))
+        return {"checkpoints": found, "cursor": cursor}
+
+    def _path(self, request: Request) -> str:
+        run, kind, name = (request.path_params[part] for part in ("run", "kind", "name"))
+        if kind not in TYPES:
+            raise HTTPException(404, f"no kind of weights {kind!r:.40}; there are {', '.join(TYPES)}")
+        return f"tinker://{run}/{kind}/{name}"
+
+    async def _delete_checkpoint(self, request: Request) -> Any:
+        await self.service.delete_checkpoint(self._path(request))
+        return Response(status_code=204)
+
+    async def _external_urls(self, request: Request) -> Any:
+        folder = self.service.checkpoint_folder(self._path(request), "external")
+        place = str(request.url).rpartition("/external_weights_urls")[0]
+        urls = {file.name: f"{place}/files/{file.name}" for file in sorted(folder.iterdir())}
+        return {"urls": urls, "expires": _date(time.time() + 365 * 86400)}
+
+    async def _file(self, request: Request) -> Any:
+        folder = self.service.checkpoint_folder(self._path(request))
+        names = {file.name: file for file in folder.iterdir()}
+        if request.path_params["file"] not in names:
+            raise HTTPException(404, "there is no such file in the checkpoint")
+        return FileResponse(names[request.path_params["file"]])
+
+    async def _sessions(self, request: Request) -> Any:
+        return {"sessions": [id for id, _, _ in self.service.journal.all("session")]}
+
+    async def _session(self, request: Request) -> Any:
+        id, journal = request.path_params["session"], self.service.journal
+        facts = journal.get("session", id)
+        if facts is None:
+            raise HTTPException(404, "there is no such session")
+        runs = [model.id for model in self.service.models.values() if model.record["session"] == id]
+        samplers = [sampler for sampler, _, record in journal.all("sampler") if record["session"] == id]
+        return {"training_run_ids": runs, "sampler_ids": samplers, "user_metadata": facts.get("user_metadata")}
+
+    async def _sampler(self, request: Request) -> Any:
+        id = request.path_params["sampler"]
+        record = self.service.sampler(id)
+        return {"sampler_id": id, "base_model": self.service.settings.name, "model_path": record["path"]}
+
+    # ---- what is asked for -------------------------------------------------------------------------------------------
+
+    def base_model(self, name: str | None) -> None:
+        """Refuse the name of another base."""
+        settings = self.service.settings
+        if name not in (None, settings.name, settings.path):
+            raise HTTPException(400, f"base_model={name!r:.100} is not served here; {settings.name} is")
+
+    async def client_config(self, body: bytes) -> Any:
+        return CLIENT_CONFIG
+
+    async def dynamic_config(self, body: bytes) -> Any:
+        return {"sample_cancel_enabled": True}
+
+    async def create_session(self, body: bytes) -> Any:
+        asked = _parsed(types.CreateSessionRequest, body)
+        facts = asked.model_dump(include={"tags", "user_metadata", "sdk_version", "display_name"})
+        return {"type": "create_session", "session_id": self.service.create_session(facts)}
+
+    async def heartbeat(self, body: bytes) -> Any:
+        self.service.heartbeat(_parsed(types.SessionHeartbeatRequest, body).session_id)
+        return {"type": "session_heartbeat"}
+
+    async def telemetry(self, body: bytes) -> Any:
+        return {"status": "accepted"}
+
+    async def create_model(self, body: bytes) -> Any:
+        asked = _parsed(types.CreateModelRequest, body)
+        self.base_model(asked.base_model)
+        _adam(asked.optimizer_config)
+        lora: dict[str, Any] = {"rank": 0} if asked.lora_config is None else asked.lora_config.model_dump()
+        seed = lora.pop("seed", None)
+        spec = ModelSpec(**lora, seed=(time.time_ns() if seed is None else seed) % 2**31)
+        id = self.service.create_model(asked.session_id, asked.model_seq_id, spec, asked.user_metadata)
+        return {"request_id": id}
+
+    async def load_weights(self, body: bytes) -> Any:
+        asked = _parsed(types.LoadWeightsRequest, body)
+        self.base_model(asked.base_model)
+        if asked.optimizer_config is not None:
+            _adam(asked.optimizer_config)
+        source = {"path": asked.path, "optimizer": asked.optimizer}
+        if asked.session_id is None:
+            return self._submit("load", _need(asked.model_id, "model_id"), asked.seq_id, source)
+        spec = ModelSpec(**self.service.checkpoint(asked.path)["spec"])
+        number = _need(asked.model_seq_id, "model_seq_id")
+        return {"request_id": self.service.create_model(asked.session_id, number, spec, asked.user_metadata, source)}
+
+    def _submit(self, kind: str, model: str, seq: int | None, values: Any) -> Any:
+        body = values if isinstance(values, bytes) else json.dumps(values).encode()
+        return {"request_id": self.service.submit(model, _need(seq, "seq_id"), kind, body), "model_id": model}
+
+    async def forward_backward(self, body: bytes) -> Any:
+        model, seq = await asyncio.to_thread(address_of, body)
+        return self._submit("forward_backward", model, seq, body)
+
+    async def optim_step(self, body: bytes) -> Any:
+        asked = _parsed(types.OptimStepRequest, body)
+        if not isinstance(asked.optim_params, types.AdamParams):
+            raise HTTPException(400, "only AdamW is served; leave optimizer_params out and give adam_params")
+        return self._submit("optim_step", asked.model_id, asked.seq_id, asked.optim_params.model_dump())
+
+    async def save_weights(self, body: bytes) -> Any:
+        asked = _parsed(types.SaveWeightsRequest, body)
+        values = asked.model_dump(include={"path", "ttl_seconds", "overwrite", "user_metadata"})
+        return self._submit("save", asked.model_id, asked.seq_id, {"kind": "training", **values})
+
+    async def save_for_sampler(self, body: bytes) -> Any:
+        asked = _parsed(types.SaveWeightsForSamplerRequest, body)
+        values = asked.model_dump(include={"path", "ttl_seconds", "user_metadata"})
+        values |= {"kind": "sampler", "sampler": asked.sampling_session_seq_id}
+        return self._submit("save", asked.model_id, asked.seq_id, values)
+
+    async def save_external(self, body: bytes) -> Any:
+        asked = _parsed(types.SaveWeightsExternalRequest, body)
+        if asked.age_encryption_recipients:
+            raise HTTPException(400, "age_encryption_recipients: files are not encrypted here; leave it out")
+        values = asked.model_dump(include={"path", "ttl_seconds"})
+        return self._submit("save", asked.model_id, asked.seq_id, {"kind": "external", **values})
+
+    async def get_info(self, body: bytes) -> Any:
+        asked = _parsed(types.GetInfoRequest, body)
+        model, settings = self.service.model(asked.model_id), self.service.settings
+        rank = model.record["spec"]["rank"]
+        data = {"arch": self.service.base.model.config.model_type, "model_name": settings.name}
+        return {
+            "type": "get_info",
+            "model_id": model.id,
+            "model_name": settings.name,
+            "model_data": data | {"tokenizer_id": self.service.base.path},
+            "is_lora": rank > 0,
+            "lora_rank": rank or None,
+        }
+
+    async def weights_info(self, body: bytes) -> Any:
+        asked = _parsed(_WeightsInfo, body)
+        spec = self.service.checkpoint(asked.tinker_path)["spec"]
+        trained = {name: spec[name] for name in ("train_unembed", "train_mlp", "train_attn")}
+        rank = spec["rank"]
+        return {"base_model": self.service.settings.name, "is_lora": rank > 0, "lora_rank": rank or None, **trained}
+
+    async def create_sampling_session(self, body: bytes) -> Any:
+        asked = _parsed(types.CreateSamplingSessionRequest, body)
+        self.base_model(asked.base_model)
+        id = self.service.create_sampler(asked.session_id, asked.sampling_session_seq_id, asked.model_path)
+        return {"type": "create_sampling_session", "sampling_session_id": id}
+
+    async def join_sampling_session(self, body: bytes) -> Any:
+        asked = _parsed(types.JoinSamplingSessionRequest, body)
+        record = self.service.sampler(asked.sampling_session_id)
+        record["clients"] = record.get("clients", 0) + 1
+        self.service.journal.put("sampler", asked.sampling_session_id, record)
+        return {"type": "join_sampling_session", "client_counter": record["clients"]}
+
+    async def sample(self, body: bytes) -> Any:
+        asked = _parsed(types.SampleRequest, body)
+        if asked.prompt_alt_tokens_k or asked.record_stability_info:
+            raise HTTPException(400, "prompt_alt_tokens_k and record_stability_info are not served")
+        if not 1 <= asked.num_samples <= self.limits.samples:
+            raise HTTPException(400, f"num_samples={asked.num_samples} must be in [1, {self.limits.samples}]")
+        sampler, seq = _need(asked.sampling_session_id, "sampling_session_id"), _need(asked.seq_id, "seq_id")
+        order = self._order(asked, f"{sampler}:{seq}")
+        id = self.service.submit_sample(sampler, seq, order)
+        return {"request_id": id, "sample_sequence_ids": [f"{id}:{i}" for i in range(asked.num_samples)]}
+
+    def _order(self, asked: Any, name: str) -> SampleOrder:
+        params, context = asked.sampling_params, self.service.base.max_length
+        for chunk in asked.prompt.chunks:
+            if not isinstance(chunk, types.EncodedTextChunk):
+                raise HTTPException(400, f"the prompt has a {type(chunk).__name__}; only text is served")
+        tokens = np.array(asked.prompt.to_ints(), np.int32)
+        if not 0 < len(tokens) < context:
+            raise HTTPException(400, f"the prompt has {len(tokens)} tokens; must be 1 to {context - 1}")
+        stop, ids = stop_settings(params.stop, frozenset(self.service.base.stop_tokens))
+        sampling = Sampling(
+            temperature=params.temperature,
+            top_k=max(0, params.top_k),
+            top_p=params.top_p,
+            max_tokens=params.max_tokens or context - len(tokens),
+            stop=stop,
+        )
+        return SampleOrder(
+            name=name,
+            prompt=tokens,
+            count=asked.num_samples,
+            sampling=sampling,
+            seed=params.seed,
+            stop_tokens=ids,
+            prompt_log_probs=bool(asked.prompt_logprobs),
+            top_k_prompt=asked.topk_prompt_logprobs,
+            top_k_sample=asked.topk_sample_logprobs,
+            last=asked.prompt_logprobs_last_n,
+            targets=_targets(asked.target_prompt_logprobs, len(tokens)),
+        )
+
+    async def retrieve(self, body: bytes) -> Any:
+        asked = _parsed(types.FutureRetrieveRequest, body)
+        answer = await self.service.answer(asked.request_id, POLL_SECONDS)
+        if answer is None:  # the SDK asks again at once
+            return JSONResponse({"queue_state": "active", "request_id": asked.request_id}, 408)
+        return Response(answer.content, media_type=answer.media)
+
+    async def cancel(self, body: bytes) -> Any:
+        self.service.cancel(_parsed(_Cancelled, body).request_id)
+        return Response(status_code=204)
+
+
+class _WeightsInfo(BaseModel):
+    tinker_path: str
+
+
+class _Cancelled(BaseModel):
+    request_id: str
+
+
+POSTS: dict[str, Any] = {
+    "client/config": ServiceApp.client_config,
+    "client/dynamic_config": ServiceApp.dynamic_config,
+    "create_session": ServiceApp.create_session,
+    "session_heartbeat": ServiceApp.heartbeat,
+    "telemetry": ServiceApp.telemetry,
+    "create_model": ServiceApp.create_model,
+    "load_weights": ServiceApp.load_weights,
+    "forward_backward": ServiceApp.forward_backward,
+    "optim_step": ServiceApp.optim_step,
+    "save_weights": ServiceApp.save_weights,
+    "save_weights_for_sampler": ServiceApp.save_for_sampler,
+    "save_weights_external": ServiceApp.save_external,
+    "get_info": ServiceApp.get_info,
+    "weights_info": ServiceApp.weights_info,
+    "create_sampling_session": ServiceApp.create_sampling_session,
+    "join_sampling_session": ServiceApp.join_sampling_session,
+    "asample": ServiceApp.sample,
+    "retrieve_future": ServiceApp.retrieve,
+    "cancel_future": ServiceApp.cancel,
+}
+
+
+def _parsed(kind: type[M], body: bytes) -> M:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the body"
+        raise HTTPException(422, f"{place}: {first['msg']}") from None
+    except UserError as error:
+        raise HTTPException(422, str(error)) from None
+
+
+def _need(value: Any, name: str) -> Any:
+    if value is None:
+        raise HTTPException(422, f"{name} is missing")
+    return value
+
+
+def _adam(config: Any) -> None:
+    if config.type != "adamw":
+        raise HTTPException(400, f"optimizer_config of type {config.type!r:.40}; only adamw is served")
+
+
+def _targets(tensor: Any, length: int) -> Array | None:
+    if tensor is None:
+        return None
+    targets: Array = tensor.to_numpy(-1)
+    if targets.ndim != 2 or len(targets) != length - 1:
+        raise HTTPException(422, f"target_prompt_logprobs has shape {list(targets.shape)}; must be [{length - 1}, K]")
+    return targets
+
+
+def _page(request: Request, items: list[Any]) -> tuple[list[Any], dict[str, int]]:
+    """A page of a list, by the query's `limit` and `offset`."""
+    numbers = [request.query_params.get(name, "") for name in ("limit", "offset")]
+    limit, offset = (int(n) if n.isdecimal() and len(n) < 10 else d for n, d in zip(numbers, (100, 0), strict=True))
+    return items[offset : offset + limit], {"offset": offset, "limit": limit, "total_count": len(items)}
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail, "detail": error.detail}, error.status_code)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": f"{type(error).__name__}: {error}"[:300]}, 500)

@@ -1,0 +1,92 @@
+"""An example as a client sends it, and its place in a packed batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from proxima.data import PackedBatch, Trajectory, UserError
+from proxima.model import Policy
+
+Array = NDArray[Any]
+COLUMNS = {  # inputs of losses: one value a target, or for [T, K] targets K of them
+    "weights": np.float32,
+    "logprobs": np.float32,
+    "advantages": np.float32,
+    "mask": np.float32,
+    "clip_low_threshold": np.float32,
+    "clip_high_threshold": np.float32,
+    "proximal_logprobs": np.float32,
+    "reference_logprobs": np.float32,
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Datum:
+    """An example: `tokens` [T] int32 are the model's input, and state t predicts `targets[t]`.
+
+    targets: [T] int64, usually the tokens shifted by one; or [T, K], of which each has its own weight.
+    columns: inputs of the loss by name, float32 of the shape of the targets.
+    """
+
+    tokens: Array
+    targets: Array
+    columns: dict[str, Array] = field(default_factory=dict)
+
+    def check(self, place: str, context: int, vocabulary: int) -> None:
+        """Raise UserError if the example can't be run; `place` names it."""
+        length = len(self.tokens)
+        if not 0 < length <= context:
+            raise UserError(f"{place}: {length} input tokens; must be 1 to {context}, the model's context")
+        if self.targets.ndim not in (1, 2) or len(self.targets) != length or 0 in self.targets.shape:
+            raise UserError(f"{place}: target_tokens of shape {list(self.targets.shape)} for {length} input tokens")
+        for name, ids in (("model_input", self.tokens), ("target_tokens", self.targets)):
+            if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+                raise UserError(f"{place}: {name} has an id outside 0 … {vocabulary - 1}")
+        for name, values in self.columns.items():
+            if name not in COLUMNS:
+                raise UserError(f"{place}: loss_fn_inputs has {name}; known are target_tokens, {', '.join(COLUMNS)}")
+            if values.shape != self.targets.shape:
+                raise UserError(f"{place}: {name} has shape {list(values.shape)}, target_tokens {self.targets.shape}")
+            if not np.isfinite(values).all():
+                raise UserError(f"{place}: {name} is not finite everywhere")
+
+
+def trajectories(data: Sequence[Datum]) -> list[Trajectory]:
+    """The examples as responses to their first token. Neighbours of one group run their common beginning once, such as
+    the prompt of several completions."""
+    out: list[Trajectory] = []
+    for datum in data:
+        first = datum.tokens[:1]
+        same = bool(out) and np.array_equal(out[-1].prompt_tokens, first)
+        last = datum.targets[-1:] if datum.targets.ndim == 1 else datum.targets[-1:, 0]
+        tokens = np.concatenate([datum.tokens[1:], last]).astype(np.int32)
+        group = out[-1].group + (not same) if out else 0
+        sampled = np.ones(len(tokens), bool)
+        out.append(Trajectory(group=group, prompt_tokens=first, tokens=tokens, sampled=sampled))
+    return out
+
+
+def packed(policy: Policy, items: Sequence[Trajectory], data: Sequence[Datum]) -> PackedBatch:
+    """The examples as a batch whose targets are theirs."""
+    batch = policy.pack(items)
+    targets = torch.from_numpy(np.concatenate([datum.targets for datum in data])).to(batch.target.device)
+    return replace(batch, target=targets) if targets.dim() == 1 else replace(batch, top_k=targets)
+
+
+def column(data: Sequence[Datum], name: str, device: torch.device) -> Tensor | None:
+    """A column of all examples, joined; None if none has it.
+
+    Raises:
+        UserError: only some have it.
+    """
+    have = [name in datum.columns for datum in data]
+    if not any(have):
+        return None
+    if not all(have):
+        raise UserError(f"example {have.index(False)}: {name} is missing, and others have it")
+    return torch.from_numpy(np.concatenate([datum.columns[name] for datum in data])).to(device)

@@ -1,0 +1,127 @@
+"""What must survive the process: sessions, models, samplers, checkpoints, and every request that changes a model.
+
+A request is written, and on the disk, before its client is told that it was accepted. A model's state is written to a
+file from time to time; after a restart, the requests since then are run again from it, which gives the same bits. So
+nothing that was accepted is lost, and nothing is done twice.
+"""
+
+import json
+import sqlite3
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxima.data import UserError
+
+VERSION = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records (
+    kind TEXT, id TEXT, created REAL NOT NULL, value TEXT NOT NULL, PRIMARY KEY (kind, id)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS requests (
+    model TEXT, seq INTEGER, kind TEXT NOT NULL, body BLOB, answer BLOB, media TEXT, created REAL NOT NULL,
+    PRIMARY KEY (model, seq)
+) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRequest:
+    """A request of a model: `body` until its effect is in the state on disk; `answer` and its media type once it is
+    done."""
+
+    seq: int
+    kind: str
+    body: bytes | None
+    answer: bytes | None
+    media: str | None
+
+
+class Journal:
+    """The SQLite file of a server; safe to call from any thread.
+
+    Raises:
+        UserError: the file was written for another model, or by a later version.
+    """
+
+    def __init__(self, path: Path, model: str) -> None:
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + SCHEMA)
+        for name, value in {"version": str(VERSION), "model": model}.items():
+            self._db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, value))
+            (kept,) = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+            if kept != value:
+                raise UserError(f"{path.parent} is of {name} {kept}, not {value}", remedy="choose another --folder")
+
+    def put(self, kind: str, id: str, value: Any) -> None:
+        """Write or replace a record, a JSON value; the time of its creation stays."""
+        text, now = json.dumps(value), time.time()
+        sql = "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
+        with self._lock:
+            self._db.execute(sql, (kind, id, now, text))
+
+    def get(self, kind: str, id: str) -> Any:
+        """A record, or None."""
+        with self._lock:
+            row = self._db.execute("SELECT value FROM records WHERE kind = ? AND id = ?", (kind, id)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def delete(self, kind: str, id: str) -> None:
+        with self._lock:
+            self._db.execute("DELETE FROM records WHERE kind = ? AND id = ?", (kind, id))
+
+    def all(self, kind: str) -> list[tuple[str, float, Any]]:
+        """The records of a kind, in the order of their creation: id, time, value."""
+        with self._lock:
+            sql = "SELECT id, created, value FROM records WHERE kind = ? ORDER BY created, id"
+            rows = self._db.execute(sql, (kind,)).fetchall()
+        return [(id, created, json.loads(value)) for id, created, value in rows]
+
+    def accept(self, model: str, seq: int, kind: str, body: bytes) -> bool:
+        """Write a request; False if there is one of this number already."""
+        with self._lock:
+            sql = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, NULL, NULL, ?)"
+            return self._db.execute(sql, (model, seq, kind, body, time.time())).rowcount > 0
+
+    def finish(self, model: str, seq: int, answer: bytes, media: str) -> None:
+        """Write the answer of a request."""
+        with self._lock:
+            sql = "UPDATE requests SET answer = ?, media = ? WHERE model = ? AND seq = ?"
+            self._db.execute(sql, (answer, media, model, seq))
+
+    def kept_until(self, model: str, seq: int, value: Any, answers: int) -> None:
+        """The state of a model on disk now has the effects of its requests up to `seq`: write its record, and forget
+        the bodies of these requests and all but their last `answers`."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            sql = "UPDATE records SET value = ? WHERE kind = 'model' AND id = ?"
+            self._db.execute(sql, (json.dumps(value), model))
+            self._db.execute("UPDATE requests SET body = NULL WHERE model = ? AND seq <= ?", (model, seq))
+            self._db.execute("DELETE FROM requests WHERE model = ? AND seq <= ?", (model, seq - answers))
+            self._db.execute("COMMIT")
+
+    def requests(self, model: str, after: int = -1) -> list[StoredRequest]:
+        """The requests of a model after a number, in their order."""
+        with self._lock:
+            sql = "SELECT seq, kind, body, answer, media FROM requests WHERE model = ? AND seq > ? ORDER BY seq"
+            rows = self._db.execute(sql, (model, after)).fetchall()
+        return [_stored(row) for row in rows]
+
+    def request(self, model: str, seq: int) -> StoredRequest | None:
+        """A request, or None."""
+        with self._lock:
+            sql = "SELECT seq, kind, body, answer, media FROM requests WHERE model = ? AND seq = ?"
+            row = self._db.execute(sql, (model, seq)).fetchone()
+        return None if row is None else _stored(row)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+
+def _stored(row: tuple[Any, ...]) -> StoredRequest:
+    return StoredRequest(**dict(zip(("seq", "kind", "body", "answer", "media"), row, strict=True)))

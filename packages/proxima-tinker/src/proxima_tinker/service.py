@@ -1,0 +1,557 @@
+"""Sessions, models, samplers and checkpoints, and the requests of each model in their order.
+
+A client numbers the requests of a model. Each is accepted once, into the journal, runs when all earlier ones have, and
+its answer stays for a client that asks again. After a restart, models go on from their last state on disk: requests
+since then run again.
+"""
+
+import asyncio
+import json
+import secrets
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+
+from proxima.data import UserError
+from proxima.engine.local import Local
+from proxima.model import LoadedModel, load
+from proxima.model.adapter_files import read_matrices
+from proxima.model.adapter_folder import base_in_memory
+from proxima.model.lora import Lora
+from proxima.model.lora_layers import attach
+from proxima.model.pretrained import DTYPES
+from proxima.model.save import save_trained
+from proxima.system.atomic_files import flush_to_disk, write_atomic
+from proxima_tinker.journal import Journal
+from proxima_tinker.losses import Loss
+from proxima_tinker.record import Record
+from proxima_tinker.samplers import SampleOrder, Samplers
+from proxima_tinker.trained_model import ALPHA, AdamSettings, ModelSpec, TrainedModel, own_copy, read_state
+from proxima_tinker.wire import forward_backward_answer, read_forward_backward, sample_answer
+from proxima_tinker.workers import Workers
+
+JSON, PROTOBUF = "application/json", "application/x-protobuf"
+GAP_SECONDS = 60.0  # a request waits so long for an earlier one that has not come
+ANSWERS_KEPT = 256  # of each model
+STATE_EVERY = 20  # a state is written when the work since the last one took so many times as long as writing it
+SEGMENTS = {"training": "weights", "sampler": "sampler_weights", "external": "external_weights"}
+SAVES = {"training": "save_weights", "sampler": "save_weights_for_sampler", "external": "save_weights_external"}
+TYPES = {segment: kind for kind, segment in SEGMENTS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of a server.
+
+    Args:
+        path: of the model: hub name, folder or GGUF file; name: by which clients ask for it.
+        folder: of the state.
+        dtype: of products and of the engine's cache; weights are float32.
+        tokens: of one forward pass.
+        workers, threads: see `Workers`.
+        engines: samplers in memory, see `Samplers`.
+        snapshots: unnamed weights for samplers that are kept for each model.
+        waiting: requests of one model, or of one sampler, that may wait.
+    """
+
+    path: str
+    name: str
+    folder: Path
+    dtype: str = "bfloat16"
+    device: str = "auto"
+    tokens: int = 4096
+    slots: int = 64
+    workers: int = 1
+    threads: int = 1
+    engines: int = 4
+    snapshots: int = 8
+    waiting: int = 1024
+
+
+class RefusedError(Exception):
+    """A request that is answered with an HTTP status instead of a future."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+class Answer:
+    """The answer to a request, which may not be known yet."""
+
+    def __init__(self) -> None:
+        self.content, self.media = b"", JSON
+        self.done = asyncio.Event()
+
+    def set(self, content: bytes, media: str = JSON) -> None:
+        self.content, self.media = content, media
+        self.done.set()
+
+    def fail(self, reason: str, category: str) -> None:
+        self.set(_failure(reason, category))
+
+
+def _failure(reason: str, category: str) -> bytes:
+    return json.dumps({"error": reason, "category": category}).encode()
+
+
+@dataclass(eq=False)
+class Model:
+    """A model of a client: `record` as in the journal, `trained` None until it is needed, requests that wait by their
+    number."""
+
+    id: str
+    record: dict[str, Any]
+    lane: Any
+    next_seq: int = 0
+    trained: TrainedModel | None = None
+    waiting: dict[int, tuple[str, bytes]] = field(default_factory=dict)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    task: "asyncio.Task[None] | None" = None
+    work_seconds: float = 0.0  # since the last state
+    state_seconds: float = 1.0  # that writing one took
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec(**self.record["spec"])
+
+
+class Service:
+    """A server's state, used from one event loop; tensors are touched in the threads of `Workers`.
+
+    Raises:
+        UserError: the model can't be loaded, or the folder is of another one.
+    """
+
+    def __init__(self, settings: Settings, log: Callable[[str], None]) -> None:
+        self.settings, self.log = settings, log
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        identity = f"{settings.path} in {settings.dtype}"
+        self.journal = Journal(settings.folder / "journal.sqlite", identity)
+        loaded = load(settings.path, dtype=torch.float32, device=settings.device)
+        loaded.model.requires_grad_(False)
+        self.base: LoadedModel = replace(loaded, base=base_in_memory(settings.path, None, torch.float32))
+        self.workers = Workers(settings.workers, settings.threads)
+        spec = Local(slots=settings.slots, dtype=settings.dtype, interrupt="finish")  # type: ignore[arg-type]
+        self.samplers = Samplers(spec, self.workers, settings.engines)
+        self.answers: dict[str, Answer] = {}
+        self.models: dict[str, Model] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._seen: dict[str, float] = {}  # sessions, and when they were last heard of
+
+    # ---- sessions ----------------------------------------------------------------------------------------------------
+
+    def restore(self) -> int:
+        """Go on with the models of an earlier process. Returns the number of requests that run again."""
+        again = 0
+        for id, _, record in self.journal.all("model"):
+            model = self._add_model(id, record)
+            for request in self.journal.requests(id, record["state_seq"]):
+                if request.body is None:
+                    continue
+                model.waiting[request.seq] = request.kind, request.body
+                answer = self.answers.setdefault(f"{id}:{request.seq}", Answer())
+                if request.answer is not None:
+                    answer.set(request.answer, request.media or JSON)
+                again += 1
+            self._start(model)
+        return again
+
+    def create_session(self, facts: Mapping[str, Any]) -> str:
+        id = secrets.token_hex(8)
+        self.journal.put("session", id, dict(facts))
+        self.heartbeat(id)
+        return id
+
+    def heartbeat(self, session: str) -> None:
+        if self.journal.get("session", session) is None:
+            raise RefusedError(404, f"no session {session!r:.60}")
+        self._seen[session] = time.monotonic()
+
+    async def finish_session(self, session: str) -> None:
+        """Write the state of a session's models, and free their memory; a later request loads them again."""
+        for model in [m for m in self.models.values() if m.record["session"] == session]:
+            self.samplers.drop(model.id)
+            await model.lane.run(self._rest, model)
+
+    def _rest(self, model: Model) -> None:
+        if model.trained is not None and not model.waiting:
+            self._write_state(model)
+            model.trained = None
+
+    # ---- requests of a model -----------------------------------------------------------------------------------------
+
+    def create_model(self, session: str, number: int, spec: ModelSpec, metadata: Any, source: Any = None) -> str:
+        """Accept a new model; returns the id of the request. `source`: the checkpoint that it begins with."""
+        self.heartbeat(session)
+        id = f"{session}:train:{number}"
+        if id not in self.models:
+            record = {
+                "session": session,
+                "spec": spec.to_json(),
+                "metadata": metadata,
+                "state_seq": -1,
+                "steps": 0,
+                "created": time.time(),
+            }
+            self.journal.put("model", id, record)
+            self._start(self._add_model(id, record))
+        body = {"path": source["path"], "optimizer": source["optimizer"]} if source else {}
+        return self.submit(id, 0, "load" if source else "create", json.dumps(body).encode())
+
+    def _add_model(self, id: str, record: dict[str, Any]) -> Model:
+        model = self.models[id] = Model(id, record, self.workers.lane(), next_seq=record["state_seq"] + 1)
+        return model
+
+    def model(self, id: str) -> Model:
+        if id not in self.models:
+            raise RefusedError(404, f"no model {id!r:.80}")
+        return self.models[id]
+
+    def submit(self, model_id: str, seq: int, kind: str, body: bytes) -> str:
+        """Accept a request of a model and return its id; one that was accepted before is not run again."""
+        model, request_id = self.model(model_id), f"{model_id}:{seq}"
+        if not 0 <= seq < 2**60:
+            raise RefusedError(400, f"seq_id={seq} must be >= 0")
+        known = self.journal.request(model_id, seq)
+        if known is None and seq < model.next_seq and seq > model.record["state_seq"] - ANSWERS_KEPT:
+            raise RefusedError(422, f"request {seq} of this model came after later ones had failed for lack of it")
+        if known is None and seq < model.next_seq:
+            raise RefusedError(410, f"request {seq} is long done; its answer is no longer kept")
+        if known is None:
+            if len(model.waiting) >= self.settings.waiting:
+                raise RefusedError(429, f"{len(model.waiting)} requests of this model wait")
+            self.journal.accept(model_id, seq, kind, body)
+            self.answers[request_id] = Answer()
+            model.waiting[seq] = kind, body
+            model.arrived.set()
+        return request_id
+
+    def _start(self, model: Model) -> None:
+        model.task = asyncio.ensure_future(self._serve(model))
+
+    async def _serve(self, model: Model) -> None:
+        """Run the requests of a model in their order, forever."""
+        while True:
+            while model.next_seq not in model.waiting:
+                model.arrived.clear()
+                try:
+                    async with asyncio.timeout(GAP_SECONDS if model.waiting else None):
+                        await model.arrived.wait()
+                except TimeoutError:
+                    await self._fail_gap(model)
+            seq = model.next_seq
+            kind, body = model.waiting[seq]
+            content, media = await model.lane.run(self._perform, model, seq, kind, body)
+            del model.waiting[seq]
+            model.next_seq = seq + 1
+            answer = self.answers.setdefault(f"{model.id}:{seq}", Answer())
+            if not answer.done.is_set():
+                answer.set(content, media)
+            self.answers.pop(f"{model.id}:{seq - ANSWERS_KEPT}", None)
+
+    async def _fail_gap(self, model: Model) -> None:
+        """Fail the requests that wait for one that does not come."""
+        missing, last = model.next_seq, max(model.waiting)
+        content = _failure(f"request {missing} of this model has not come for {GAP_SECONDS:.0f} s", "user")
+        for seq in sorted(model.waiting):
+            await model.lane.run(self.journal.finish, model.id, seq, content, JSON)
+            self.answers[f"{model.id}:{seq}"].set(content)
+        model.waiting.clear()
+        model.next_seq = last + 1
+
+    def _perform(self, model: Model, seq: int, kind: str, body: bytes) -> tuple[bytes, str]:
+        """Run a request, in the model's lane, and write its answer."""
+        known = self.journal.request(model.id, seq)
+        done = known is not None and known.answer is not None
+        if done and kind not in CHANGES:
+            assert known is not None and known.answer is not None
+            return known.answer, known.media or JSON
+        began = time.monotonic()
+        try:
+            content, media = getattr(self, f"_do_{kind}")(model, seq, body)
+        except UserError as error:
+            content, media = _failure(" ".join(str(error).split()), "user"), JSON
+        except Exception as error:
+            self.log(f"{model.id} {kind}: {''.join(traceback.format_exception(error))}")
+            content, media = _failure(f"{type(error).__name__}: {error}", "server"), JSON
+        model.work_seconds += time.monotonic() - began
+        if not done:
+            self.journal.finish(model.id, seq, content, media)
+        if kind in ("optim_step", "load", "create") and model.trained is not None:
+            model.next_seq = seq + 1
+            if model.work_seconds > STATE_EVERY * model.state_seconds or kind != "optim_step":
+                self._write_state(model)
+        return content, media
+
+    def _trained(self, model: Model) -> TrainedModel:
+        """The model, in memory; after a restart, or a rest, from its state on disk."""
+        if model.trained is None:
+            dtype, budget = DTYPES[self.settings.dtype], self.settings.tokens
+            trained = TrainedModel(self.base, model.spec, compute_dtype=dtype, budget=budget)
+            if model.record["state_seq"] >= 0:
+                trained.load(load_file(self._state_file(model, model.record["state_seq"])))
+            model.trained = trained
+        return model.trained
+
+    def _state_file(self, model: Model, seq: int) -> Path:
+        return self._place(model.id) / f"state-{seq:09d}.safetensors"
+
+    def _place(self, model_id: str) -> Path:
+        return self.settings.folder / "models" / model_id.replace(":", "-")
+
+    def _write_state(self, model: Model) -> None:
+        """Write the state after the last request; its requests need not run again."""
+        assert model.trained is not None
+        began, seq, before = time.monotonic(), model.next_seq - 1, model.record["state_seq"]
+        if seq == before:
+            return
+        file = self._state_file(model, seq)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, save(model.trained.state()))
+        model.record["state_seq"] = seq
+        self.journal.kept_until(model.id, seq, model.record, ANSWERS_KEPT)
+        self._state_file(model, before).unlink(missing_ok=True)
+        model.work_seconds, model.state_seconds = 0.0, max(0.05, time.monotonic() - began)
+
+    # ---- what requests do, in the model's lane -----------------------------------------------------------------------
+
+    def _do_create(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
+        self._trained(model)
+        return _json(type="create_model", model_id=model.id)
+
+    def _do_forward_backward(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
+        asked = read_forward_backward(body)
+        loss = Loss(asked.loss, asked.config)
+        trained = self._trained(model)
+        result = trained.run(asked.data, loss, backward=not asked.forward_only)
+        if not asked.forward_only:
+            self._record(model).add(asked, result)
+        return forward_backward_answer(result.outputs, result.metrics), PROTOBUF
+
+    def _do_optim_step(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
+        settings = AdamSettings(**json.loads(body))
+        metrics = self._trained(model).step(settings)
+        model.record["steps"] += 1
+        self._record(model).step(model.record["steps"], metrics | {"learning_rate": settings.learning_rate})
+        return _json(metrics=metrics)
+
+    def _do_load(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
+        asked = json.loads(body)
+        folder = self.checkpoint_folder(asked["path"], "training")
+        self._trained(model).load(read_state(folder), optimizer=asked["optimizer"])
+        return _json(type="load_weights", path=asked["path"], model_id=model.id)
+
+    def _do_save(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
+        """Write a checkpoint: `kind` is training, sampler or external."""
+        asked = json.loads(body)
+        kind, named = asked["kind"], asked.get("path")
+        name = named or (f"unnamed-{seq:09d}" if kind == "sampler" else f"{seq:06d}")
+        if name.strip(".") == "" or not all(c.isalnum() or c in "._-+=" for c in name) or len(name) > 120:
+            raise UserError(f"path={name!r:.80} must be a name of letters, digits and ._-+=, at most 120")
+        folder = self._place(model.id) / SEGMENTS[kind] / name
+        path = f"tinker://{model.id}/{SEGMENTS[kind]}/{name}"
+        known = self.journal.get("checkpoint", path)
+        if known is not None and known["seq"] != seq and not asked.get("overwrite"):
+            raise UserError(f"{path} exists; choose another name, or set overwrite")
+        if known is None or known["seq"] != seq:
+            self._write_checkpoint(model, folder, kind)
+            ttl = asked.get("ttl_seconds")
+            record = {
+                "model": model.id,
+                "kind": kind,
+                "seq": seq,
+                "spec": model.record["spec"],
+                "size": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+                "time": time.time(),
+                "expires": None if ttl is None else time.time() + ttl,
+                "metadata": asked.get("user_metadata"),
+            }
+            self.journal.put("checkpoint", path, record)
+            self._drop_snapshots(model, kind)
+        number = asked.get("sampler")
+        if number is None:
+            return _json(type=SAVES[kind], path=path)
+        id = f"{model.record['session']}:sample:{number}"
+        self.journal.put("sampler", id, {"model": model.id, "path": path, "session": model.record["session"]})
+        return _json(type="save_weights_for_sampler", sampling_session_id=id)
+
+    def _write_checkpoint(self, model: Model, folder: Path, kind: str) -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+        trained = self._trained(model)
+        if kind == "training":
+            trained.save(beside)
+        else:
+            save_trained(trained.loaded, beside)
+        for file in beside.iterdir():
+            flush_to_disk(file)
+        if folder.exists():
+            shutil.rmtree(folder)
+        beside.rename(folder)
+        flush_to_disk(folder.parent)
+
+    def _drop_snapshots(self, model: Model, kind: str) -> None:
+        """Delete all but the last unnamed weights for samplers."""
+        if kind == "sampler":
+            place = self._place(model.id) / SEGMENTS[kind]
+            for old in sorted(place.glob("unnamed-*"))[: -self.settings.snapshots]:
+                shutil.rmtree(old)
+                self.journal.delete("checkpoint", f"tinker://{model.id}/{SEGMENTS[kind]}/{old.name}")
+
+    def _record(self, model: Model) -> Record:
+        return Record.of(self._place(model.id), self.base, model.spec, self.settings.path)
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, path: str) -> dict[str, Any]:
+        """The record of a checkpoint.
+
+        Raises:
+            UserError: there is none.
+        """
+        record: dict[str, Any] | None = self.journal.get("checkpoint", path)
+        if record is None:
+            raise UserError(f"no weights {path!r:.200}; unnamed ones are kept only for the last samplers of a model")
+        return record
+
+    def checkpoint_folder(self, path: str, kind: str | None = None) -> Path:
+        """The folder of a checkpoint, of this kind.
+
+        Raises:
+            UserError: there is none.
+        """
+        record = self.checkpoint(path)
+        if kind is not None and record["kind"] != kind:
+            raise UserError(f"{path} has {record['kind']} weights, where {kind} weights are needed")
+        *_, segment, name = path.split("/")
+        return self._place(record["model"]) / segment / name
+
+    async def delete_checkpoint(self, path: str) -> None:
+        folder = self.checkpoint_folder(path)
+        self.journal.delete("checkpoint", path)
+        await asyncio.to_thread(shutil.rmtree, folder, True)
+
+    def expire(self) -> None:
+        """Delete checkpoints whose time is over."""
+        for path, _, record in self.journal.all("checkpoint"):
+            if record["expires"] is not None and record["expires"] < time.time():
+                shutil.rmtree(self.checkpoint_folder(path), ignore_errors=True)
+                self.journal.delete("checkpoint", path)
+
+    # ---- samplers ----------------------------------------------------------------------------------------------------
+
+    def create_sampler(self, session: str, number: int, path: str | None) -> str:
+        """A sampler of saved weights, or without a path of the base."""
+        self.heartbeat(session)
+        id = f"{session}:sample:{number}"
+        if path is not None:
+            self.checkpoint(path)
+        self.journal.put("sampler", id, {"path": path, "session": session})
+        return id
+
+    def sampler(self, id: str) -> dict[str, Any]:
+        record: dict[str, Any] | None = self.journal.get("sampler", id)
+        if record is None:
+            raise RefusedError(404, f"no sampler {id!r:.80}")
+        return record
+
+    def submit_sample(self, sampler: str, seq: int, order: SampleOrder) -> str:
+        """Accept a request for samples; one that is running or done is not run again."""
+        request_id = f"{sampler}:{seq}"
+        if request_id not in self.answers:
+            running = sum(not answer.done.is_set() for id, answer in self.answers.items() if id.startswith(sampler))
+            if running >= self.settings.waiting:
+                raise RefusedError(429, f"{running} samples of this sampler wait")
+            self.answers[request_id] = Answer()
+            task = asyncio.ensure_future(self._sample(sampler, request_id, order))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return request_id
+
+    async def _sample(self, sampler: str, request_id: str, order: SampleOrder) -> None:
+        answer = self.answers[request_id]
+        try:
+            record = self.sampler(sampler)
+            path = record["path"]
+            if path is None:
+                model, source = "base", partial(_identity, self.base)
+            else:
+                checkpoint = self.checkpoint(path)
+                model = checkpoint["model"]
+                source = partial(self._weights, path, ModelSpec(**checkpoint["spec"]))
+            completions, prompt = await self.samplers.sample(model, path or "base", source, order)
+            answer.set(sample_answer(completions, prompt), PROTOBUF)
+        except UserError as error:
+            answer.fail(" ".join(str(error).split()), "user")
+        except Exception as error:
+            self.log(f"{request_id}: {''.join(traceback.format_exception(error))}")
+            answer.fail(f"{type(error).__name__}: {error}", "server")
+
+    def _weights(self, path: str, spec: ModelSpec) -> LoadedModel:
+        """The base with the weights of a checkpoint, in a lane."""
+        folder = self.checkpoint_folder(path)
+        if spec.rank == 0:
+            return load(str(folder), dtype=torch.float32, device=self.settings.device)
+        loaded = own_copy(self.base, shares=True)
+        attach(loaded.model, Lora(rank=spec.rank, alpha=ALPHA, targets=spec.targets(self.base.model)), 0)
+        read_matrices(loaded.model, str(folder), field_name="path")
+        return loaded
+
+    async def answer(self, request_id: str, seconds: float) -> Answer | None:
+        """The answer to a request, if it comes within this time.
+
+        Raises:
+            RefusedError: there is no such request.
+        """
+        answer = self.answers.get(request_id)
+        if answer is None:
+            answer = self._kept_answer(request_id)
+        try:
+            async with asyncio.timeout(seconds):
+                await answer.done.wait()
+        except TimeoutError:
+            return None
+        return answer
+
+    def _kept_answer(self, request_id: str) -> Answer:
+        model, _, seq = request_id.rpartition(":")
+        known = self.journal.request(model, int(seq)) if seq.isdecimal() and len(seq) < 19 else None
+        if known is None or known.answer is None:
+            # the SDK sends a sample again when it hears 410
+            raise RefusedError(410, f"no request {request_id!r:.100}; samples do not outlive the server")
+        answer = Answer()
+        answer.set(known.answer, known.media or JSON)
+        return answer
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a sample that its client does not want any more."""
+        self.answers.pop(request_id, None)
+
+    async def close(self) -> None:
+        """Write the states of all models."""
+        for model in self.models.values():
+            if model.task is not None:
+                model.task.cancel()
+        for model in self.models.values():
+            await model.lane.run(self._rest, model)
+        self.journal.close()
+
+
+CHANGES = ("create", "load", "forward_backward", "optim_step")  # kinds of requests whose effect is in the state
+
+
+def _identity(loaded: LoadedModel) -> LoadedModel:
+    return loaded
+
+
+def _json(**values: Any) -> tuple[bytes, str]:
+    return json.dumps(values).encode(), JSON

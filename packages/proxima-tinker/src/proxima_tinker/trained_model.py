@@ -1,0 +1,270 @@
+"""A model that a client trains: its own weights on a base that all clients share, gradients, optimizer."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from proxima.data import PackedBatch, Trajectory, UserError
+from proxima.model import LoadedModel, Policy
+from proxima.model.lora import Lora
+from proxima.model.lora_layers import attach
+from proxima.model.micro_batch import micro_batches
+from proxima.model.save import save_trained
+from proxima_tinker.datum import COLUMNS, Array, Datum, column, packed, trajectories
+from proxima_tinker.losses import Loss, LossResult, Targets
+
+ALPHA = 32.0  # of LoRA: the product of the adapters is scaled by 32 / rank
+OPTIMIZER = "optimizer.safetensors"
+ATTENTION = ("attn", "attention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """What a client asked for: an adapter of this rank, on these layers; rank 0: all weights are trained.
+
+    Raises:
+        UserError: nothing would be trained.
+    """
+
+    rank: int
+    seed: int = 0
+    train_mlp: bool = True
+    train_attn: bool = True
+    train_unembed: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank <= 4096:
+            raise UserError(f"lora_config.rank={self.rank} must be in [1, 4096]")
+        if not (self.train_mlp or self.train_attn or self.train_unembed):
+            raise UserError("lora_config trains nothing; set train_mlp, train_attn or train_unembed")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def targets(self, model: nn.Module) -> tuple[str, ...]:
+        """The last names of the layers that get an adapter."""
+        untyped: Any = model
+        head = untyped.get_output_embeddings()
+        names = set()
+        for name, module in model.named_modules():
+            if type(module) is nn.Linear:
+                attention = any(part in name for part in ATTENTION)
+                chosen = self.train_unembed if module is head else self.train_attn if attention else self.train_mlp
+                names |= {name.rpartition(".")[2]} if chosen else set()
+        return tuple(sorted(names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamSettings:
+    """The settings of one optimizer step, as the SDK's `AdamParams`."""
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    grad_clip_norm: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value < float("inf"):
+                raise UserError(f"adam_params.{name}={value} must be >= 0 and finite")
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) >= 1:
+                raise UserError(f"adam_params.{name}={getattr(self, name)} must be < 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassResult:
+    """Of each example, its log-probs and what else the loss gave, and the metrics of the request."""
+
+    outputs: list[dict[str, Array]]
+    metrics: dict[str, float]
+
+
+def own_copy(base: LoadedModel, *, shares: bool) -> LoadedModel:
+    """The modules of a model again, on the same weights if `shares`: two threads may run them at the same time."""
+    kept = [*base.model.parameters(), *base.model.buffers()] if shares else []
+    model = copy.deepcopy(base.model, {id(tensor): tensor for tensor in kept})
+    return replace(base, model=model)
+
+
+class TrainedModel:
+    """A model in training. Calls come from one lane, one after the other.
+
+    Args:
+        base: model and tokenizer; its weights are read, never written.
+        spec: what is trained.
+        compute_dtype: of the products; weights are float32.
+        budget: tokens of one forward pass.
+    """
+
+    def __init__(self, base: LoadedModel, spec: ModelSpec, *, compute_dtype: torch.dtype, budget: int) -> None:
+        self.spec, self.budget = spec, budget
+        self.loaded = own_copy(base, shares=spec.rank > 0)
+        if spec.rank > 0:
+            self.loaded.model.requires_grad_(False)
+            attach(self.loaded.model, Lora(rank=spec.rank, alpha=ALPHA, targets=spec.targets(base.model)), spec.seed)
+        else:
+            self.loaded.model.requires_grad_(True)
+            self.loaded = replace(self.loaded, base=None)
+        self.policy = Policy(self.loaded, compute_dtype=compute_dtype)
+        self.trained = {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(list(self.trained.values()), fused=True)
+        config: Any = self.loaded.model.config
+        self.vocabulary = int(config.get_text_config().vocab_size)
+
+    def run(self, data: Sequence[Datum], loss: Loss, *, backward: bool) -> PassResult:
+        """The loss of a request; with `backward` its gradient is added to those since the last step, or, if anything
+        fails, nothing is.
+
+        Raises:
+            UserError: an example or the loss is refused.
+        """
+        for number, datum in enumerate(data):
+            datum.check(f"example {number}", self.loaded.max_length, self.vocabulary)
+        before = {name: p.grad for name, p in self.trained.items()}
+        for parameter in self.trained.values():
+            parameter.grad = None
+        try:
+            with torch.set_grad_enabled(backward):
+                result = self._run(data, loss, backward=backward)
+        except BaseException:
+            for name, parameter in self.trained.items():
+                parameter.grad = before[name]
+            raise
+        for name, parameter in self.trained.items():
+            earlier = before[name]
+            if earlier is not None:
+                parameter.grad = earlier if parameter.grad is None else earlier.add_(parameter.grad)
+        return result
+
+    def _run(self, data: Sequence[Datum], loss: Loss, *, backward: bool) -> PassResult:
+        items = trajectories(data)
+        cuts = micro_batches([(item,) for item in items], self.budget, share_prompt=self.policy.share_prompt)
+        parts = [([items[i] for i in cut], [data[i] for i in cut]) for cut in cuts]
+        if len(parts) == 1 or not loss.whole:
+            done = [self._part(*part, loss, backward=backward) for part in parts]
+            return _joined(done)
+        # the loss depends on all examples: first its gradient by the log-probs, then that of the weights
+        with torch.no_grad():
+            found = [self._log_prob(*part) for part in parts]
+        leaf = torch.cat(found).requires_grad_(backward)
+        result = loss(self._targets(leaf, data))
+        if backward:
+            result.loss.backward()
+            assert leaf.grad is not None
+            for part, gradient in zip(parts, leaf.grad.split([len(log_prob) for log_prob in found]), strict=True):
+                (self._log_prob(*part) * gradient).sum().backward()
+        return _joined([_result(leaf.detach(), result, data)])
+
+    def _part(self, items: Sequence[Trajectory], data: Sequence[Datum], loss: Loss, *, backward: bool) -> PassResult:
+        log_prob = self._log_prob(items, data)
+        result = loss(self._targets(log_prob, data))
+        if backward and result.loss.requires_grad:
+            result.loss.backward()
+        return _result(log_prob.detach(), result, data)
+
+    def _log_prob(self, items: Sequence[Trajectory], data: Sequence[Datum]) -> Tensor:
+        batch: PackedBatch = packed(self.policy, items, data)
+        if batch.top_k is None:
+            return self.policy(batch).need("log_prob")
+        return self.policy(batch, frozenset({"top_k_gradient"})).need("top_k_log_prob")
+
+    def _targets(self, log_prob: Tensor, data: Sequence[Datum]) -> Targets:
+        device = log_prob.device
+        columns = {name: values for name in COLUMNS if (values := column(data, name, device)) is not None}
+        ends = np.cumsum([0, *(len(datum.tokens) for datum in data)])
+        return Targets(log_prob=log_prob, columns=columns, cu_seqlens=torch.from_numpy(ends).to(device))
+
+    def step(self, settings: AdamSettings) -> dict[str, float]:
+        """Update the weights with the gradients since the last step. Returns the norm of the gradient before clipping.
+
+        Raises:
+            UserError: there is no gradient, or it is not finite, and is then dropped.
+        """
+        gradients = [p.grad for p in self.trained.values() if p.grad is not None]
+        if not gradients:
+            raise UserError("there is no gradient since the last optim_step; call forward_backward first")
+        limit = settings.grad_clip_norm or float("inf")
+        norm = float(nn.utils.clip_grad_norm_(self.trained.values(), limit))
+        if norm != norm or norm == float("inf"):
+            self.optimizer.zero_grad()
+            raise UserError(f"the norm of the gradient is {norm}: it was dropped, and the weights are unchanged")
+        for group in self.optimizer.param_groups:
+            group |= {
+                "lr": settings.learning_rate,
+                "betas": (settings.beta1, settings.beta2),
+                "eps": settings.eps,
+                "weight_decay": settings.weight_decay,
+            }
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {"grad_norm": norm}
+
+    def state(self, *, optimizer: bool = True, gradients: bool = True) -> dict[str, Tensor]:
+        """Everything that training changes: weights, moments, gradients that wait for a step."""
+        out = {f"weight.{name}": p.detach() for name, p in self.trained.items()}
+        for name, parameter in self.trained.items():
+            if optimizer:
+                moments = self.optimizer.state.get(parameter, {})
+                out |= {f"{slot}.{name}": value for slot, value in moments.items()}
+            if gradients and parameter.grad is not None:
+                out[f"grad.{name}"] = parameter.grad
+        return {name: tensor.contiguous().cpu() for name, tensor in out.items()}
+
+    def load(self, state: Mapping[str, Tensor], *, optimizer: bool = True) -> None:
+        """The inverse of `state`; without `optimizer` the moments begin anew.
+
+        Raises:
+            UserError: the state is of a model with other weights.
+        """
+        shapes = {f"weight.{name}": p.shape for name, p in self.trained.items()}
+        if {name: t.shape for name, t in state.items() if name.startswith("weight.")} != shapes:
+            raise UserError("these weights are of another model or of another adapter")
+        self.optimizer.state.clear()
+        with torch.no_grad():
+            for name, parameter in self.trained.items():
+                parameter.copy_(state[f"weight.{name}"])
+                slots = ("step", "exp_avg", "exp_avg_sq")
+                moments = {slot: state[f"{slot}.{name}"] for slot in slots if f"{slot}.{name}" in state}
+                if optimizer and moments:
+                    place = {"step": torch.device("cpu") if parameter.device.type == "cpu" else parameter.device}
+                    self.optimizer.state[parameter] = {
+                        slot: value.clone().to(place.get(slot, parameter.device)) for slot, value in moments.items()
+                    }
+                gradient = state.get(f"grad.{name}")
+                parameter.grad = None if gradient is None else gradient.clone().to(parameter.device)
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that peft, or `AutoModelForCausalLM` for all weights, loads; and the state of training in
+        `OPTIMIZER`."""
+        save_trained(self.loaded, folder)
+        save_file(self.state(gradients=False), folder / OPTIMIZER)
+
+
+def read_state(folder: Path) -> dict[str, Tensor]:
+    """The state that `TrainedModel.save` wrote."""
+    return load_file(folder / OPTIMIZER)
+
+
+def _result(log_prob: Tensor, result: LossResult, data: Sequence[Datum]) -> PassResult:
+    """The outputs of a loss for each example."""
+    lengths = [len(datum.tokens) for datum in data]
+    columns = {"logprobs": log_prob, **result.outputs}
+    split = {name: values.detach().float().cpu().split(lengths) for name, values in columns.items()}
+    outputs = [{name: values[i].numpy() for name, values in split.items()} for i in range(len(data))]
+    return PassResult(outputs=outputs, metrics=result.metrics)
+
+
+def _joined(parts: Sequence[PassResult]) -> PassResult:
+    """The results of micro-batches, whose losses add up."""
+    total = {"loss:sum": sum(part.metrics["loss:sum"] for part in parts)}
+    return PassResult(outputs=[out for part in parts for out in part.outputs], metrics=parts[0].metrics | total)

@@ -1,0 +1,82 @@
+"""Threads that serve all models and samplers in turn.
+
+Each of them has a lane, a queue of calls that run one after the other. A free thread takes one call of the lane that
+has waited longest: who sends many delays only himself. Every thread computes with the same number of torch threads,
+whatever else runs, so that results do not depend on who else is there.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import torch
+
+from proxima.model.compute_thread import ComputeThread, Job, perform
+
+T = TypeVar("T")
+
+
+class Workers:
+    """The threads.
+
+    Args:
+        count: threads, so many calls run at the same time.
+        threads: torch threads of each.
+    """
+
+    def __init__(self, count: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._ready: deque[Lane] = deque()  # with a call, none of which is running
+        self._wakes = threading.Condition()
+        for number in range(count):
+            threading.Thread(target=self._work, args=(threads,), name=f"worker-{number}", daemon=True).start()
+
+    def lane(self) -> "Lane":
+        return Lane(self)
+
+    def put(self, lane: "Lane", job: Job) -> None:
+        with self._wakes:
+            lane.jobs.append(job)
+            if not lane.running and len(lane.jobs) == 1:
+                self._ready.append(lane)
+                self._wakes.notify()
+
+    @property
+    def wanted(self) -> bool:
+        """True if a lane waits for a thread."""
+        return bool(self._ready)
+
+    def _work(self, threads: int) -> None:
+        torch.set_num_threads(threads)  # OpenMP counts them for each thread that computes
+        while True:
+            with self._wakes:
+                while not self._ready:
+                    self._wakes.wait()
+                lane = self._ready.popleft()
+                lane.running, job = True, lane.jobs.popleft()
+            perform(job)
+            del job  # its arguments may be large
+            with self._wakes:
+                lane.running = False
+                if lane.jobs:
+                    self._ready.append(lane)
+                    self._wakes.notify()
+
+
+class Lane(ComputeThread):
+    """The calls of one model or sampler: a `ComputeThread` whose calls run in the threads of `Workers`."""
+
+    def __init__(self, workers: Workers) -> None:
+        super().__init__()
+        self.workers, self.jobs, self.running = workers, deque[Job](), False
+
+    def submit(self, call: Callable[..., T], *arguments: Any) -> "Future[T]":
+        job: Job = (Future(), call, arguments)
+        self.workers.put(self, job)
+        return job[0]
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.jobs) or self.workers.wanted
