@@ -29,6 +29,7 @@ from proxima_tinker.trained_model import ModelSpec
 from proxima_tinker.wire import address_of
 
 POLL_SECONDS = 20.0  # the SDK gives up after 45
+URL_SECONDS = 3600.0  # of an address of a file, which needs no key
 READ_SECONDS = 60.0  # to receive a body
 M = TypeVar("M", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Any]]
@@ -68,8 +69,9 @@ class ServiceApp:
         self.held = 0  # bytes of bodies that are being read or answered
         get, post = (self._routes(handlers, method) for handlers, method in ((self._gets(), "GET"), (POSTS, "POST")))
         deletes = self._routes({"training_runs/{run}/checkpoints/{kind}/{name}": self._delete_checkpoint}, "DELETE")
+        finish = Route("/api/v1/sessions/{session}/finish", self._answering(self._finish), methods=["POST"])
         handlers: Any = {HTTPException: _refused, Exception: _failed}
-        self.asgi = Starlette(routes=[*get, *post, *deletes], exception_handlers=handlers)
+        self.asgi = Starlette(routes=[*get, *post, *deletes, finish], exception_handlers=handlers)
 
     def _routes(self, handlers: dict[str, Any], method: str) -> list[Route]:
         return [
@@ -96,7 +98,8 @@ class ServiceApp:
         async def endpoint(request: Request) -> Response:
             self._admit(request)
             try:
-                value = await (handler(request) if request.method != "POST" else self._posted(handler, request))
+                posted = handler in POSTS.values()
+                value = await (self._posted(handler, request) if posted else handler(request))
             except RefusedError as error:
                 raise HTTPException(error.status, error.reason) from None
             except UserError as error:
@@ -111,8 +114,19 @@ class ServiceApp:
         if refusal := refused(request.headers, self.hosts | {address}, "start the server with --allow-host"):
             raise HTTPException(*refusal)
         sent = request.headers.get("x-api-key", "").encode()
-        if self.key and not hmac.compare_digest(sent, self.key):
+        if self.key and not hmac.compare_digest(sent, self.key) and not self._signed(request):
             raise HTTPException(401, "the API key is missing or wrong")
+
+    def _signature(self, path: str, until: str) -> str:
+        return hmac.digest(self.key, f"{until} {path}".encode(), "sha256").hex()
+
+    def _signed(self, request: Request) -> bool:
+        """True for an address of a file that was given out, while it is valid."""
+        path, until = request.url.path, request.query_params.get("until", "")
+        if request.method != "GET" or not until.isdecimal() or len(until) > 15 or int(until) < time.time():
+            return False
+        sent = request.query_params.get("signature", "").encode()
+        return hmac.compare_digest(sent, self._signature(path, until).encode())
 
     async def _posted(self, handler: Any, request: Request) -> Any:
         limit, body = self.limits.body_mb << 20, b""
@@ -199,9 +213,13 @@ class ServiceApp:
 
     async def _external_urls(self, request: Request) -> Any:
         folder = self.service.checkpoint_folder(self._path(request), "external")
-        place = str(request.url).rpartition("/external_weights_urls")[0]
-        urls = {file.name: f"{place}/files/{file.name}" for file in sorted(folder.iterdir())}
-        return {"urls": urls, "expires": _date(time.time() + 365 * 86400)}
+        place, until = request.url.path.rpartition("/external_weights_urls")[0], int(time.time() + URL_SECONDS)
+        urls = {}
+        for file in sorted(folder.iterdir()):
+            path = f"{place}/files/{file.name}"
+            query = f"until={until}&signature={self._signature(path, str(until))}"
+            urls[file.name] = str(request.url.replace(path=path, query=query if self.key else ""))
+        return {"urls": urls, "expires": _date(until)}
 
     async def _file(self, request: Request) -> Any:
         folder = self.service.checkpoint_folder(self._path(request))
@@ -221,6 +239,10 @@ class ServiceApp:
         runs = [model.id for model in self.service.models.values() if model.record["session"] == id]
         samplers = [sampler for sampler, _, record in journal.all("sampler") if record["session"] == id]
         return {"training_run_ids": runs, "sampler_ids": samplers, "user_metadata": facts.get("user_metadata")}
+
+    async def _finish(self, request: Request) -> Any:
+        await self.service.finish_session(request.path_params["session"])
+        return Response(status_code=204)
 
     async def _sampler(self, request: Request) -> Any:
         id = request.path_params["sampler"]
@@ -260,7 +282,7 @@ class ServiceApp:
         lora: dict[str, Any] = {"rank": 0} if asked.lora_config is None else asked.lora_config.model_dump()
         seed = lora.pop("seed", None)
         spec = ModelSpec(**lora, seed=(time.time_ns() if seed is None else seed) % 2**31)
-        id = self.service.create_model(asked.session_id, asked.model_seq_id, spec, asked.user_metadata)
+        id = await self.service.create_model(asked.session_id, asked.model_seq_id, spec, asked.user_metadata)
         return {"request_id": id}
 
     async def load_weights(self, body: bytes) -> Any:
@@ -270,42 +292,43 @@ class ServiceApp:
             _adam(asked.optimizer_config)
         source = {"path": asked.path, "optimizer": asked.optimizer}
         if asked.session_id is None:
-            return self._submit("load", _need(asked.model_id, "model_id"), asked.seq_id, source)
+            return await self._submit("load", _need(asked.model_id, "model_id"), asked.seq_id, source)
         spec = ModelSpec(**self.service.checkpoint(asked.path)["spec"])
         number = _need(asked.model_seq_id, "model_seq_id")
-        return {"request_id": self.service.create_model(asked.session_id, number, spec, asked.user_metadata, source)}
+        id = await self.service.create_model(asked.session_id, number, spec, asked.user_metadata, source)
+        return {"request_id": id}
 
-    def _submit(self, kind: str, model: str, seq: int | None, values: Any) -> Any:
+    async def _submit(self, kind: str, model: str, seq: int | None, values: Any) -> Any:
         body = values if isinstance(values, bytes) else json.dumps(values).encode()
-        return {"request_id": self.service.submit(model, _need(seq, "seq_id"), kind, body), "model_id": model}
+        return {"request_id": await self.service.submit(model, _need(seq, "seq_id"), kind, body), "model_id": model}
 
     async def forward_backward(self, body: bytes) -> Any:
         model, seq = await asyncio.to_thread(address_of, body)
-        return self._submit("forward_backward", model, seq, body)
+        return await self._submit("forward_backward", model, seq, body)
 
     async def optim_step(self, body: bytes) -> Any:
         asked = _parsed(types.OptimStepRequest, body)
         if not isinstance(asked.optim_params, types.AdamParams):
             raise HTTPException(400, "only AdamW is served; leave optimizer_params out and give adam_params")
-        return self._submit("optim_step", asked.model_id, asked.seq_id, asked.optim_params.model_dump())
+        return await self._submit("optim_step", asked.model_id, asked.seq_id, asked.optim_params.model_dump())
 
     async def save_weights(self, body: bytes) -> Any:
         asked = _parsed(types.SaveWeightsRequest, body)
         values = asked.model_dump(include={"path", "ttl_seconds", "overwrite", "user_metadata"})
-        return self._submit("save", asked.model_id, asked.seq_id, {"kind": "training", **values})
+        return await self._submit("save", asked.model_id, asked.seq_id, {"kind": "training", **values})
 
     async def save_for_sampler(self, body: bytes) -> Any:
         asked = _parsed(types.SaveWeightsForSamplerRequest, body)
         values = asked.model_dump(include={"path", "ttl_seconds", "user_metadata"})
         values |= {"kind": "sampler", "sampler": asked.sampling_session_seq_id}
-        return self._submit("save", asked.model_id, asked.seq_id, values)
+        return await self._submit("save", asked.model_id, asked.seq_id, values)
 
     async def save_external(self, body: bytes) -> Any:
         asked = _parsed(types.SaveWeightsExternalRequest, body)
         if asked.age_encryption_recipients:
             raise HTTPException(400, "age_encryption_recipients: files are not encrypted here; leave it out")
         values = asked.model_dump(include={"path", "ttl_seconds"})
-        return self._submit("save", asked.model_id, asked.seq_id, {"kind": "external", **values})
+        return await self._submit("save", asked.model_id, asked.seq_id, {"kind": "external", **values})
 
     async def get_info(self, body: bytes) -> Any:
         asked = _parsed(types.GetInfoRequest, body)

@@ -93,7 +93,9 @@ def serve_training(
             goes_on = f", with {models} models of earlier; {again} requests run again" if models else ""
             address = f"http://{name}:{listening.getsockname()[1]}"
             print(f"{settings.name} on {address}{goes_on}  Ctrl-C stops it", flush=True)
+            tidying = asyncio.create_task(service.tidy())
             await server.serve([listening])
+            tidying.cancel()
             await service.close()
 
         asyncio.run(serve())

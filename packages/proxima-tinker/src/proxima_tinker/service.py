@@ -40,6 +40,7 @@ from proxima_tinker.workers import Workers
 
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
 GAP_SECONDS = 60.0  # a request waits so long for an earlier one that has not come
+LEFT_SECONDS = 900.0  # without a heartbeat, after which a client has left; the SDK sends one every ten seconds
 ANSWERS_KEPT = 256  # of each model
 STATE_EVERY = 20  # a state is written when the work since the last one took so many times as long as writing it
 SEGMENTS = {"training": "weights", "sampler": "sampler_weights", "external": "external_weights"}
@@ -113,6 +114,7 @@ class Model:
     lane: Any
     next_seq: int = 0
     trained: TrainedModel | None = None
+    seen: Record | None = None  # what the viewer reads, begun with the first request that changes the model
     waiting: dict[int, tuple[str, bytes]] = field(default_factory=dict)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None] | None" = None
@@ -143,6 +145,7 @@ class Service:
         spec = Local(slots=settings.slots, dtype=settings.dtype, interrupt="finish")  # type: ignore[arg-type]
         self.samplers = Samplers(spec, self.workers, settings.engines)
         self.answers: dict[str, Answer] = {}
+        self._samples: dict[str, list[str]] = {}  # ids of a sampler's requests, the last of them
         self.models: dict[str, Model] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._seen: dict[str, float] = {}  # sessions, and when they were last heard of
@@ -182,6 +185,16 @@ class Service:
             self.samplers.drop(model.id)
             await model.lane.run(self._rest, model)
 
+    async def tidy(self) -> None:
+        """Every minute, forever: delete what has expired, free the memory of clients that have left."""
+        while True:
+            await asyncio.sleep(60)
+            await asyncio.to_thread(self.expire)
+            for session, seen in list(self._seen.items()):
+                if time.monotonic() - seen > LEFT_SECONDS:
+                    del self._seen[session]
+                    await self.finish_session(session)
+
     def _rest(self, model: Model) -> None:
         if model.trained is not None and not model.waiting:
             self._write_state(model)
@@ -189,7 +202,7 @@ class Service:
 
     # ---- requests of a model -----------------------------------------------------------------------------------------
 
-    def create_model(self, session: str, number: int, spec: ModelSpec, metadata: Any, source: Any = None) -> str:
+    async def create_model(self, session: str, number: int, spec: ModelSpec, metadata: Any, source: Any = None) -> str:
         """Accept a new model; returns the id of the request. `source`: the checkpoint that it begins with."""
         self.heartbeat(session)
         id = f"{session}:train:{number}"
@@ -205,7 +218,7 @@ class Service:
             self.journal.put("model", id, record)
             self._start(self._add_model(id, record))
         body = {"path": source["path"], "optimizer": source["optimizer"]} if source else {}
-        return self.submit(id, 0, "load" if source else "create", json.dumps(body).encode())
+        return await self.submit(id, 0, "load" if source else "create", json.dumps(body).encode())
 
     def _add_model(self, id: str, record: dict[str, Any]) -> Model:
         model = self.models[id] = Model(id, record, self.workers.lane(), next_seq=record["state_seq"] + 1)
@@ -216,21 +229,20 @@ class Service:
             raise RefusedError(404, f"no model {id!r:.80}")
         return self.models[id]
 
-    def submit(self, model_id: str, seq: int, kind: str, body: bytes) -> str:
+    async def submit(self, model_id: str, seq: int, kind: str, body: bytes) -> str:
         """Accept a request of a model and return its id; one that was accepted before is not run again."""
         model, request_id = self.model(model_id), f"{model_id}:{seq}"
+        self.heartbeat(model.record["session"])
         if not 0 <= seq < 2**60:
-            raise RefusedError(400, f"seq_id={seq} must be >= 0")
-        known = self.journal.request(model_id, seq)
-        if known is None and seq < model.next_seq and seq > model.record["state_seq"] - ANSWERS_KEPT:
-            raise RefusedError(422, f"request {seq} of this model came after later ones had failed for lack of it")
-        if known is None and seq < model.next_seq:
-            raise RefusedError(410, f"request {seq} is long done; its answer is no longer kept")
-        if known is None:
-            if len(model.waiting) >= self.settings.waiting:
-                raise RefusedError(429, f"{len(model.waiting)} requests of this model wait")
-            self.journal.accept(model_id, seq, kind, body)
-            self.answers[request_id] = Answer()
+            raise RefusedError(422, f"seq_id={seq} must be >= 0")
+        if self.journal.request(model_id, seq) is not None:
+            return request_id
+        if seq < model.next_seq:
+            raise RefusedError(410, f"request {seq} of this model is over: later ones have run or failed")
+        if len(model.waiting) >= self.settings.waiting:
+            raise RefusedError(429, f"{len(model.waiting)} requests of this model wait")
+        if await asyncio.to_thread(self.journal.accept, model_id, seq, kind, body):
+            self.answers.setdefault(request_id, Answer())
             model.waiting[seq] = kind, body
             model.arrived.set()
         return request_id
@@ -334,20 +346,26 @@ class Service:
         trained = self._trained(model)
         result = trained.run(asked.data, loss, backward=not asked.forward_only)
         if not asked.forward_only:
-            self._record(model).add(asked, result)
+            self._note(model, lambda record: record.add(asked, result))
         return forward_backward_answer(result.outputs, result.metrics), PROTOBUF
 
     def _do_optim_step(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
         settings = AdamSettings(**json.loads(body))
-        metrics = self._trained(model).step(settings)
+        try:
+            metrics = self._trained(model).step(settings)
+        except UserError:
+            self._note(model, Record.forget)  # the gradient of its examples is gone, or there was none
+            raise
         model.record["steps"] += 1
-        self._record(model).step(model.record["steps"], metrics | {"learning_rate": settings.learning_rate})
+        measured = metrics | {"learning_rate": settings.learning_rate}
+        self._note(model, lambda record: record.step(model.record["steps"], measured))
         return _json(metrics=metrics)
 
     def _do_load(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
         asked = json.loads(body)
         folder = self.checkpoint_folder(asked["path"], "training")
         self._trained(model).load(read_state(folder), optimizer=asked["optimizer"])
+        self._note(model, Record.forget)
         return _json(type="load_weights", path=asked["path"], model_id=model.id)
 
     def _do_save(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
@@ -407,8 +425,14 @@ class Service:
                 shutil.rmtree(old)
                 self.journal.delete("checkpoint", f"tinker://{model.id}/{SEGMENTS[kind]}/{old.name}")
 
-    def _record(self, model: Model) -> Record:
-        return Record.of(self._place(model.id), self.base, model.spec, self.settings.path)
+    def _note(self, model: Model, note: Callable[[Record], None]) -> None:
+        """Write what the viewer reads. The model has changed already: a failure must not fail the request."""
+        try:
+            if model.seen is None:
+                model.seen = Record(self._place(model.id), self.base, model.spec, self.settings.path)
+            note(model.seen)
+        except Exception as error:
+            self.log(f"{model.id}: no record for the viewer: {''.join(traceback.format_exception(error))}")
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -468,11 +492,15 @@ class Service:
         """Accept a request for samples; one that is running or done is not run again."""
         request_id = f"{sampler}:{seq}"
         if request_id not in self.answers:
-            running = sum(not answer.done.is_set() for id, answer in self.answers.items() if id.startswith(sampler))
-            if running >= self.settings.waiting:
-                raise RefusedError(429, f"{running} samples of this sampler wait")
+            own = self._samples.setdefault(sampler, [])
+            if sum(not self.answers[id].done.is_set() for id in own[-self.settings.waiting :]) >= self.settings.waiting:
+                raise RefusedError(429, f"{self.settings.waiting} requests of this sampler wait")
+            own.append(request_id)
+            for old in own[: -2 * self.settings.waiting]:
+                self.answers.pop(old, None)
+            del own[: -2 * self.settings.waiting]
             self.answers[request_id] = Answer()
-            task = asyncio.ensure_future(self._sample(sampler, request_id, order))
+            task = asyncio.create_task(self._sample(sampler, request_id, order), name=request_id)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return request_id
@@ -492,6 +520,8 @@ class Service:
             answer.set(sample_answer(completions, prompt), PROTOBUF)
         except UserError as error:
             answer.fail(" ".join(str(error).split()), "user")
+        except asyncio.CancelledError:
+            answer.fail("cancelled by its client", "user")
         except Exception as error:
             self.log(f"{request_id}: {''.join(traceback.format_exception(error))}")
             answer.fail(f"{type(error).__name__}: {error}", "server")
@@ -525,16 +555,19 @@ class Service:
     def _kept_answer(self, request_id: str) -> Answer:
         model, _, seq = request_id.rpartition(":")
         known = self.journal.request(model, int(seq)) if seq.isdecimal() and len(seq) < 19 else None
-        if known is None or known.answer is None:
-            # the SDK sends a sample again when it hears 410
+        if known is None:  # the SDK sends a sample again when it hears 410
             raise RefusedError(410, f"no request {request_id!r:.100}; samples do not outlive the server")
+        if known.answer is None:
+            return self.answers.setdefault(request_id, Answer())
         answer = Answer()
         answer.set(known.answer, known.media or JSON)
         return answer
 
     def cancel(self, request_id: str) -> None:
-        """Forget a sample that its client does not want any more."""
-        self.answers.pop(request_id, None)
+        """Stop a sample that its client does not want any more."""
+        for task in self._tasks:
+            if task.get_name() == request_id:
+                task.cancel()
 
     async def close(self) -> None:
         """Write the states of all models."""

@@ -1,0 +1,228 @@
+"""The gradients of a request against autograd of the documented formulas, one sequence at a time."""
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.data import UserError
+from proxima.model import load
+from proxima.model.adapter_folder import base_in_memory
+from proxima_tinker.datum import Datum
+from proxima_tinker.losses import Loss
+from proxima_tinker.trained_model import AdamSettings, ModelSpec, TrainedModel
+
+CONFIGS = {
+    "cross_entropy": {},
+    "importance_sampling": {},
+    "ppo": {"clip_low_threshold": 0.7, "clip_high_threshold": 1.1},
+    "cispo": {},
+    "dro": {"beta": 0.3},
+}
+
+
+def formula(name, log_prob, q, advantage, weights):
+    """Of one sequence, as the SDK's pages have them."""
+    ratio = (log_prob - q).exp()
+    if name == "cross_entropy":
+        return -(weights * log_prob).sum()
+    if name == "importance_sampling":
+        return -(ratio * advantage).sum()
+    if name == "ppo":
+        return -torch.minimum(ratio * advantage, ratio.clamp(0.7, 1.1) * advantage).sum()
+    if name == "cispo":
+        return -(ratio.clamp(0.8, 1.2).detach() * log_prob * advantage).sum()
+    return -(log_prob * advantage - 0.15 * (log_prob - q) ** 2).sum()
+
+
+@pytest.fixture(scope="module")
+def base(tiny_model):
+    from dataclasses import replace
+
+    path = str(tiny_model("llama"))
+    loaded = load(path)
+    return replace(loaded, base=base_in_memory(path, None, torch.float32))
+
+
+def data(base, count=6):
+    """Examples with log-probs near the model's, so that some ratios are clipped and others not."""
+    draw = np.random.default_rng(0)
+    out = []
+    for i in range(count):
+        tokens = draw.integers(5, 90, 9 + i % 4).astype(np.int32)
+        tokens[:4] = 7  # a common beginning, which is run once
+        with torch.no_grad():
+            logits = base.model(torch.tensor(tokens[None, :-1], dtype=torch.long)).logits[0]
+        targets = tokens[1:].astype(np.int64)
+        own = logits.log_softmax(-1).gather(1, torch.tensor(targets)[:, None])[:, 0].numpy()
+        length = len(targets)
+        columns = {
+            "weights": draw.random(length).astype(np.float32),
+            "logprobs": (own + draw.normal(0, 0.3, length)).astype(np.float32),
+            "advantages": draw.normal(0, 1, length).astype(np.float32),
+        }
+        out.append(Datum(tokens=tokens[:-1], targets=targets, columns=columns))
+    return out
+
+
+def trained(base, rank, budget=40):
+    model = TrainedModel(base, ModelSpec(rank=rank, seed=3), compute_dtype=torch.float32, budget=budget)
+    with torch.no_grad():
+        for name, parameter in model.trained.items():
+            if "lora_B" in name:  # it begins at 0, and A would have no gradient
+                parameter.normal_(0, 0.02, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def plain_logits(model, datum):
+    """Hugging Face's own forward pass of one sequence."""
+    model.loaded.model.set_attn_implementation("eager")
+    return model.loaded.model(torch.tensor(datum.tokens[None], dtype=torch.long)).logits[0]
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.trained.items() if p.grad is not None}
+
+
+def difference(ours, theirs):
+    """Relative, of all weights together."""
+    norm = torch.cat([g.flatten() for g in theirs.values()]).norm()
+    return torch.cat([(ours[key] - theirs[key]).flatten() for key in theirs]).norm() / norm
+
+
+@pytest.mark.parametrize("rank", [4, 0])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_gradient_is_that_of_the_formula(base, name, rank):
+    model, batch = trained(base, rank), data(base)
+    result = model.run(batch, Loss(name, CONFIGS[name]), backward=True)
+    ours, total = gradients(model), 0.0
+    for parameter in model.trained.values():
+        parameter.grad = None
+    for datum in batch:
+        logits = plain_logits(model, datum)
+        log_prob = logits.log_softmax(-1).gather(1, torch.tensor(datum.targets)[:, None])[:, 0]
+        columns = [torch.tensor(datum.columns[key]) for key in ("logprobs", "advantages", "weights")]
+        loss = formula(name, log_prob, *columns)
+        loss.backward()
+        total += float(loss.detach())
+    theirs = gradients(model)
+    assert ours.keys() == theirs.keys() and len(ours) > 4
+    assert difference(ours, theirs) <= 1e-6
+    assert result.metrics["loss:sum"] == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("config", [{"surrogate": "cppo", "surrogate.delta": 0.01}, {"surrogate": "gspo"}])
+def test_a_surrogate_sees_all_examples_of_a_request_however_they_are_split(base, config):
+    """`token_mean` divides by the tokens of all of them."""
+    config = {**config, "aggregate": "token_mean"}
+    whole, split = trained(base, 4, budget=10_000), trained(base, 4, budget=20)
+    results = [model.run(data(base), Loss("ppo", config), backward=True) for model in (whole, split)]
+    first, second = (gradients(model) for model in (whole, split))
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-4, atol=1e-7)
+    keeps = [np.concatenate([out["keep"] for out in result.outputs]) for result in results]
+    assert (keeps[0] == keeps[1]).all() and 0 < keeps[0].mean() <= 1
+    assert results[0].metrics["loss:sum"] == pytest.approx(results[1].metrics["loss:sum"], rel=1e-5)
+
+
+def test_a_surrogate_is_that_of_the_core(base):
+    from proxima.core.aggregate import TokenSum
+    from proxima.core.correction import Importance
+    from proxima.core.loss import policy_loss
+    from proxima.core.surrogate import Cppo
+    from proxima.data import PolicyBatch
+
+    model, batch = trained(base, 4), data(base, 3)
+    config = {"surrogate": "cppo", "surrogate.delta": 0.02, "correction": "importance", "correction.upper": 1.1}
+    config |= {"correction.bound": "truncate", "proximal": "recompute"}
+    result = model.run(batch, Loss("ppo", config), backward=False)
+    log_prob = torch.cat([torch.tensor(out["logprobs"]) for out in result.outputs])
+    columns = {key: torch.cat([torch.tensor(d.columns[key]) for d in batch]) for key in ("logprobs", "advantages")}
+    mask = torch.ones(len(log_prob), dtype=torch.bool)
+    expected = policy_loss(
+        PolicyBatch(
+            log_prob=log_prob,
+            proximal_log_prob=log_prob,
+            behavior_log_prob=columns["logprobs"],
+            advantage=columns["advantages"],
+            loss_mask=mask,
+            cu_seqlens=torch.tensor(np.cumsum([0, *(len(d.tokens) for d in batch)])),
+        ),
+        surrogate=Cppo(delta=0.02),
+        correction=Importance(upper=1.1, bound="truncate"),
+        aggregate=TokenSum(),
+    )
+    assert result.metrics["loss:sum"] == pytest.approx(float(expected.value), rel=1e-6)
+    assert result.metrics["masked_fraction:mean"] == expected.metrics["masked_fraction"].value
+
+
+def test_several_targets_of_a_position_each_have_a_weight(base):
+    model, batch = trained(base, 4), data(base, 2)
+    draw = np.random.default_rng(1)
+    many = []
+    for datum in batch:
+        targets = draw.integers(5, 90, (len(datum.tokens), 3))
+        weights = draw.random(targets.shape).astype(np.float32)
+        many.append(Datum(tokens=datum.tokens, targets=targets, columns={"weights": weights}))
+    result = model.run(many, Loss("cross_entropy", {}), backward=True)
+    ours = gradients(model)
+    for parameter in model.trained.values():
+        parameter.grad = None
+    for datum in many:
+        logits = plain_logits(model, datum)
+        log_prob = logits.log_softmax(-1).gather(1, torch.tensor(datum.targets))
+        (-torch.tensor(datum.columns["weights"]) * log_prob).sum().backward()
+    assert difference(ours, gradients(model)) <= 1e-6
+    assert result.outputs[0]["logprobs"].shape == many[0].targets.shape
+
+
+def test_gradients_add_up_until_a_step_and_a_failed_request_adds_none(base):
+    batch = data(base, 4)
+    one, two = trained(base, 4), trained(base, 4)
+    one.run(batch, Loss("cross_entropy", {}), backward=True)
+    two.run(batch[:2], Loss("cross_entropy", {}), backward=True)
+    with pytest.raises(UserError, match="reads weights, which loss_fn_inputs lacks"):
+        two.run([Datum(tokens=d.tokens, targets=d.targets) for d in batch], Loss("cross_entropy", {}), backward=True)
+    with pytest.raises(UserError, match="the loss is -inf; nothing was accumulated"):
+        two.run([overflowing(batch[0])], Loss("importance_sampling", {}), backward=True)
+    two.run(batch[2:], Loss("cross_entropy", {}), backward=True)
+    for name, gradient in gradients(one).items():
+        torch.testing.assert_close(gradients(two)[name], gradient, rtol=1e-4, atol=1e-6)
+    settings = AdamSettings(learning_rate=0.1, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, grad_clip_norm=0.0)
+    assert two.step(settings)["grad_norm"] > 0
+    with pytest.raises(UserError, match="there is no gradient since the last optim_step"):
+        two.step(settings)
+
+
+def overflowing(datum):
+    """Its ratio is infinite."""
+    length = len(datum.targets)
+    columns = {"logprobs": np.full(length, -1e4, np.float32), "advantages": np.ones(length, np.float32)}
+    return Datum(tokens=datum.tokens, targets=datum.targets, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("pg", {}, "no loss 'pg'; known are cross_entropy, importance_sampling, ppo, cispo, dro"),
+        ("ppo", {"clip": 0.2}, "ppo has no 'clip'; it has clip_low_threshold, clip_high_threshold"),
+        ("dro", {}, None),
+        ("ppo", {"clip_low_threshold": "low"}, "clip_low_threshold='low' must be a number"),
+        ("ppo", {"surrogate": "copo"}, "no surrogate 'copo'; did you mean cppo?"),
+        (
+            "ppo",
+            {"surrogate": "cppo", "surrogate.dleta": 1.0},
+            "unknown 'surrogate.dleta'; did you mean surrogate.delta?",
+        ),
+        ("ppo", {"surrogate": "cppo", "surrogate.delta": -1.0}, "surrogate.delta=-1.0 must be"),
+        ("ppo", {"surrogate": "cppo", "proximal": "next"}, "proximal='next' must be behavior or recompute"),
+        ("ppo", {"surrogate": "os:system"}, "no surrogate 'os:system'"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(base, name, config, message):
+    if message is None:
+        with pytest.raises(UserError, match="dro needs beta"):
+            trained(base, 4).run(data(base, 1), Loss(name, config), backward=False)
+        return
+    with pytest.raises(UserError) as error:
+        Loss(name, config)
+    assert message in str(error.value)
