@@ -54,6 +54,7 @@ def serve_training(
 
     import asyncio
 
+    from proxima.model.compute_thread import ComputeThread
     from proxima.model.quiet import quiet_transformers
     from proxima.reward.server.bounded_server import BoundedServer, open_socket
     from proxima.runtime.watch.interrupt import signals_restored
@@ -80,25 +81,26 @@ def serve_training(
             remedy = "give --key-env NAME, an environment variable with a key, or listen on 127.0.0.1"
             raise UserError(f"--host={host!r} can be reached from other machines, and needs a key", remedy=remedy)
 
+        with quiet_transformers():
+            service = Service(settings, _log)
+        app = ServiceApp(service, limits, key, (host, *allow_host))
+        server = BoundedServer(app.asgi, READ_SECONDS, limits.connections)
+        server.end_on_signals()
+        shown = f"[{host}]" if ":" in host else host
+
         async def serve() -> None:
-            with quiet_transformers():
-                service = Service(settings, _log)
             again = service.restore()
-            app = ServiceApp(service, limits, key, (host, *allow_host))
-            server = BoundedServer(app.asgi, READ_SECONDS, limits.connections)
-            server.end_on_signals()
             listening.listen()
-            name = f"[{host}]" if ":" in host else host
             models = len(service.models)
             goes_on = f", with {models} models of earlier; {again} requests run again" if models else ""
-            address = f"http://{name}:{listening.getsockname()[1]}"
+            address = f"http://{shown}:{listening.getsockname()[1]}"
             print(f"{settings.name} on {address}{goes_on}  Ctrl-C stops it", flush=True)
             tidying = asyncio.create_task(service.tidy())
             await server.serve([listening])
             tidying.cancel()
             await service.close()
 
-        asyncio.run(serve())
+        ComputeThread().serve(serve())  # the main thread waits for signals
 
 
 def _key(name: str | None) -> str:

@@ -1,0 +1,110 @@
+"""A server that is killed: every client goes on, nothing is done twice, and the weights are those of an unbroken run."""
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import tinker
+from safetensors.torch import load_file
+from tinker import types
+
+from tests.ports import kept_port
+from tests.warm import WarmPopen
+
+from .data_of_clients import examples
+
+ADAM = types.AdamParams(learning_rate=0.02)
+
+
+class Killed:
+    """A server in a process of its own, which is killed and started again on the same port."""
+
+    def __init__(self, folder, model):
+        self.folder, self.model, self.port = folder, model, kept_port()
+        self.lines = []
+        self.start()
+
+    def start(self):
+        words = ["-m", "proxima.cli.main", "serve-training", str(self.model), "--name", "tests/tiny"]
+        words += ["--folder", str(self.folder), "--port", str(self.port), "--dtype", "float32"]
+        self.process = WarmPopen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.lines.append(self.process.stdout.readline())
+        assert "Ctrl-C stops it" in self.lines[-1], self.process.stderr.read()
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+
+def job(url, steps, losses):
+    """A client's program: it trains, saves, and samples now and then."""
+    client = tinker.ServiceClient(base_url=url)
+    trainer = client.create_lora_training_client("tests/tiny", rank=4, seed=7).result()
+    for step in range(steps):
+        passes = [trainer.forward_backward(examples("cross_entropy", range(step + i, step + i + 3)), "cross_entropy")
+                  for i in range(2)]  # fmt: skip
+        stepped = trainer.optim_step(ADAM)
+        losses.append([passed.result().metrics["loss:sum"] for passed in passes])
+        losses[-1].append(stepped.result().metrics["grad_norm"])
+        if step % 5 == 4:
+            sampler = trainer.save_weights_and_get_sampling_client().result()
+            params = types.SamplingParams(max_tokens=5, seed=step)
+            answer = sampler.sample(types.ModelInput.from_ints([7, 8, 9]), 2, params).result()
+            losses[-1].append([sequence.tokens for sequence in answer.sequences])
+    return trainer.save_state("end").result().path
+
+
+def weights(folder, path):
+    run, segment, name = path.removeprefix("tinker://").split("/")
+    return load_file(folder / "models" / run.replace(":", "-") / segment / name / "optimizer.safetensors")
+
+
+def killed(folder, model, kills, steps):
+    """The losses and the state of a job whose server was killed so many times, and how often it ran something again."""
+    server, losses, done = Killed(folder, model), [], []
+    thread = threading.Thread(target=lambda: done.append(job(server.url, steps, losses)))
+    thread.start()
+    draw = random.Random(0)
+    for _ in range(kills):
+        time.sleep(draw.uniform(0.02, 0.6))
+        if not thread.is_alive():
+            break
+        server.kill()
+        server.start()
+    thread.join(600)
+    assert done, "the client did not end"
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
+    again = [int(n) for line in server.lines for n in re.findall(r"(\d+) requests run again", line)]
+    return losses, weights(folder, done[0]), again, len(server.lines) - 1
+
+
+def check(tmp_path, tiny_model, kills, steps):
+    model = tiny_model("llama")
+    whole, state, _, _ = killed(tmp_path / "whole", model, 0, steps)
+    losses, broken, again, count = killed(tmp_path / "broken", model, kills, steps)
+    assert count == kills and losses == whole
+    assert state.keys() == broken.keys() and all((state[name] == broken[name]).all() for name in state)
+    assert {int(value) for name, value in broken.items() if name.startswith("step.")} == {steps}
+    assert np.isfinite(sum(again))
+
+
+def test_a_killed_server_goes_on_where_it_was(tmp_path, tiny_model):
+    check(tmp_path, tiny_model, kills=2, steps=6)
+
+
+@pytest.mark.campaign(
+    "packages/proxima-tinker/tests/test_served_kills.py::test_a_killed_server_goes_on_where_it_was"
+)
+def test_fifty_kills(tmp_path, tiny_model):
+    check(tmp_path, tiny_model, kills=50, steps=220)
