@@ -25,7 +25,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = (
     REPOSITORY / "src" / "proxima",
-    *(REPOSITORY / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in ("peers", "plan")),
+    *(REPOSITORY / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in ("peers", "plan", "tinker")),
 )
 FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
 

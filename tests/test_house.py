@@ -17,10 +17,10 @@ import proxima_tinker
 from scripts import house, make_docs
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = sorted(ROOT.glob("packages/*/pyproject.toml"))
+PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("packages/*/pyproject.toml"))]
 PACKAGES = (
     ROOT / "src" / "proxima",
-    *(ROOT / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in ("peers", "plan")),
+    *(ROOT / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in ("peers", "plan", "tinker")),
 )
 SOURCES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 ROOMS = sorted(path for package in PACKAGES for path in package.glob("*/__init__.py"))
@@ -127,7 +127,7 @@ def test_the_distributions_are_of_one_version():
 
 
 def test_constraints_pin_everything_that_is_asked_for():
-    projects = [tomllib.loads(file.read_text())["project"] for file in [ROOT / "pyproject.toml", *PACKAGES]]
+    projects = [tomllib.loads(file.read_text())["project"] for file in PROJECTS]
     wanted = [x for project in projects for x in project["dependencies"]]
     wanted += [x for extra in projects[0]["optional-dependencies"].values() for x in extra]
     names = {re.split(r"[\[<>=]", requirement)[0].lower().replace("_", "-") for requirement in wanted} - {"proxima-rl"}

@@ -28,4 +28,4 @@ def test_one_that_is_missing_says_how_to_install_it(name, words, proxima, not_in
 
 def test_the_help_lists_it_all_the_same(proxima, not_installed):
     _, out, _ = proxima("--help")
-    assert sorted(BROUGHT) == ["peers", "plan"] and all(f"\n    {name} " in out for name in BROUGHT)
+    assert sorted(BROUGHT) == ["peers", "plan", "serve-training"] and all(f"\n    {name} " in out for name in BROUGHT)

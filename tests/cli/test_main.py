@@ -78,7 +78,7 @@ def test_help_of_a_command(proxima, command):
 def test_the_help_groups_the_commands(proxima):
     _, out, _ = proxima("--help")
     assert re.findall(r"^  ([a-z]+)$", out, re.MULTILINE) == [*GROUPS]
-    assert re.findall(r"^    (\w+) ", out, re.MULTILINE) == [*COMMANDS] and len(COMMANDS) == 19
+    assert re.findall(r"^    ([\w-]+) ", out, re.MULTILINE) == [*COMMANDS] and len(COMMANDS) == 20
 
 
 def test_the_help_of_train_names_the_section_of_each_family(proxima):

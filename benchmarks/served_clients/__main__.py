@@ -1,0 +1,6 @@
+"""`python -m benchmarks.served_clients`."""
+
+from benchmarks.harness import command
+from benchmarks.served_clients.run import main
+
+command(main)
