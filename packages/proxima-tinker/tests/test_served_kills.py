@@ -1,4 +1,5 @@
-"""A server that is killed: every client goes on, nothing is done twice, and the weights are those of an unbroken run."""
+"""A server that is killed: every client goes on, nothing is done twice, and the weights are those of an unbroken
+run."""
 
 import random
 import re
@@ -13,11 +14,13 @@ import pytest
 import tinker
 from safetensors.torch import load_file
 from tinker import types
+from tinker.proto import tinker_public_pb2 as protocol
 
 from tests.ports import kept_port
 from tests.warm import WarmPopen
 
 from .data_of_clients import examples
+from .plain_client import Client, add
 
 ADAM = types.AdamParams(learning_rate=0.02)
 
@@ -103,8 +106,26 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path, tiny_model):
     check(tmp_path, tiny_model, kills=2, steps=6)
 
 
-@pytest.mark.campaign(
-    "packages/proxima-tinker/tests/test_served_kills.py::test_a_killed_server_goes_on_where_it_was"
-)
+@pytest.mark.campaign("packages/proxima-tinker/tests/test_served_kills.py::test_a_killed_server_goes_on_where_it_was")
 def test_fifty_kills(tmp_path, tiny_model):
     check(tmp_path, tiny_model, kills=50, steps=220)
+
+
+def test_a_signal_while_requests_run_ends_the_server_and_loses_none(tmp_path, tiny_model):
+    server = Killed(tmp_path, tiny_model("llama"))
+    client = Client(server)
+    message = protocol.ForwardBackwardRequest(model_id=client.model, seq_id=1, loss_fn="cross_entropy")
+    for _ in range(500):
+        add(message, tokens=[5] * 200, targets=[6] * 200)
+    accepted = client.post("forward_backward", message.SerializeToString())
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [7]}]}
+    for number in range(50):
+        body = {"prompt": prompt, "sampling_params": {"stop": []}, "sampling_session_id": client.sampler}
+        client.post("asample", body | {"seq_id": number}).raise_for_status()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
+    server.start()
+    assert "1 models of earlier; 1 requests run again" in server.lines[-1]
+    assert client.answer(accepted).headers["content-type"] == "application/x-protobuf"
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0 and server.process.stderr.read() == ""

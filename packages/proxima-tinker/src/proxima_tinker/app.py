@@ -4,16 +4,17 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from tinker import types
@@ -25,12 +26,19 @@ from proxima.system.web_requests import LOOPBACK_NAMES, refused
 from proxima_tinker.datum import Array
 from proxima_tinker.samplers import SampleOrder, stop_settings
 from proxima_tinker.service import TYPES, RefusedError, Service
-from proxima_tinker.trained_model import ModelSpec
+from proxima_tinker.trained_model import MOST_RANK, ModelSpec
 from proxima_tinker.wire import address_of
 
 POLL_SECONDS = 20.0  # the SDK gives up after 45
 URL_SECONDS = 3600.0  # of an address of a file, which needs no key
 READ_SECONDS = 60.0  # to receive a body
+SMALL_BODY, SAMPLE_BODY = 1 << 20, 16 << 20  # bytes of JSON, which becomes many times as much in memory
+MOST_CELLS = 1 << 24  # log-probs of tokens of a prompt that an answer may have
+MOST_TOP_K = 1024  # likely tokens of each sampled one
+LEAST_TEMPERATURE = 1e-4  # logits divided by less may be infinite
+LEAST_TOP_P = 1e-6
+TEN_YEARS = 315_360_000
+NUMBERS = ("seq_id", "model_seq_id", "sampling_session_seq_id")
 M = TypeVar("M", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Any]]
 # what the SDK may do: one connection a pending answer, plain bodies, its usual transport
@@ -129,26 +137,46 @@ class ServiceApp:
         return hmac.compare_digest(sent, self._signature(path, until).encode())
 
     async def _posted(self, handler: Any, request: Request) -> Any:
-        limit, body = self.limits.body_mb << 20, b""
         if request.headers.get("content-encoding", "identity") != "identity":
             raise HTTPException(415, "a compressed body is not read")
+        limit, largest = SMALL_BODY, self.limits.body_mb << 20
+        if handler in (ServiceApp.forward_backward, ServiceApp.sample):
+            limit = largest if handler is ServiceApp.forward_backward else min(largest, SAMPLE_BODY)
+        too_large = f"the body has more than {limit >> 20} MiB" + (", --max-body-mb" if limit == largest else "")
         length = request.headers.get("content-length", "")
-        announced = int(length) if length.isdecimal() and len(length) < 15 else limit
-        if announced > limit:
-            raise HTTPException(413, f"the body has more than {self.limits.body_mb} MiB, --max-body-mb")
-        if self.held + announced > 16 * limit:
-            raise HTTPException(429, "too many bytes of other requests wait")
-        self.held += announced
+        if length.isdecimal() and (len(length) > 15 or int(length) > limit):
+            raise HTTPException(413, too_large)
         try:
             async with asyncio.timeout(READ_SECONDS):
-                body = await read_at_most(request.stream(), limit)
-            return await handler(self, body)
+                body = await self._read(request, limit)
         except TimeoutError:
             raise HTTPException(408, f"the body was not complete after {READ_SECONDS:g} s") from None
         except TooLargeError:
-            raise HTTPException(413, f"the body has more than {self.limits.body_mb} MiB, --max-body-mb") from None
+            raise HTTPException(413, too_large) from None
+        except ClientDisconnect:
+            raise HTTPException(400, "the client has left") from None
+        self.held += len(body)
+        try:
+            return await handler(self, body)
         finally:
-            self.held -= announced
+            self.held -= len(body)
+
+    async def _read(self, request: Request, limit: int) -> bytes:
+        held = 0
+
+        async def parts() -> AsyncIterator[bytes]:
+            nonlocal held
+            async for part in request.stream():
+                held += len(part)
+                self.held += len(part)  # what has come, not what was announced: who sends nothing stops nobody
+                if self.held > 16 * (self.limits.body_mb << 20) and held > SMALL_BODY:
+                    raise HTTPException(429, "too many bytes of other requests wait")
+                yield part
+
+        try:
+            return await read_at_most(parts(), limit)
+        finally:
+            self.held -= held
 
     # ---- what there is -----------------------------------------------------------------------------------------------
 
@@ -160,9 +188,9 @@ class ServiceApp:
         model = {"model_name": name, "max_context_length": length, "trainable": True, "sampleable": True}
         return {"supported_models": [model]}
 
-    def _run_facts(self, id: str) -> dict[str, Any]:
+    def _run_facts(self, id: str, checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
         record = self.service.model(id).record
-        rank, own = record["spec"]["rank"], self._checkpoints_of(id)
+        rank, own = record["spec"]["rank"], [c for c in checkpoints if c["tinker_path"].startswith(f"tinker://{id}/")]
         return {
             "training_run_id": id,
             "base_model": self.service.settings.name,
@@ -176,11 +204,13 @@ class ServiceApp:
         }
 
     async def _training_run(self, request: Request) -> Any:
-        return self._run_facts(request.path_params["run"])
+        id = request.path_params["run"]
+        return self._run_facts(id, self._checkpoints_of(id))
 
     async def _training_runs(self, request: Request) -> Any:
         ids, cursor = _page(request, list(self.service.models))
-        return {"training_runs": [self._run_facts(id) for id in ids], "cursor": cursor}
+        checkpoints = self._checkpoints_of(None)
+        return {"training_runs": [self._run_facts(id, checkpoints) for id in ids], "cursor": cursor}
 
     def _checkpoints_of(self, run: str | None) -> list[dict[str, Any]]:
         return [
@@ -215,7 +245,7 @@ class ServiceApp:
         folder = self.service.checkpoint_folder(self._path(request), "external")
         place, until = request.url.path.rpartition("/external_weights_urls")[0], int(time.time() + URL_SECONDS)
         urls = {}
-        for file in sorted(folder.iterdir()):
+        for file in _files(folder):
             path = f"{place}/files/{file.name}"
             query = f"until={until}&signature={self._signature(path, str(until))}"
             urls[file.name] = str(request.url.replace(path=path, query=query if self.key else ""))
@@ -223,7 +253,7 @@ class ServiceApp:
 
     async def _file(self, request: Request) -> Any:
         folder = self.service.checkpoint_folder(self._path(request))
-        names = {file.name: file for file in folder.iterdir()}
+        names = {file.name: file for file in _files(folder)}
         if request.path_params["file"] not in names:
             raise HTTPException(404, "there is no such file in the checkpoint")
         return FileResponse(names[request.path_params["file"]])
@@ -280,6 +310,8 @@ class ServiceApp:
         self.base_model(asked.base_model)
         _adam(asked.optimizer_config)
         lora: dict[str, Any] = {"rank": 0} if asked.lora_config is None else asked.lora_config.model_dump()
+        if asked.lora_config is not None:
+            _within("lora_config.rank", asked.lora_config.rank, 1, MOST_RANK)
         seed = lora.pop("seed", None)
         spec = ModelSpec(**lora, seed=(time.time_ns() if seed is None else seed) % 2**31)
         id = await self.service.create_model(asked.session_id, asked.model_seq_id, spec, asked.user_metadata)
@@ -303,8 +335,8 @@ class ServiceApp:
         return {"request_id": await self.service.submit(model, _need(seq, "seq_id"), kind, body), "model_id": model}
 
     async def forward_backward(self, body: bytes) -> Any:
-        model, seq = await asyncio.to_thread(address_of, body)
-        return await self._submit("forward_backward", model, seq, body)
+        model, seq, forward_only = await asyncio.to_thread(address_of, body)
+        return await self._submit("forward" if forward_only else "forward_backward", model, seq, body)
 
     async def optim_step(self, body: bytes) -> Any:
         asked = _parsed(types.OptimStepRequest, body)
@@ -319,6 +351,8 @@ class ServiceApp:
 
     async def save_for_sampler(self, body: bytes) -> Any:
         asked = _parsed(types.SaveWeightsForSamplerRequest, body)
+        if asked.kind != "snapshot":
+            raise HTTPException(400, "kind=inflight: samplers keep their weights here; save snapshots")
         values = asked.model_dump(include={"path", "ttl_seconds", "user_metadata"})
         values |= {"kind": "sampler", "sampler": asked.sampling_session_seq_id}
         return await self._submit("save", asked.model_id, asked.seq_id, values)
@@ -369,7 +403,7 @@ class ServiceApp:
         if asked.prompt_alt_tokens_k or asked.record_stability_info:
             raise HTTPException(400, "prompt_alt_tokens_k and record_stability_info are not served")
         if not 1 <= asked.num_samples <= self.limits.samples:
-            raise HTTPException(400, f"num_samples={asked.num_samples} must be in [1, {self.limits.samples}]")
+            raise HTTPException(422, f"num_samples must be in [1, {self.limits.samples}]")
         sampler, seq = _need(asked.sampling_session_id, "sampling_session_id"), _need(asked.seq_id, "seq_id")
         order = self._order(asked, f"{sampler}:{seq}")
         id = self.service.submit_sample(sampler, seq, order)
@@ -380,29 +414,29 @@ class ServiceApp:
         for chunk in asked.prompt.chunks:
             if not isinstance(chunk, types.EncodedTextChunk):
                 raise HTTPException(400, f"the prompt has a {type(chunk).__name__}; only text is served")
-        tokens = np.array(asked.prompt.to_ints(), np.int32)
-        if not 0 < len(tokens) < context:
-            raise HTTPException(400, f"the prompt has {len(tokens)} tokens; must be 1 to {context - 1}")
-        stop, ids = stop_settings(params.stop, frozenset(self.service.base.stop_tokens))
-        sampling = Sampling(
-            temperature=params.temperature,
-            top_k=max(0, params.top_k),
-            top_p=params.top_p,
-            max_tokens=params.max_tokens or context - len(tokens),
-            stop=stop,
-        )
+        ids, vocabulary = asked.prompt.to_ints(), self.service.vocabulary
+        if not 0 < len(ids) < context:
+            raise HTTPException(400, f"the prompt has {len(ids)} tokens; must be 1 to {context - 1}")
+        if min(ids) < 0 or max(ids) >= vocabulary:
+            raise HTTPException(422, f"the prompt has an id outside 0 … {vocabulary - 1}")
+        for field in ("topk_prompt_logprobs", "topk_sample_logprobs"):
+            most = min(vocabulary, MOST_CELLS // len(ids) if "prompt" in field else MOST_TOP_K)
+            _within(field, getattr(asked, field), 0, most)
+        if (last := asked.prompt_logprobs_last_n) is not None:
+            _within("prompt_logprobs_last_n", last, 1, len(ids) - 1)
+        stop, stops = stop_settings(params.stop, frozenset(self.service.base.stop_tokens))
         return SampleOrder(
             name=name,
-            prompt=tokens,
+            prompt=np.array(ids, np.int32),
             count=asked.num_samples,
-            sampling=sampling,
+            sampling=_sampling(params, stop, context - len(ids), vocabulary),
             seed=params.seed,
-            stop_tokens=ids,
+            stop_tokens=stops,
             prompt_log_probs=bool(asked.prompt_logprobs),
             top_k_prompt=asked.topk_prompt_logprobs,
             top_k_sample=asked.topk_sample_logprobs,
-            last=asked.prompt_logprobs_last_n,
-            targets=_targets(asked.target_prompt_logprobs, len(tokens)),
+            last=last,
+            targets=_targets(asked.target_prompt_logprobs, len(ids), vocabulary),
         )
 
     async def retrieve(self, body: bytes) -> Any:
@@ -449,14 +483,28 @@ POSTS: dict[str, Any] = {
 
 
 def _parsed(kind: type[M], body: bytes) -> M:
+    """The values of a body.
+
+    Raises:
+        HTTPException: it is not JSON, or not of this kind; names the field.
+    """
     try:
-        return kind.model_validate_json(body)
+        values = kind.model_validate_json(body)
+        json.dumps(getattr(values, "user_metadata", None), ensure_ascii=False, allow_nan=False).encode()
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the body"
-        raise HTTPException(422, f"{place}: {first['msg']}") from None
-    except UserError as error:
-        raise HTTPException(422, str(error)) from None
+        raise HTTPException(422, f"{place:.100}: {first['msg']:.300}") from None
+    except ValueError:  # it would make every list in which it stands unreadable
+        raise HTTPException(422, "user_metadata: must have finite numbers and whole characters") from None
+    for name in NUMBERS:
+        number = getattr(values, name, None)
+        if number is not None and not 0 <= number < 2**53:
+            raise HTTPException(422, f"{name} must be in [0, 2^53)")
+    ttl = getattr(values, "ttl_seconds", None)
+    if ttl is not None and not 1 <= ttl <= TEN_YEARS:
+        raise HTTPException(422, f"ttl_seconds must be in [1, {TEN_YEARS}], ten years; leave it out for no end")
+    return values
 
 
 def _need(value: Any, name: str) -> Any:
@@ -470,12 +518,46 @@ def _adam(config: Any) -> None:
         raise HTTPException(400, f"optimizer_config of type {config.type!r:.40}; only adamw is served")
 
 
-def _targets(tensor: Any, length: int) -> Array | None:
+def _within(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise HTTPException(422, f"{name} must be in [{least}, {most}]")
+
+
+def _sampling(params: Any, stop: tuple[str, ...], room: int, vocabulary: int) -> Sampling:
+    """The settings of a sampler, of which no finite logits make NaN."""
+    if params.max_tokens is not None and params.max_tokens < 1:
+        raise HTTPException(422, "max_tokens must be >= 1; leave it out to fill the context")
+    if params.top_k < -1:
+        raise HTTPException(422, "top_k must be >= 1, or -1 for all tokens")
+    if 0 < params.temperature < LEAST_TEMPERATURE or 0 < params.top_p < LEAST_TOP_P:
+        raise HTTPException(
+            422, f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}, top_p at least {LEAST_TOP_P:g}"
+        )
+    return Sampling(
+        temperature=params.temperature,
+        top_k=min(max(0, params.top_k), vocabulary),
+        top_p=params.top_p,
+        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        stop=stop,
+    )
+
+
+def _targets(tensor: Any, length: int, vocabulary: int) -> Array | None:
+    """[P - 1, K] ids; -1 where none is asked for."""
     if tensor is None:
         return None
-    targets: Array = tensor.to_numpy(-1)
-    if targets.ndim != 2 or len(targets) != length - 1:
-        raise HTTPException(422, f"target_prompt_logprobs has shape {list(targets.shape)}; must be [{length - 1}, K]")
+    name, shape = "target_prompt_logprobs", list(tensor.shape or [])
+    if len(shape) != 2 or shape[0] != length - 1 or not 0 < shape[1] <= MOST_CELLS // max(1, shape[0]):
+        told = f"[{', '.join(f'{n:.6g}' if abs(n) < 1e300 else '…' for n in shape[:3])}]"
+        raise HTTPException(422, f"{name} has shape {told}; must be [{length - 1}, K] of at most {MOST_CELLS} cells")
+    if tensor.dtype != "int64":
+        raise HTTPException(422, f"{name} has dtype {tensor.dtype}; must be int64")
+    try:
+        targets: Array = tensor.to_numpy(-1)
+    except (ValueError, OverflowError, RuntimeError, AssertionError, TypeError):
+        raise HTTPException(422, f"{name}: data, shape and sparse indices do not fit one another") from None
+    if targets.size and not -1 <= int(targets.min()) <= int(targets.max()) < vocabulary:
+        raise HTTPException(422, f"{name} has an id outside 0 … {vocabulary - 1}; -1 asks for none")
     return targets
 
 
@@ -484,6 +566,13 @@ def _page(request: Request, items: list[Any]) -> tuple[list[Any], dict[str, int]
     numbers = [request.query_params.get(name, "") for name in ("limit", "offset")]
     limit, offset = (int(n) if n.isdecimal() and len(n) < 10 else d for n, d in zip(numbers, (100, 0), strict=True))
     return items[offset : offset + limit], {"offset": offset, "limit": limit, "total_count": len(items)}
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        raise HTTPException(404, "these weights were deleted at this moment") from None
 
 
 def _date(seconds: float) -> str:

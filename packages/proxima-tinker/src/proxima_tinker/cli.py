@@ -8,6 +8,7 @@ examples, token by token."""
 
 import ipaddress
 import os
+import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ def serve_training(
     slots: Annotated[int, Argument("completions of one sampler at a time", "N")] = 64,
     engines: Annotated[int, Argument("samplers in memory, a copy of the model each", "N")] = 4,
     snapshots: Annotated[int, Argument("unnamed weights for samplers that are kept for each model", "N")] = 8,
+    models: Annotated[int, Argument("models in memory; of more, those that nobody uses rest on disk", "N")] = 16,
     max_requests: Annotated[int, Argument("of a model or a sampler that wait at once", "N")] = 1024,
     max_body_mb: Annotated[int, Argument("MiB of a request", "N")] = 64,
 ) -> None:
@@ -46,7 +48,9 @@ def serve_training(
     require(dtype in ("bfloat16", "float32"), "--dtype", dtype, "must be bfloat16 or float32")
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     counts = {"workers": workers, "tokens": tokens, "slots": slots, "engines": engines, "snapshots": snapshots}
-    for option, count in (counts | {"max-requests": max_requests, "max-body-mb": max_body_mb}).items():
+    for option, count in (
+        counts | {"models": models, "max-requests": max_requests, "max-body-mb": max_body_mb}
+    ).items():
         require(1 <= count <= 1 << 20, f"--{option}", count, "must be in [1, 1048576]")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     require(workers <= cores, "--workers", workers, f"must be at most {cores}, the cores of this machine")
@@ -74,8 +78,10 @@ def serve_training(
         engines=engines,
         snapshots=snapshots,
         waiting=max_requests,
+        models=models,
     )
-    limits = ServiceLimits(body_mb=max_body_mb)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # those of the journal and of checkpoints must stay free
+    limits = ServiceLimits(body_mb=max_body_mb, connections=max(16, min(ServiceLimits.connections, files // 2)))
     with open_socket(host, port) as listening, signals_restored():
         if not key and not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback:
             remedy = "give --key-env NAME, an environment variable with a key, or listen on 127.0.0.1"

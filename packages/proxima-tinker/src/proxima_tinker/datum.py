@@ -43,15 +43,19 @@ class Datum:
         if not 0 < length <= context:
             raise UserError(f"{place}: {length} input tokens; must be 1 to {context}, the model's context")
         if self.targets.ndim not in (1, 2) or len(self.targets) != length or 0 in self.targets.shape:
-            raise UserError(f"{place}: target_tokens of shape {list(self.targets.shape)} for {length} input tokens")
+            shape = list(self.targets.shape)[:9]
+            raise UserError(f"{place}: target_tokens of shape {shape} for {length} input tokens")
         for name, ids in (("model_input", self.tokens), ("target_tokens", self.targets)):
             if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
                 raise UserError(f"{place}: {name} has an id outside 0 … {vocabulary - 1}")
         for name, values in self.columns.items():
             if name not in COLUMNS:
-                raise UserError(f"{place}: loss_fn_inputs has {name}; known are target_tokens, {', '.join(COLUMNS)}")
+                raise UserError(
+                    f"{place}: loss_fn_inputs has {name:.40}; known are target_tokens, {', '.join(COLUMNS)}"
+                )
             if values.shape != self.targets.shape:
-                raise UserError(f"{place}: {name} has shape {list(values.shape)}, target_tokens {self.targets.shape}")
+                shapes = f"{list(values.shape)[:9]}, target_tokens {list(self.targets.shape)}"
+                raise UserError(f"{place}: {name} has shape {shapes}")
             if not np.isfinite(values).all():
                 raise UserError(f"{place}: {name} is not finite everywhere")
 

@@ -44,13 +44,16 @@ class Journal:
     """The SQLite file of a server; safe to call from any thread.
 
     Raises:
-        UserError: the file was written for another model, or by a later version.
+        UserError: the file was written for another model, or by a later version, or is damaged.
     """
 
     def __init__(self, path: Path, model: str) -> None:
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + SCHEMA)
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + SCHEMA)
+        except sqlite3.Error as error:
+            raise UserError(f"{path} can't be opened: {error}", remedy="choose another --folder") from error
         for name, value in {"version": str(VERSION), "model": model}.items():
             self._db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, value))
             (kept,) = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
@@ -87,29 +90,43 @@ class Journal:
             sql = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, NULL, NULL, ?)"
             return self._db.execute(sql, (model, seq, kind, body, time.time())).rowcount > 0
 
-    def finish(self, model: str, seq: int, answer: bytes, media: str) -> None:
-        """Write the answer of a request."""
+    def finish(self, model: str, seq: int, answer: bytes, media: str, *, never: bool = False) -> None:
+        """Write the answer of a request; `never`: it was not run, and must not be after a restart."""
         with self._lock:
-            sql = "UPDATE requests SET answer = ?, media = ? WHERE model = ? AND seq = ?"
-            self._db.execute(sql, (answer, media, model, seq))
+            sql = "UPDATE requests SET answer = ?, media = ?, body = iif(?, NULL, body) WHERE model = ? AND seq = ?"
+            self._db.execute(sql, (answer, media, never, model, seq))
 
-    def kept_until(self, model: str, seq: int, value: Any, answers: int) -> None:
-        """The state of a model on disk now has the effects of its requests up to `seq`: write its record, and forget
-        the bodies of these requests and all but their last `answers`."""
-        with self._lock:
+    def kept_until(self, model: str, seq: int, value: Any, answers: int, last: tuple[bytes, str] | None = None) -> None:
+        """The state of a model on disk now has the effects of its requests up to `seq`, whose answer is `last`: write
+        its record, and forget the bodies of these requests and all but their last `answers`."""
+        with self._lock, self._db:  # all or nothing
             self._db.execute("BEGIN IMMEDIATE")
+            if last is not None:
+                answered = "UPDATE requests SET answer = ?, media = ? WHERE model = ? AND seq = ? AND answer IS NULL"
+                self._db.execute(answered, (*last, model, seq))
             sql = "UPDATE records SET value = ? WHERE kind = 'model' AND id = ?"
             self._db.execute(sql, (json.dumps(value), model))
             self._db.execute("UPDATE requests SET body = NULL WHERE model = ? AND seq <= ?", (model, seq))
             self._db.execute("DELETE FROM requests WHERE model = ? AND seq <= ?", (model, seq - answers))
-            self._db.execute("COMMIT")
 
-    def requests(self, model: str, after: int = -1) -> list[StoredRequest]:
-        """The requests of a model after a number, in their order."""
+    def pending(self, model: str, after: int) -> dict[int, int]:
+        """The requests of a model after a number whose effects are not in its state: bytes by number."""
         with self._lock:
-            sql = "SELECT seq, kind, body, answer, media FROM requests WHERE model = ? AND seq > ? ORDER BY seq"
-            rows = self._db.execute(sql, (model, after)).fetchall()
-        return [_stored(row) for row in rows]
+            sql = "SELECT seq, length(body) FROM requests WHERE model = ? AND seq > ? AND body IS NOT NULL ORDER BY seq"
+            return dict(self._db.execute(sql, (model, after)).fetchall())
+
+    def answered(self, model: str) -> int:
+        """The last request of a model that has an answer; -1 if none has."""
+        with self._lock:
+            sql = "SELECT max(seq) FROM requests WHERE model = ? AND answer IS NOT NULL"
+            (last,) = self._db.execute(sql, (model,)).fetchone()
+        return -1 if last is None else int(last)
+
+    def has(self, model: str, seq: int) -> bool:
+        """True if there is such a request."""
+        with self._lock:
+            sql = "SELECT 1 FROM requests WHERE model = ? AND seq = ?"
+            return self._db.execute(sql, (model, seq)).fetchone() is not None
 
     def request(self, model: str, seq: int) -> StoredRequest | None:
         """A request, or None."""

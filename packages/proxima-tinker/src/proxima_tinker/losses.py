@@ -71,10 +71,10 @@ class Loss:
             self._compute = _core_loss(name, config)
             return
         if name not in NAMED:
-            raise UserError(f"no loss {name!r}; known are {', '.join(NAMED)}, gspo, and those by a `surrogate`")
+            raise UserError(f"no loss {name!r:.40}; known are {', '.join(NAMED)}, gspo, and those by a `surrogate`")
         compute, keys = NAMED[name]
         if unknown := sorted(set(config) - set(keys)):
-            raise UserError(f"loss_fn_config: {name} has no {unknown[0]!r}; it has {', '.join(keys) or 'no keys'}")
+            raise UserError(f"loss_fn_config: {name} has no {unknown[0]!r:.40}; it has {', '.join(keys) or 'no keys'}")
         numbers = {key: _number(key, value) for key, value in config.items()}
         self._compute = lambda targets: _summed(compute(targets, numbers), targets)
 
@@ -158,7 +158,7 @@ def _core_loss(name: str, config: Config) -> Callable[[Targets], LossResult]:
     known = {"proximal", *SLOTS} | {f"{slot}.{field.name}" for slot, spec in specs.items() for field in fields(spec)}
     if unknown := sorted(set(config) - known):
         near = nearest(unknown[0], sorted(known))
-        raise UserError(f"loss_fn_config: unknown {unknown[0]!r}" + (f"; did you mean {near}?" if near else ""))
+        raise UserError(f"loss_fn_config: unknown {unknown[0]!r:.40}" + (f"; did you mean {near}?" if near else ""))
 
     def compute(b: Targets) -> LossResult:
         if b.log_prob.dim() > 1:

@@ -1,14 +1,15 @@
 """Engines with the weights of a model at some moment.
 
 Each trained model has at most one engine, into which the weights of the sampler that is asked are loaded: a copy of the
-model, with the adapter merged. The base has one for all clients. Completions of one engine are batched; on a CPU their
-tokens do not depend on one another, so neither on other clients. The engine that was not used for longest makes room
-for another.
+model, with the adapter merged. The base has one for all clients, who take turns. Completions of one engine are batched;
+on a CPU their tokens do not depend on one another, so neither on other clients. The engine that was not used for
+longest makes room for another.
 """
 
 import asyncio
+import time
 import zlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from proxima_tinker.wire import PromptAnswer, SampledAnswer
 from proxima_tinker.workers import Lane, Workers
 
 ROWS = 256  # of logits in memory at a time
+PATIENCE = 10.0  # seconds that a request waits for an engine before those that came later wait for it
+MOST_STOPS, LONGEST_STOP = 128, 1000  # all are looked for after every token
 SEED_BITS = 63
 
 
@@ -59,13 +62,59 @@ class SampleOrder:
         return self.prompt_log_probs or self.top_k_prompt > 0 or self.targets is not None
 
 
-class _LoadedEngine:
-    """The engine of one model, and which weights it has."""
+class _Places:
+    """Places in an engine for completions, given in turn to the clients that wait for some."""
 
-    def __init__(self, engine: LocalEngine, lane: Lane, weights: str) -> None:
-        self.engine, self.lane, self.weights = engine, lane, weights
+    def __init__(self, count: int) -> None:
+        self.free = count
+        self._waiting: OrderedDict[str, deque[tuple[int, asyncio.Future[None]]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def taken(self, client: str, count: int) -> AsyncIterator[None]:
+        """So many places, within the block."""
+        if self._waiting or self.free < count:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(client, deque()).append((count, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():
+                    self._give_back(count)
+                raise
+        else:
+            self.free -= count
+        try:
+            yield
+        finally:
+            self._give_back(count)
+
+    def _give_back(self, count: int) -> None:
+        self.free += count
+        while self._waiting:
+            client, queue = next(iter(self._waiting.items()))
+            wanted, turn = queue[0]
+            if not turn.cancelled():
+                if wanted > self.free:
+                    break
+                self.free -= wanted
+                turn.set_result(None)
+            queue.popleft()
+            self._waiting.move_to_end(client)
+            if not queue:
+                del self._waiting[client]
+
+
+class _LoadedEngine:
+    """The engine of one model: it has `weights` when `ready` is done, and `users` until which others must not be
+    loaded."""
+
+    ready: asyncio.Task[None]
+    engine: LocalEngine
+
+    def __init__(self, lane: Lane, slots: int) -> None:
+        self.lane, self.places, self.weights = lane, _Places(slots + slots // 8), ""
         self.users = 0
-        self.changed = asyncio.Condition()
+        self.tasks: set[asyncio.Task[Any]] = set()
 
 
 class Samplers:
@@ -80,85 +129,137 @@ class Samplers:
     def __init__(self, spec: Local, workers: Workers, most: int) -> None:
         self.spec, self.workers, self.most = spec, workers, most
         self._engines: OrderedDict[str, _LoadedEngine] = OrderedDict()  # by model, the latest used last
-        self._building = asyncio.Lock()
+        self._line: dict[object, tuple[str, str, float]] = {}  # requests that wait: model, weights, since when
+        self._changed = asyncio.Event()
 
     async def sample(
-        self, model: str, weights: str, load: Callable[[], LoadedModel], order: SampleOrder
+        self, model: str, weights: str, client: str, load: Callable[[], LoadedModel], order: SampleOrder
     ) -> tuple[list[SampledAnswer], PromptAnswer]:
         """Completions of a prompt.
 
         Args:
             model: whose engine it is.
             weights: names the weights; `load` reads them.
+            client: who takes turns with others.
 
         Raises:
-            UserError: the prompt does not fit.
+            UserError: the prompt does not fit, or the weights are gone.
         """
-        async with self._using(model, weights, load) as (engine, lane):
-            # a completion is determined by seed, uid and sample; without a seed, by the name of the request
-            digest = zlib.crc32(order.name.encode())
-            seed = digest if order.seed is None else order.seed % 2**SEED_BITS
-            prompt = Prompt(uid=digest if order.seed is None else 0, messages=(), tokens=order.prompt)
-            asked = [
-                Request(prompt=prompt, sample=i, sampling=order.sampling, seed=seed, stop_tokens=order.stop_tokens)
-                for i in range(order.count)
-            ]
-            completions = [completion async for completion in engine.generate(asked)]
-            completions.sort(key=lambda completion: completion.sample)
-            found = PromptAnswer()
-            if order.scores_prompt:
-                found = await lane.run(_scored_prompt, engine.scheduler.decoder, order)
-            out = []
-            for done in completions:
-                top_k = None
-                if order.top_k_sample:
-                    whole = np.concatenate([order.prompt, done.tokens])
-                    first = len(order.prompt)
-                    scored = await lane.run(_scored, engine.scheduler.decoder, whole, first, order.top_k_sample, None)
-                    top_k = scored[1]
-                out.append(
-                    SampledAnswer(
-                        tokens=done.tokens,
-                        log_probs=done.sampled_log_prob,
-                        stopped=done.finish_reason == "stop",
-                        top_k=top_k,
-                    )
-                )
-            return out, found
+        # a completion is determined by seed, uid and sample; without a seed, by the name of the request
+        digest = zlib.crc32(order.name.encode())
+        seed = digest if order.seed is None else order.seed % 2**SEED_BITS
+        prompt = Prompt(uid=digest if order.seed is None else 0, messages=(), tokens=order.prompt)
+        asked = [
+            Request(prompt=prompt, sample=i, sampling=order.sampling, seed=seed, stop_tokens=order.stop_tokens)
+            for i in range(order.count)
+        ]
+        out, found = list[SampledAnswer](), PromptAnswer()
+        async with self._using(model, weights, load) as held:
+            try:
+                for first in range(0, order.count, self.spec.slots):
+                    part = asked[first : first + self.spec.slots]
+                    async with held.places.taken(client, len(part)):
+                        if order.scores_prompt and not first:
+                            found = await held.lane.run(_scored_prompt, held.engine.scheduler.decoder, order)
+                        out += await self._completed(held, order, part)
+            except UserError:
+                raise
+            except Exception:
+                self._retire(model, held)
+                raise
+        return out, found
+
+    async def _completed(
+        self, held: _LoadedEngine, order: SampleOrder, requests: Sequence[Request]
+    ) -> list[SampledAnswer]:
+        completions = [completion async for completion in held.engine.generate(requests)]
+        out = []
+        for done in sorted(completions, key=lambda completion: completion.sample):
+            top_k = None
+            if order.top_k_sample:
+                whole, first = np.concatenate([order.prompt, done.tokens]), len(order.prompt)
+                decoder = held.engine.scheduler.decoder
+                top_k = (await held.lane.run(_scored, decoder, whole, first, order.top_k_sample, None))[1]
+            stopped = done.finish_reason == "stop"
+            answer = SampledAnswer(tokens=done.tokens, log_probs=done.sampled_log_prob, stopped=stopped, top_k=top_k)
+            out.append(answer)
+        return out
 
     @asynccontextmanager
-    async def _using(
-        self, model: str, weights: str, load: Callable[[], LoadedModel]
-    ) -> AsyncIterator[tuple[LocalEngine, Lane]]:
+    async def _using(self, model: str, weights: str, load: Callable[[], LoadedModel]) -> AsyncIterator[_LoadedEngine]:
         """The engine of a model, with these weights until the end of the block."""
-        held = await self._engine(model, weights, load)
-        async with held.changed:
-            while held.weights != weights and held.users:
-                await held.changed.wait()
-            if held.weights != weights:
-                module = await held.lane.run(load)
-                version = held.engine.scheduler.version + 1
-                await held.engine.publish(WeightUpdate(version=version, module=module.model))
-                held.weights = weights
-            held.users += 1
+        place = object()
+        self._line[place] = model, weights, time.monotonic()
         try:
-            yield held.engine, held.lane
+            while (held := self._entered(model, weights, load)) is None:
+                await self._changed.wait()
         finally:
-            async with held.changed:
-                held.users -= 1
-                held.changed.notify_all()
+            del self._line[place]
+        self._wake()
+        task = asyncio.current_task()
+        assert task is not None
+        held.tasks.add(task)
+        try:
+            await asyncio.shield(held.ready)  # goes on if this request is cancelled: others wait for it too
+            yield held
+        finally:
+            held.tasks.discard(task)
+            self._left(held)
 
-    async def _engine(self, model: str, weights: str, load: Callable[[], LoadedModel]) -> _LoadedEngine:
-        async with self._building:
-            held = self._engines.get(model)
-            if held is None:
-                self._make_room()
-                lane = self.workers.lane()
-                loaded = await lane.run(load)
-                engine = await asyncio.to_thread(LocalEngine, loaded, self.spec, compute=lane)
-                held = self._engines[model] = _LoadedEngine(engine, lane, weights)
-            self._engines.move_to_end(model)
-            return held
+    def _entered(self, model: str, weights: str, load: Callable[[], LoadedModel]) -> _LoadedEngine | None:
+        """The engine, with one more user; None while it has users of other weights, or there is no room for it.
+
+        Who has waited long goes first: else those who come all the time would keep it out."""
+        first, first_weights, since = next(iter(self._line.values()))
+        keeps_out = first == model or first not in self._engines
+        if keeps_out and (first, first_weights) != (model, weights) and time.monotonic() - since > PATIENCE:
+            return None
+        held = self._engines.get(model)
+        if held is None:
+            self._make_room()
+            if len(self._engines) >= self.most:
+                return None
+            held = self._engines[model] = _LoadedEngine(self.workers.lane(), self.spec.slots)
+        if held.weights != weights:
+            if held.users:
+                return None
+            held.weights, held.users = weights, 1  # the loading is a user, too
+            held.ready = asyncio.ensure_future(self._load(held, load))
+            held.ready.add_done_callback(lambda task: task.cancelled() or task.exception())  # told to those who wait
+        held.users += 1
+        self._engines.move_to_end(model)
+        return held
+
+    async def _load(self, held: _LoadedEngine, load: Callable[[], LoadedModel]) -> None:
+        try:
+            loaded = await held.lane.run(load)
+            if hasattr(held, "engine"):
+                version = held.engine.scheduler.version + 1
+                await held.engine.publish(WeightUpdate(version=version, module=loaded.model))
+            else:
+                held.engine = await held.lane.run(LocalEngine, loaded, self.spec)  # it computes in place until here
+                held.engine.compute = held.lane
+        except BaseException:
+            held.weights = ""  # they may be there in part
+            raise
+        finally:
+            self._left(held)
+
+    def _left(self, held: _LoadedEngine) -> None:
+        held.users -= 1
+        if not held.users:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _retire(self, model: str, held: _LoadedEngine) -> None:
+        """An engine has failed: end its other requests, which might wait forever, and let the next build another."""
+        if self._engines.get(model) is held:
+            del self._engines[model]
+        for task in held.tasks - {asyncio.current_task()}:
+            task.cancel("the engine failed; sample again")
 
     def _make_room(self) -> None:
         for model, held in list(self._engines.items()):
@@ -230,6 +331,9 @@ def stop_settings(stop: Any, stop_tokens: frozenset[int]) -> tuple[tuple[str, ..
     values: Sequence[Any] = [stop] if isinstance(stop, str) else list(stop)
     if not values:
         return (), frozenset()
+    if len(values) > MOST_STOPS or any(isinstance(value, str) and len(value) > LONGEST_STOP for value in values):
+        reason = f"may hold at most {MOST_STOPS} texts or ids, of at most {LONGEST_STOP} characters"
+        raise UserError(f"sampling_params.stop {reason}")
     if all(isinstance(value, str) for value in values):
         return tuple(values), None
     if all(isinstance(value, int) for value in values):

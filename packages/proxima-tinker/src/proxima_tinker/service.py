@@ -11,13 +11,14 @@ import secrets
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from proxima.data import UserError
@@ -25,20 +26,30 @@ from proxima.engine.local import Local
 from proxima.model import LoadedModel, load
 from proxima.model.adapter_files import read_matrices
 from proxima.model.adapter_folder import base_in_memory
-from proxima.model.lora import Lora
-from proxima.model.lora_layers import attach
 from proxima.model.pretrained import DTYPES
 from proxima.model.save import save_trained
+from proxima.runtime.state.folder_lock import FolderLock
 from proxima.system.atomic_files import flush_to_disk, write_atomic
 from proxima_tinker.journal import Journal
 from proxima_tinker.losses import Loss
 from proxima_tinker.record import Record
 from proxima_tinker.samplers import SampleOrder, Samplers
-from proxima_tinker.trained_model import ALPHA, AdamSettings, ModelSpec, TrainedModel, own_copy, read_state
+from proxima_tinker.trained_model import (
+    BUILDING,
+    AdamSettings,
+    ModelSpec,
+    TrainedModel,
+    attach_adapter,
+    own_copy,
+    read_state,
+)
 from proxima_tinker.wire import forward_backward_answer, read_forward_backward, sample_answer
 from proxima_tinker.workers import Workers
 
+T = TypeVar("T")
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
+MOST_WAITING = 1 << 30  # bytes of a model's requests that wait
+SAMPLES_KEPT = 600.0  # seconds; the SDK asks at once, and samples again what is gone
 GAP_SECONDS = 60.0  # a request waits so long for an earlier one that has not come
 LEFT_SECONDS = 900.0  # without a heartbeat, after which a client has left; the SDK sends one every ten seconds
 ANSWERS_KEPT = 256  # of each model
@@ -61,6 +72,7 @@ class Settings:
         engines: samplers in memory, see `Samplers`.
         snapshots: unnamed weights for samplers that are kept for each model.
         waiting: requests of one model, or of one sampler, that may wait.
+        models: in memory; of more, those that nobody uses rest on disk.
     """
 
     path: str
@@ -75,6 +87,7 @@ class Settings:
     engines: int = 4
     snapshots: int = 8
     waiting: int = 1024
+    models: int = 16
 
 
 class RefusedError(Exception):
@@ -89,11 +102,11 @@ class Answer:
     """The answer to a request, which may not be known yet."""
 
     def __init__(self) -> None:
-        self.content, self.media = b"", JSON
+        self.content, self.media, self.when = b"", JSON, 0.0
         self.done = asyncio.Event()
 
     def set(self, content: bytes, media: str = JSON) -> None:
-        self.content, self.media = content, media
+        self.content, self.media, self.when = content, media, time.monotonic()
         self.done.set()
 
     def fail(self, reason: str, category: str) -> None:
@@ -106,18 +119,20 @@ def _failure(reason: str, category: str) -> bytes:
 
 @dataclass(eq=False)
 class Model:
-    """A model of a client: `record` as in the journal, `trained` None until it is needed, requests that wait by their
-    number."""
+    """A model of a client: `record` as in the journal, `trained` None until it is needed, bytes of the requests that
+    wait by their number; of those up to `over` none is still to come."""
 
     id: str
     record: dict[str, Any]
     lane: Any
     next_seq: int = 0
+    over: int = -1
     trained: TrainedModel | None = None
     seen: Record | None = None  # what the viewer reads, begun with the first request that changes the model
-    waiting: dict[int, tuple[str, bytes]] = field(default_factory=dict)
+    waiting: dict[int, int] = field(default_factory=dict)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None] | None" = None
+    used: float = 0.0
     work_seconds: float = 0.0  # since the last state
     state_seconds: float = 1.0  # that writing one took
 
@@ -136,10 +151,15 @@ class Service:
     def __init__(self, settings: Settings, log: Callable[[str], None]) -> None:
         self.settings, self.log = settings, log
         settings.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = FolderLock(settings.folder / "lock")
+        except UserError as error:
+            raise UserError(error.reason, remedy="stop that server, or choose another --folder") from error
         identity = f"{settings.path} in {settings.dtype}"
         self.journal = Journal(settings.folder / "journal.sqlite", identity)
         loaded = load(settings.path, dtype=torch.float32, device=settings.device)
         loaded.model.requires_grad_(False)
+        self.vocabulary = int(loaded.model.config.get_text_config().vocab_size)
         self.base: LoadedModel = replace(loaded, base=base_in_memory(settings.path, None, torch.float32))
         self.workers = Workers(settings.workers, settings.threads)
         spec = Local(slots=settings.slots, dtype=settings.dtype, interrupt="finish")  # type: ignore[arg-type]
@@ -154,17 +174,15 @@ class Service:
 
     def restore(self) -> int:
         """Go on with the models of an earlier process. Returns the number of requests that run again."""
+        for segment in SEGMENTS.values():  # what a kill left of checkpoints
+            for part in self.settings.folder.glob(f"models/*/{segment}/.*"):
+                shutil.rmtree(part, ignore_errors=True)
         again = 0
         for id, _, record in self.journal.all("model"):
             model = self._add_model(id, record)
-            for request in self.journal.requests(id, record["state_seq"]):
-                if request.body is None:
-                    continue
-                model.waiting[request.seq] = request.kind, request.body
-                answer = self.answers.setdefault(f"{id}:{request.seq}", Answer())
-                if request.answer is not None:
-                    answer.set(request.answer, request.media or JSON)
-                again += 1
+            model.waiting, model.over = self.journal.pending(id, record["state_seq"]), self.journal.answered(id)
+            again += len(model.waiting)
+            self._seen[record["session"]] = time.monotonic()
             self._start(model)
         return again
 
@@ -183,22 +201,53 @@ class Service:
         """Write the state of a session's models, and free their memory; a later request loads them again."""
         for model in [m for m in self.models.values() if m.record["session"] == session]:
             self.samplers.drop(model.id)
-            await model.lane.run(self._rest, model)
+            await model.lane.run(self._tried, f"{model.id} rests", partial(self._rest, model))
 
     async def tidy(self) -> None:
         """Every minute, forever: delete what has expired, free the memory of clients that have left."""
         while True:
             await asyncio.sleep(60)
-            await asyncio.to_thread(self.expire)
-            for session, seen in list(self._seen.items()):
-                if time.monotonic() - seen > LEFT_SECONDS:
-                    del self._seen[session]
-                    await self.finish_session(session)
+            try:
+                await self.expire()
+                self._forget_samples()
+                for session, seen in list(self._seen.items()):
+                    if time.monotonic() - seen > LEFT_SECONDS:
+                        del self._seen[session]
+                        await self.finish_session(session)
+            except Exception as error:
+                self.log(f"tidying: {''.join(traceback.format_exception(error))}")
+
+    def _forget_samples(self) -> None:
+        """Forget the samples that were ready some time ago."""
+        for sampler, own in list(self._samples.items()):
+            for id in list(own):
+                answer = self.answers[id]
+                if answer.done.is_set() and time.monotonic() - answer.when > SAMPLES_KEPT:
+                    own.remove(id)
+                    del self.answers[id]
+            if not own:
+                del self._samples[sampler]
 
     def _rest(self, model: Model) -> None:
         if model.trained is not None and not model.waiting:
-            self._write_state(model)
+            self._write_state(model, model.next_seq - 1)
             model.trained = None
+
+    async def _make_room(self) -> None:
+        """Let the models rest that were not used for longest, if there are too many in memory."""
+        loaded = sorted((m for m in self.models.values() if m.trained is not None), key=lambda model: model.used)
+        idle = [model for model in loaded if not model.waiting]
+        for model in idle[: max(0, len(loaded) - self.settings.models)]:
+            await model.lane.run(self._tried, f"{model.id} rests", partial(self._rest, model))
+
+    def _tried(self, what: str, call: Callable[[], object]) -> bool:
+        """Call; True if nothing failed, as on a full disk. What failed is in the log."""
+        try:
+            call()
+        except Exception as error:
+            self.log(f"{what}: {''.join(traceback.format_exception(error))}")
+            return False
+        return True
 
     # ---- requests of a model -----------------------------------------------------------------------------------------
 
@@ -233,17 +282,20 @@ class Service:
         """Accept a request of a model and return its id; one that was accepted before is not run again."""
         model, request_id = self.model(model_id), f"{model_id}:{seq}"
         self.heartbeat(model.record["session"])
-        if not 0 <= seq < 2**60:
-            raise RefusedError(422, f"seq_id={seq} must be >= 0")
-        if self.journal.request(model_id, seq) is not None:
+        if not 0 <= seq < 2**53:
+            raise RefusedError(422, "seq_id must be in [0, 2^53)")
+        if self.journal.has(model_id, seq):
             return request_id
         if seq < model.next_seq:
             raise RefusedError(410, f"request {seq} of this model is over: later ones have run or failed")
-        if len(model.waiting) >= self.settings.waiting:
+        full = len(model.waiting) >= self.settings.waiting or sum(model.waiting.values()) + len(body) > MOST_WAITING
+        if full and seq > model.next_seq:  # for the next one all others wait
             raise RefusedError(429, f"{len(model.waiting)} requests of this model wait")
         if await asyncio.to_thread(self.journal.accept, model_id, seq, kind, body):
-            self.answers.setdefault(request_id, Answer())
-            model.waiting[seq] = kind, body
+            if seq < model.next_seq:  # it was given up in the meantime
+                await self._give_up(model, [seq], f"request {seq} of this model came too late")
+                return request_id
+            model.waiting[seq] = len(body)
             model.arrived.set()
         return request_id
 
@@ -254,54 +306,75 @@ class Service:
         """Run the requests of a model in their order, forever."""
         while True:
             while model.next_seq not in model.waiting:
+                if model.next_seq <= model.over:  # after a restart: the numbers of requests that had failed are skipped
+                    model.next_seq = min((seq for seq in model.waiting if seq <= model.over), default=model.over + 1)
+                    continue
                 model.arrived.clear()
                 try:
                     async with asyncio.timeout(GAP_SECONDS if model.waiting else None):
                         await model.arrived.wait()
                 except TimeoutError:
                     await self._fail_gap(model)
-            seq = model.next_seq
-            kind, body = model.waiting[seq]
-            content, media = await model.lane.run(self._perform, model, seq, kind, body)
+            seq, model.used = model.next_seq, time.monotonic()
+            content, media, stored = await model.lane.run_parts(self._perform(model, seq))
+            model.next_seq = seq + 1  # before it is taken out: a state that is written now has its effect
             del model.waiting[seq]
-            model.next_seq = seq + 1
-            answer = self.answers.setdefault(f"{model.id}:{seq}", Answer())
-            if not answer.done.is_set():
-                answer.set(content, media)
-            self.answers.pop(f"{model.id}:{seq - ANSWERS_KEPT}", None)
+            self._tell(f"{model.id}:{seq}", content, media, stored)
+            await self._make_room()
+
+    def _tell(self, request_id: str, content: bytes, media: str, stored: bool) -> None:
+        """Give an answer to those who wait for it; later it is read from the journal."""
+        answer = self.answers.pop(request_id, None) if stored else self.answers.setdefault(request_id, Answer())
+        if answer is not None:
+            answer.set(content, media)
 
     async def _fail_gap(self, model: Model) -> None:
         """Fail the requests that wait for one that does not come."""
-        missing, last = model.next_seq, max(model.waiting)
-        content = _failure(f"request {missing} of this model has not come for {GAP_SECONDS:.0f} s", "user")
-        for seq in sorted(model.waiting):
-            await model.lane.run(self.journal.finish, model.id, seq, content, JSON)
-            self.answers[f"{model.id}:{seq}"].set(content)
+        missing, given_up = model.next_seq, sorted(model.waiting)
+        model.next_seq = given_up[-1] + 1
         model.waiting.clear()
-        model.next_seq = last + 1
+        await self._give_up(model, given_up, f"request {missing} of this model has not come for {GAP_SECONDS:.0f} s")
 
-    def _perform(self, model: Model, seq: int, kind: str, body: bytes) -> tuple[bytes, str]:
-        """Run a request, in the model's lane, and write its answer."""
-        known = self.journal.request(model.id, seq)
-        done = known is not None and known.answer is not None
-        if done and kind not in CHANGES:
-            assert known is not None and known.answer is not None
-            return known.answer, known.media or JSON
-        began = time.monotonic()
+    async def _give_up(self, model: Model, seqs: Sequence[int], reason: str) -> None:
+        content = _failure(reason, "user")
+        for seq in seqs:
+            finish = partial(self.journal.finish, model.id, seq, content, JSON, never=True)
+            stored = await asyncio.to_thread(self._tried, f"{model.id}:{seq}", finish)
+            self._tell(f"{model.id}:{seq}", content, JSON, stored)
+
+    def _perform(self, model: Model, seq: int) -> Generator[None, None, tuple[bytes, str, bool]]:
+        """Run a request, in the model's lane. Returns its answer, and whether it is in the journal."""
         try:
-            content, media = getattr(self, f"_do_{kind}")(model, seq, body)
+            known = self.journal.request(model.id, seq)
+            assert known is not None and known.body is not None
+        except Exception as error:
+            self.log(f"{model.id}:{seq}: {''.join(traceback.format_exception(error))}")
+            return _failure(f"the journal can't be read: {error}", "server"), JSON, False
+        kind, done = known.kind, known.answer is not None
+        if known.answer is not None and (kind not in CHANGES or _had_no_effect(kind, known.answer, known.media)):
+            return known.answer, known.media or JSON, True
+        began = time.monotonic()
+        content, media = yield from self._outcome(model, seq, kind, known.body)
+        model.work_seconds += time.monotonic() - began
+        due = kind in ("create", "load") or model.work_seconds > STATE_EVERY * model.state_seconds
+        if due and kind in CHANGES and model.trained is not None:
+            # with its answer: what was loaded may be gone after a restart
+            write = partial(self._write_state, model, seq, (content, media))
+            done = self._tried(f"{model.id}: no state", write) or done
+        finish = partial(self.journal.finish, model.id, seq, content, media)
+        return content, media, done or self._tried(f"{model.id}:{seq}", finish)
+
+    def _outcome(self, model: Model, seq: int, kind: str, body: bytes) -> Generator[None, None, tuple[bytes, str]]:
+        try:
+            if kind in ("forward", "forward_backward"):
+                content, media = yield from self._do_pass(model, body)
+            else:
+                content, media = getattr(self, f"_do_{kind}")(model, seq, body)
         except UserError as error:
-            content, media = _failure(" ".join(str(error).split()), "user"), JSON
+            return _failure(" ".join(str(error).split()), "user"), JSON
         except Exception as error:
             self.log(f"{model.id} {kind}: {''.join(traceback.format_exception(error))}")
-            content, media = _failure(f"{type(error).__name__}: {error}", "server"), JSON
-        model.work_seconds += time.monotonic() - began
-        if not done:
-            self.journal.finish(model.id, seq, content, media)
-        if kind in ("optim_step", "load", "create") and model.trained is not None:
-            model.next_seq = seq + 1
-            if model.work_seconds > STATE_EVERY * model.state_seconds or kind != "optim_step":
-                self._write_state(model)
+            return _failure(f"{type(error).__name__}: {error}", "server"), JSON
         return content, media
 
     def _trained(self, model: Model) -> TrainedModel:
@@ -310,7 +383,8 @@ class Service:
             dtype, budget = DTYPES[self.settings.dtype], self.settings.tokens
             trained = TrainedModel(self.base, model.spec, compute_dtype=dtype, budget=budget)
             if model.record["state_seq"] >= 0:
-                trained.load(load_file(self._state_file(model, model.record["state_seq"])))
+                file = self._state_file(model, model.record["state_seq"])
+                trained.load(_read(f"the state of {model.id}, {file.name},", load_file, file))
             model.trained = trained
         return model.trained
 
@@ -320,18 +394,21 @@ class Service:
     def _place(self, model_id: str) -> Path:
         return self.settings.folder / "models" / model_id.replace(":", "-")
 
-    def _write_state(self, model: Model) -> None:
-        """Write the state after the last request; its requests need not run again."""
+    def _write_state(self, model: Model, seq: int, answer: tuple[bytes, str] | None = None) -> None:
+        """Write the state after a request, and its answer; its requests need not run again."""
         assert model.trained is not None
-        began, seq, before = time.monotonic(), model.next_seq - 1, model.record["state_seq"]
-        if seq == before:
+        began = time.monotonic()
+        if seq == model.record["state_seq"]:
             return
         file = self._state_file(model, seq)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, save(model.trained.state()))
-        model.record["state_seq"] = seq
-        self.journal.kept_until(model.id, seq, model.record, ANSWERS_KEPT)
-        self._state_file(model, before).unlink(missing_ok=True)
+        record = model.record | {"state_seq": seq}
+        self.journal.kept_until(model.id, seq, record, ANSWERS_KEPT, answer)
+        model.record = record
+        for old in file.parent.glob("state-*"):
+            if old != file:
+                old.unlink(missing_ok=True)
         model.work_seconds, model.state_seconds = 0.0, max(0.05, time.monotonic() - began)
 
     # ---- what requests do, in the model's lane -----------------------------------------------------------------------
@@ -340,11 +417,11 @@ class Service:
         self._trained(model)
         return _json(type="create_model", model_id=model.id)
 
-    def _do_forward_backward(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
+    def _do_pass(self, model: Model, body: bytes) -> Generator[None, None, tuple[bytes, str]]:
         asked = read_forward_backward(body)
         loss = Loss(asked.loss, asked.config)
         trained = self._trained(model)
-        result = trained.run(asked.data, loss, backward=not asked.forward_only)
+        result = yield from trained.run_in_parts(asked.data, loss, backward=not asked.forward_only)
         if not asked.forward_only:
             self._note(model, lambda record: record.add(asked, result))
         return forward_backward_answer(result.outputs, result.metrics), PROTOBUF
@@ -364,7 +441,7 @@ class Service:
     def _do_load(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
         asked = json.loads(body)
         folder = self.checkpoint_folder(asked["path"], "training")
-        self._trained(model).load(read_state(folder), optimizer=asked["optimizer"])
+        self._trained(model).load(_read(asked["path"], read_state, folder), optimizer=asked["optimizer"])
         self._note(model, Record.forget)
         return _json(type="load_weights", path=asked["path"], model_id=model.id)
 
@@ -373,8 +450,9 @@ class Service:
         asked = json.loads(body)
         kind, named = asked["kind"], asked.get("path")
         name = named or (f"unnamed-{seq:09d}" if kind == "sampler" else f"{seq:06d}")
-        if name.strip(".") == "" or not all(c.isalnum() or c in "._-+=" for c in name) or len(name) > 120:
-            raise UserError(f"path={name!r:.80} must be a name of letters, digits and ._-+=, at most 120")
+        plain = all(c.isascii() and (c.isalnum() or c in "._-+=") for c in name)
+        if name.startswith(".") or not plain or len(name) > 120:
+            raise UserError(f"path={name!r:.80} must be a name of at most 120 of a-z A-Z 0-9 ._-+=, no dot first")
         folder = self._place(model.id) / SEGMENTS[kind] / name
         path = f"tinker://{model.id}/{SEGMENTS[kind]}/{name}"
         known = self.journal.get("checkpoint", path)
@@ -406,33 +484,40 @@ class Service:
         folder.parent.mkdir(parents=True, exist_ok=True)
         beside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
         trained = self._trained(model)
-        if kind == "training":
-            trained.save(beside)
-        else:
-            save_trained(trained.loaded, beside)
-        for file in beside.iterdir():
-            flush_to_disk(file)
+        try:
+            if kind == "training":
+                trained.save(beside)
+            else:
+                save_trained(trained.loaded, beside)
+            for file in beside.iterdir():
+                flush_to_disk(file)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        before = beside.with_name(f"{beside.name}.before")
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(before)
         beside.rename(folder)
         flush_to_disk(folder.parent)
+        shutil.rmtree(before, ignore_errors=True)
 
     def _drop_snapshots(self, model: Model, kind: str) -> None:
         """Delete all but the last unnamed weights for samplers."""
         if kind == "sampler":
             place = self._place(model.id) / SEGMENTS[kind]
             for old in sorted(place.glob("unnamed-*"))[: -self.settings.snapshots]:
-                shutil.rmtree(old)
                 self.journal.delete("checkpoint", f"tinker://{model.id}/{SEGMENTS[kind]}/{old.name}")
+                shutil.rmtree(old, ignore_errors=True)
 
     def _note(self, model: Model, note: Callable[[Record], None]) -> None:
         """Write what the viewer reads. The model has changed already: a failure must not fail the request."""
-        try:
+
+        def write() -> None:
             if model.seen is None:
                 model.seen = Record(self._place(model.id), self.base, model.spec, self.settings.path)
             note(model.seen)
-        except Exception as error:
-            self.log(f"{model.id}: no record for the viewer: {''.join(traceback.format_exception(error))}")
+
+        self._tried(f"{model.id}: no record for the viewer", write)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -460,16 +545,19 @@ class Service:
         return self._place(record["model"]) / segment / name
 
     async def delete_checkpoint(self, path: str) -> None:
-        folder = self.checkpoint_folder(path)
-        self.journal.delete("checkpoint", path)
-        await asyncio.to_thread(shutil.rmtree, folder, True)
+        """Delete a checkpoint, in the lane of its model, where others are written."""
+        await self.model(self.checkpoint(path)["model"]).lane.run(self._delete, path)
 
-    def expire(self) -> None:
+    def _delete(self, path: str) -> None:
+        folder = self.checkpoint_folder(path)
+        self.journal.delete("checkpoint", path)  # first: a kill leaves none that is there in part
+        shutil.rmtree(folder, ignore_errors=True)
+
+    async def expire(self) -> None:
         """Delete checkpoints whose time is over."""
         for path, _, record in self.journal.all("checkpoint"):
             if record["expires"] is not None and record["expires"] < time.time():
-                shutil.rmtree(self.checkpoint_folder(path), ignore_errors=True)
-                self.journal.delete("checkpoint", path)
+                await self.delete_checkpoint(path)
 
     # ---- samplers ----------------------------------------------------------------------------------------------------
 
@@ -490,25 +578,24 @@ class Service:
 
     def submit_sample(self, sampler: str, seq: int, order: SampleOrder) -> str:
         """Accept a request for samples; one that is running or done is not run again."""
-        request_id = f"{sampler}:{seq}"
+        request_id, record = f"{sampler}:{seq}", self.sampler(sampler)
         if request_id not in self.answers:
-            own = self._samples.setdefault(sampler, [])
-            if sum(not self.answers[id].done.is_set() for id in own[-self.settings.waiting :]) >= self.settings.waiting:
-                raise RefusedError(429, f"{self.settings.waiting} requests of this sampler wait")
+            own, most = self._samples.setdefault(sampler, []), self.settings.waiting
+            if sum(not self.answers[id].done.is_set() for id in own) >= most:
+                raise RefusedError(429, f"{most} requests of this sampler wait")
             own.append(request_id)
-            for old in own[: -2 * self.settings.waiting]:
-                self.answers.pop(old, None)
-            del own[: -2 * self.settings.waiting]
+            for old in [id for id in own[: -2 * most] if self.answers[id].done.is_set()]:
+                own.remove(old)
+                del self.answers[old]
             self.answers[request_id] = Answer()
-            task = asyncio.create_task(self._sample(sampler, request_id, order), name=request_id)
+            task = asyncio.create_task(self._sample(record, request_id, order), name=request_id)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return request_id
 
-    async def _sample(self, sampler: str, request_id: str, order: SampleOrder) -> None:
+    async def _sample(self, record: Mapping[str, Any], request_id: str, order: SampleOrder) -> None:
         answer = self.answers[request_id]
         try:
-            record = self.sampler(sampler)
             path = record["path"]
             if path is None:
                 model, source = "base", partial(_identity, self.base)
@@ -516,12 +603,13 @@ class Service:
                 checkpoint = self.checkpoint(path)
                 model = checkpoint["model"]
                 source = partial(self._weights, path, ModelSpec(**checkpoint["spec"]))
-            completions, prompt = await self.samplers.sample(model, path or "base", source, order)
+            client = record["session"]
+            completions, prompt = await self.samplers.sample(model, path or "base", client, source, order)
             answer.set(sample_answer(completions, prompt), PROTOBUF)
         except UserError as error:
             answer.fail(" ".join(str(error).split()), "user")
-        except asyncio.CancelledError:
-            answer.fail("cancelled by its client", "user")
+        except asyncio.CancelledError as error:  # by its client, or with a reason by `Samplers`
+            answer.fail(*(error.args[0], "server") if error.args else ("cancelled by its client", "user"))
         except Exception as error:
             self.log(f"{request_id}: {''.join(traceback.format_exception(error))}")
             answer.fail(f"{type(error).__name__}: {error}", "server")
@@ -530,10 +618,11 @@ class Service:
         """The base with the weights of a checkpoint, in a lane."""
         folder = self.checkpoint_folder(path)
         if spec.rank == 0:
-            return load(str(folder), dtype=torch.float32, device=self.settings.device)
+            with BUILDING:
+                return _read(path, partial(load, dtype=torch.float32, device=self.settings.device), str(folder))
         loaded = own_copy(self.base, shares=True)
-        attach(loaded.model, Lora(rank=spec.rank, alpha=ALPHA, targets=spec.targets(self.base.model)), 0)
-        read_matrices(loaded.model, str(folder), field_name="path")
+        attach_adapter(loaded.model, spec, 0)
+        _read(path, partial(read_matrices, loaded.model, field_name="path"), str(folder))
         return loaded
 
     async def answer(self, request_id: str, seconds: float) -> Answer | None:
@@ -571,15 +660,39 @@ class Service:
 
     async def close(self) -> None:
         """Write the states of all models."""
+        stopped = {*self._tasks, *(model.task for model in self.models.values() if model.task is not None)}
+        for task in stopped:
+            task.cancel()
+        if stopped:
+            await asyncio.wait(stopped)
         for model in self.models.values():
-            if model.task is not None:
-                model.task.cancel()
-        for model in self.models.values():
-            await model.lane.run(self._rest, model)
+            await model.lane.run(self._tried, f"{model.id}: no state", partial(self._rest, model))
+        await asyncio.to_thread(self.workers.close)
         self.journal.close()
+        self._lock.release()
 
 
-CHANGES = ("create", "load", "forward_backward", "optim_step")  # kinds of requests whose effect is in the state
+# kinds of requests whose effect is in the state; others, such as "forward", are not run again after a restart
+CHANGES = ("create", "load", "forward_backward", "optim_step")
+
+
+def _had_no_effect(kind: str, answer: bytes, media: str | None) -> bool:
+    """True of a request that failed, which must not succeed after a restart; a step that fails drops gradients."""
+    return kind != "optim_step" and media == JSON and "category" in json.loads(answer)
+
+
+def _read(what: str, read: Callable[[Any], T], place: Any) -> T:
+    """Read files that may be damaged, or deleted at this moment.
+
+    Raises:
+        UserError: they are.
+    """
+    try:
+        return read(place)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{what} can't be read: {type(error).__name__}", remedy="load or sample other weights"
+        ) from error
 
 
 def _identity(loaded: LoadedModel) -> LoadedModel:

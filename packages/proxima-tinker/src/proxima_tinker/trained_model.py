@@ -1,7 +1,8 @@
 """A model that a client trains: its own weights on a base that all clients share, gradients, optimizer."""
 
 import copy
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from proxima.model.micro_batch import micro_batches
 from proxima.model.save import save_trained
 from proxima_tinker.datum import COLUMNS, Array, Datum, column, packed, trajectories
 from proxima_tinker.losses import Loss, LossResult, Targets
+from proxima_tinker.workers import advanced
 
 ALPHA = 32.0  # of LoRA: the product of the adapters is scaled by 32 / rank
+MOST_RANK = 4096
 OPTIMIZER = "optimizer.safetensors"
 ATTENTION = ("attn", "attention")
 
@@ -40,8 +43,8 @@ class ModelSpec:
     train_unembed: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank <= 4096:
-            raise UserError(f"lora_config.rank={self.rank} must be in [1, 4096]")
+        if not 0 <= self.rank <= MOST_RANK:
+            raise UserError(f"lora_config.rank={self.rank} must be in [1, {MOST_RANK}]")
         if not (self.train_mlp or self.train_attn or self.train_unembed):
             raise UserError("lora_config trains nothing; set train_mlp, train_attn or train_unembed")
 
@@ -89,6 +92,15 @@ class PassResult:
     metrics: dict[str, float]
 
 
+BUILDING = threading.Lock()  # torch's random state and what transformers patches while it loads are of the process
+
+
+def attach_adapter(model: nn.Module, spec: ModelSpec, seed: int) -> None:
+    """Put the adapter of a spec on a model; its first weights depend on the seed alone."""
+    with BUILDING:
+        attach(model, Lora(rank=spec.rank, alpha=ALPHA, targets=spec.targets(model)), seed)
+
+
 def own_copy(base: LoadedModel, *, shares: bool) -> LoadedModel:
     """The modules of a model again, on the same weights if `shares`: two threads may run them at the same time."""
     kept = [*base.model.parameters(), *base.model.buffers()] if shares else []
@@ -111,7 +123,7 @@ class TrainedModel:
         self.loaded = own_copy(base, shares=spec.rank > 0)
         if spec.rank > 0:
             self.loaded.model.requires_grad_(False)
-            attach(self.loaded.model, Lora(rank=spec.rank, alpha=ALPHA, targets=spec.targets(base.model)), spec.seed)
+            attach_adapter(self.loaded.model, spec, spec.seed)
         else:
             self.loaded.model.requires_grad_(True)
             self.loaded = replace(self.loaded, base=None)
@@ -122,20 +134,32 @@ class TrainedModel:
         self.vocabulary = int(config.get_text_config().vocab_size)
 
     def run(self, data: Sequence[Datum], loss: Loss, *, backward: bool) -> PassResult:
+        """`run_in_parts`, at once."""
+        parts = self.run_in_parts(data, loss, backward=backward)
+        while not (step := advanced(parts))[0]:
+            pass
+        result: PassResult = step[1]
+        return result
+
+    def run_in_parts(self, data: Sequence[Datum], loss: Loss, *, backward: bool) -> Generator[None, None, PassResult]:
         """The loss of a request; with `backward` its gradient is added to those since the last step, or, if anything
-        fails, nothing is.
+        fails, nothing is. It yields between forward passes.
 
         Raises:
             UserError: an example or the loss is refused.
         """
         for number, datum in enumerate(data):
             datum.check(f"example {number}", self.loaded.max_length, self.vocabulary)
+            if datum.targets.shape[1:] != data[0].targets.shape[1:]:
+                shapes = f"{list(datum.targets.shape)}, and example 0 {list(data[0].targets.shape)}"
+                raise UserError(
+                    f"example {number}: target_tokens of shape {shapes}; send them in requests of their own"
+                )
         before = {name: p.grad for name, p in self.trained.items()}
         for parameter in self.trained.values():
             parameter.grad = None
         try:
-            with torch.set_grad_enabled(backward):
-                result = self._run(data, loss, backward=backward)
+            result = yield from self._run(data, loss, backward=backward)
         except BaseException:
             for name, parameter in self.trained.items():
                 parameter.grad = before[name]
@@ -146,28 +170,37 @@ class TrainedModel:
                 parameter.grad = earlier if parameter.grad is None else earlier.add_(parameter.grad)
         return result
 
-    def _run(self, data: Sequence[Datum], loss: Loss, *, backward: bool) -> PassResult:
+    def _run(self, data: Sequence[Datum], loss: Loss, *, backward: bool) -> Generator[None, None, PassResult]:
         items = trajectories(data)
         cuts = micro_batches([(item,) for item in items], self.budget, share_prompt=self.policy.share_prompt)
         parts = [([items[i] for i in cut], [data[i] for i in cut]) for cut in cuts]
         if len(parts) == 1 or not loss.whole:
-            done = [self._part(*part, loss, backward=backward) for part in parts]
+            done = []
+            for part in parts:
+                done.append(self._part(*part, loss, backward=backward))
+                yield
             return _joined(done)
         # the loss depends on all examples: first its gradient by the log-probs, then that of the weights
-        with torch.no_grad():
-            found = [self._log_prob(*part) for part in parts]
+        found = []
+        for part in parts:
+            with torch.no_grad():  # not around a yield: it is of the thread, which others use meanwhile
+                found.append(self._log_prob(*part))
+            yield
         leaf = torch.cat(found).requires_grad_(backward)
-        result = loss(self._targets(leaf, data))
+        with torch.set_grad_enabled(backward):
+            result = loss(self._targets(leaf, data))
         if backward:
             result.loss.backward()
             assert leaf.grad is not None
             for part, gradient in zip(parts, leaf.grad.split([len(log_prob) for log_prob in found]), strict=True):
                 (self._log_prob(*part) * gradient).sum().backward()
+                yield
         return _joined([_result(leaf.detach(), result, data)])
 
     def _part(self, items: Sequence[Trajectory], data: Sequence[Datum], loss: Loss, *, backward: bool) -> PassResult:
-        log_prob = self._log_prob(items, data)
-        result = loss(self._targets(log_prob, data))
+        with torch.set_grad_enabled(backward):
+            log_prob = self._log_prob(items, data)
+            result = loss(self._targets(log_prob, data))
         if backward and result.loss.requires_grad:
             result.loss.backward()
         return _result(log_prob.detach(), result, data)

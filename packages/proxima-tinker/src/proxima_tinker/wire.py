@@ -1,5 +1,6 @@
 """Between the SDK's protocol buffers and our values."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ DTYPES: dict[int, Any] = {
     protocol.DTYPE_INT64: np.dtype("<i8"),
     protocol.DTYPE_INT32: np.dtype("<i4"),
 }
+MOST_SPARSE = 1 << 25  # cells of all sparse tensors of a request
+MOST_PARTS = 1 << 20  # fields of a request and of its examples
+EXAMPLES = protocol.ForwardBackwardRequest.DESCRIPTOR.fields_by_name["data"].number
 NO_LOG_PROB = -99999.0  # in the SDK's tables of likely tokens, an empty cell
 
 
@@ -31,23 +35,54 @@ class ForwardBackward:
     data: list[Datum]
 
 
-def address_of(body: bytes) -> tuple[str, int]:
-    """Model and sequence number of an encoded `ForwardBackward`.
+def address_of(body: bytes) -> tuple[str, int, bool]:
+    """Model, sequence number and `forward_only` of an encoded `ForwardBackward`.
 
     Raises:
         UserError: it can't be decoded.
     """
     message = _decoded(body)
-    return message.model_id, message.seq_id
+    return message.model_id, message.seq_id, message.forward_only
 
 
 def _decoded(body: bytes) -> Any:
+    if len(body) > MOST_PARTS:
+        _checked_parts(body)
     message = protocol.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
     except DecodeError as error:
         raise UserError(f"the body is not a ForwardBackwardRequest: {error}") from None
     return message
+
+
+def _checked_parts(body: bytes, at: int = 0, end: int | None = None, left: int = MOST_PARTS) -> int:
+    """Count down the fields of a request and of its examples: an empty one of two bytes takes fifty in memory.
+
+    Raises:
+        UserError: there are too many.
+    """
+    outer, end = end is None, len(body) if end is None else min(end, len(body))
+    while at < end:
+        left -= 1
+        if left < 0:
+            raise UserError(f"the request has more than {MOST_PARTS:,} parts; send fewer examples at a time")
+        key, at = _varint(body, at, end)
+        size, at = _varint(body, at, end) if key & 7 in (0, 2) else ({1: 8, 5: 4}.get(key & 7, end), at)
+        if key & 7 == 2 and outer and key >> 3 == EXAMPLES:
+            left = _checked_parts(body, at, at + size, left)
+        at += size if key & 7 else 0
+    return left
+
+
+def _varint(body: bytes, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 64:
+        value |= (body[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+        if body[at - 1] < 128:
+            break
+    return value, at
 
 
 def read_forward_backward(body: bytes) -> ForwardBackward:
@@ -60,9 +95,19 @@ def read_forward_backward(body: bytes) -> ForwardBackward:
     config: dict[str, float | str] = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         config[name] = value.text if value.WhichOneof("value") == "text" else value.number
-    data = [_datum(i, datum) for i, datum in enumerate(message.data)]
-    if not data:
+    if not message.data:
         raise UserError("the request has no examples")
+    sparse = sum(
+        math.prod(abs(n) for n in tensor.shape)
+        for datum in message.data
+        for tensor in datum.loss_fn_inputs.values()
+        if tensor.WhichOneof("encoding") == "sparse_csr"
+    )
+    if sparse > MOST_SPARSE:  # a few bytes may stand for any number of cells
+        raise UserError(
+            f"the sparse tensors of the request have {sparse:.3g} cells, too large; at most {MOST_SPARSE:.3g}"
+        )
+    data = [_datum(i, datum) for i, datum in enumerate(message.data)]
     return ForwardBackward(
         model_id=message.model_id,
         seq_id=message.seq_id,
@@ -80,11 +125,16 @@ def _datum(number: int, message: Any) -> Datum:
         kind = chunk.WhichOneof("chunk")
         if kind != "encoded_text":
             raise UserError(f"{place}: a chunk of kind {kind}; only text is served")
-        parts.append(np.frombuffer(chunk.encoded_text.tokens, np.dtype("<i4")))
-    columns = {name: _array(f"{place}: {name}", tensor) for name, tensor in message.loss_fn_inputs.items()}
+        if len(encoded := chunk.encoded_text.tokens) % 4:
+            raise UserError(f"{place}: model_input has {len(encoded)} bytes, no whole number of int32")
+        parts.append(np.frombuffer(encoded, np.dtype("<i4")))
+    columns = {name: _array(f"{place}: {name:.40}", tensor) for name, tensor in message.loss_fn_inputs.items()}
     if "target_tokens" not in columns:
         raise UserError(f"{place}: loss_fn_inputs has no target_tokens")
-    targets = columns.pop("target_tokens").astype(np.int64)
+    targets = columns.pop("target_tokens")
+    if targets.dtype.kind != "i":
+        raise UserError(f"{place}: target_tokens has dtype {targets.dtype}; must be int64 or int32")
+    targets = targets.astype(np.int64)
     tokens = np.concatenate([np.zeros(0, np.int32), *parts])
     return Datum(
         tokens=tokens, targets=targets, columns={name: values.astype(np.float32) for name, values in columns.items()}
@@ -108,11 +158,9 @@ def _array(place: str, tensor: Any) -> Array:
 def _dense(csr: Any, dtype: Any, shape: tuple[int, ...]) -> Array:
     """The dense form of a sparse matrix, 0 elsewhere."""
     if len(shape) != 2:
-        raise ValueError(f"a sparse tensor of shape {list(shape)} is not a matrix")
+        raise ValueError(f"a sparse tensor of shape {list(shape)[:9]} is not a matrix")
     rows = np.diff(np.frombuffer(csr.crow_indices, "<i8"))
     columns, values = np.frombuffer(csr.col_indices, "<i8"), np.frombuffer(csr.values, dtype)
-    if shape[0] * shape[1] > 50_000_000:
-        raise ValueError(f"a tensor of shape {list(shape)} is too large")
     if len(rows) != shape[0] or (rows < 0).any() or rows.sum() != len(columns) or len(columns) != len(values):
         raise ValueError("the indices of a sparse tensor do not fit its shape")
     if len(columns) and not 0 <= columns.min() <= columns.max() < shape[1]:

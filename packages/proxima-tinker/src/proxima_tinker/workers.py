@@ -7,7 +7,7 @@ whatever else runs, so that results do not depend on who else is there.
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -30,8 +30,19 @@ class Workers:
         torch.set_num_threads(threads)
         self._ready: deque[Lane] = deque()  # with a call, none of which is running
         self._wakes = threading.Condition()
-        for number in range(count):
-            threading.Thread(target=self._work, args=(threads,), name=f"worker-{number}", daemon=True).start()
+        self._closed = False
+        names = [f"worker-{number}" for number in range(count)]
+        self._threads = [threading.Thread(target=self._work, args=(threads,), name=n, daemon=True) for n in names]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End the threads, each after the call that it runs: torch aborts a process that ends during one."""
+        with self._wakes:
+            self._closed = True
+            self._wakes.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def lane(self) -> "Lane":
         return Lane(self)
@@ -52,8 +63,10 @@ class Workers:
         torch.set_num_threads(threads)  # OpenMP counts them for each thread that computes
         while True:
             with self._wakes:
-                while not self._ready:
+                while not self._ready and not self._closed:
                     self._wakes.wait()
+                if self._closed:
+                    return
                 lane = self._ready.popleft()
                 lane.running, job = True, lane.jobs.popleft()
             perform(job)
@@ -77,6 +90,23 @@ class Lane(ComputeThread):
         self.workers.put(self, job)
         return job[0]
 
+    async def run_parts(self, parts: Generator[None, None, T]) -> T:
+        """Return or raise what the generator does; where it yields, others get their turn."""
+        while True:
+            ended, value = await self.run(advanced, parts)
+            if ended:
+                result: T = value
+                return result
+
     @property
     def wanted(self) -> bool:
         return bool(self.jobs) or self.workers.wanted
+
+
+def advanced(parts: Generator[None, None, Any]) -> tuple[bool, Any]:
+    """Run the next part; whether it was the last, and then the result."""
+    try:
+        next(parts)
+    except StopIteration as stop:
+        return True, stop.value
+    return False, None

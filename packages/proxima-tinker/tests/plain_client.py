@@ -1,0 +1,90 @@
+"""A client without the SDK, which checks too much itself."""
+
+import itertools
+import json
+
+import httpx
+import numpy as np
+from tinker.proto import tinker_public_pb2 as protocol
+
+NUMBERS = itertools.count()
+SESSION = {"tags": [], "user_metadata": None, "sdk_version": "1"}
+
+
+class Client:
+    """A session with a model of rank 4 and a sampler of the base; each of its requests waits for its answer."""
+
+    def __init__(self, served, **lora):
+        self.served, self.http = served, httpx.Client(base_url=f"{served.url}/api/v1", timeout=60)
+        self.session = self.made("create_session", **SESSION)["session_id"]
+        self.model = self.made("create_model", **self.model_body(lora_config=lora or {"rank": 4, "seed": 1}))[
+            "request_id"
+        ].rpartition(":")[0]
+        sampler = {"session_id": self.session, "sampling_session_seq_id": 0, "base_model": "tests/tiny"}
+        self.sampler = self.made("create_sampling_session", **sampler)["sampling_session_id"]
+        self.seq, self.sample = 1, itertools.count()
+
+    def model_body(self, **changes):
+        lora = {"rank": 4, "seed": 1}
+        body = {"session_id": self.session, "model_seq_id": next(NUMBERS), "base_model": "tests/tiny"}
+        return {**body, "lora_config": lora, **changes}
+
+    def post(self, path, body):
+        text = body if isinstance(body, bytes) else text_of(body)
+        return self.http.post(path, content=text)
+
+    def made(self, path, **body):
+        return self.post(path, body).raise_for_status().json()
+
+    def answer(self, response):
+        """The answer to a request that was accepted; a refusal as it is."""
+        assert response.status_code < 500, response.text
+        if response.status_code != 200:
+            return response
+        answer = self.post("retrieve_future", {"request_id": response.json()["request_id"]})
+        assert answer.status_code != 408, "no answer"
+        return answer
+
+    def of_model(self, to, **values):
+        return self.numbered(self.post(to, {"model_id": self.model, "seq_id": self.seq, **values}))
+
+    def numbered(self, response):
+        self.seq += response.status_code == 200
+        return self.answer(response)
+
+    def forward_backward(self, change=None, **fields):
+        message = protocol.ForwardBackwardRequest(model_id=self.model, seq_id=self.seq, loss_fn="cross_entropy")
+        for name, value in fields.items():
+            setattr(message, name, value)
+        add(message)
+        if change is not None:
+            change(message)
+        return self.numbered(self.post("forward_backward", message.SerializeToString()))
+
+    def sampled(self, params=None, **fields):
+        body = {
+            "num_samples": 1,
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [7, 8, 9]}]},
+            "sampling_params": {"max_tokens": 3, "seed": 1, **(params or {})},
+            "sampling_session_id": self.sampler,
+            "seq_id": next(self.sample),
+        }
+        return self.answer(self.post("asample", body | fields))
+
+
+def text_of(body):
+    """JSON, with what Python's own does not write: more digits than it prints, half a character."""
+    text = json.dumps(body)
+    return text.replace('"LONG"', "1" + "0" * 5000).replace('"SURROGATE"', '"\\ud800"').encode()
+
+
+def add(message, tokens=(7, 8, 9), targets=(8, 9, 10), **columns):
+    datum = message.data.add()
+    datum.model_input.add().encoded_text.tokens = np.array(tokens, "<i4").tobytes()
+    columns = {"target_tokens": np.array(targets, "<i8"), "weights": np.ones(len(targets), "<f4"), **columns}
+    for name, values in columns.items():
+        tensor = datum.loss_fn_inputs[name]
+        tensor.dtype = protocol.DTYPE_INT64 if values.dtype == "<i8" else protocol.DTYPE_FLOAT32
+        tensor.dense = values.tobytes()
+        tensor.shape.extend(values.shape)
+    return datum
