@@ -18,8 +18,8 @@ class Served:
 
     def __init__(self, folder: Path, model: Path, key: str = "", body_mb: int = 64, **settings: Any) -> None:
         from proxima.reward.server.bounded_server import BoundedServer, open_socket
-        from proxima_tinker.app import ServiceApp, ServiceLimits
         from proxima_tinker.service import Service, Settings
+        from proxima_tinker.service_app import ServiceApp, ServiceLimits
 
         self.log: list[str] = []
         self._loop = asyncio.new_event_loop()

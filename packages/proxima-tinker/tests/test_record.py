@@ -13,8 +13,8 @@ from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.server import open_runs
 from proxima_tinker import record as record_module
 from proxima_tinker.datum import Datum
-from proxima_tinker.losses import Loss
-from proxima_tinker.record import Record
+from proxima_tinker.losses import ClientLoss
+from proxima_tinker.served_record import ServedRecord
 from proxima_tinker.trained_model import AdamSettings, ModelSpec, TrainedModel
 from proxima_tinker.wire import ForwardBackward
 
@@ -39,7 +39,7 @@ class Client:
 
     def start(self):
         """As after a start of the server."""
-        self.record = Record(self.folder, self.base, self.spec, self.base.path)
+        self.record = ServedRecord(self.folder, self.base, self.spec, self.base.path)
 
     def pages(self):
         (run,) = open_runs([self.folder])
@@ -64,13 +64,13 @@ class Client:
             return replace(datum, columns={"weights": inside.astype(np.float32)})
         columns = {"advantages": inside * np.float32(advantage), "logprobs": np.zeros(len(inside), np.float32)}
         (out,) = self.trained.run(
-            [replace(datum, columns=columns)], Loss("importance_sampling", {}), backward=False
+            [replace(datum, columns=columns)], ClientLoss("importance_sampling", {}), backward=False
         ).outputs
         return replace(datum, columns=columns | {"logprobs": inside * np.minimum(out["logprobs"] - 0.5, -0.1)})
 
     def forward_backward(self, data, loss):
         asked = ForwardBackward(model_id="m", seq_id=1, loss=loss[0], config=loss[1], forward_only=False, data=data)
-        result = self.trained.run(data, Loss(*loss), backward=True)
+        result = self.trained.run(data, ClientLoss(*loss), backward=True)
         self.record.add(asked, result)
         return result
 

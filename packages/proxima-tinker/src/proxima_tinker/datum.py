@@ -75,7 +75,7 @@ def trajectories(data: Sequence[Datum]) -> list[Trajectory]:
     return out
 
 
-def packed(policy: Policy, items: Sequence[Trajectory], data: Sequence[Datum]) -> PackedBatch:
+def packed_examples(policy: Policy, items: Sequence[Trajectory], data: Sequence[Datum]) -> PackedBatch:
     """The examples as a batch whose targets are theirs."""
     batch = policy.pack(items)
     targets = torch.from_numpy(np.concatenate([datum.targets for datum in data])).to(batch.target.device)

@@ -58,7 +58,7 @@ class Targets:
         return self.columns[name]
 
 
-class Loss:
+class ClientLoss:
     """A loss by its name in the SDK. `whole`: it depends on all examples of a request together.
 
     Raises:

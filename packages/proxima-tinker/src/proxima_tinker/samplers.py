@@ -24,8 +24,8 @@ from proxima.engine.local import Local, LocalEngine
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from proxima.model import LoadedModel
 from proxima_tinker.datum import Array
-from proxima_tinker.wire import PromptAnswer, SampledAnswer
-from proxima_tinker.workers import Lane, Workers
+from proxima_tinker.wire import NO_LOG_PROB, PromptAnswer, SampledAnswer
+from proxima_tinker.workers import ComputeLane, Workers
 
 ROWS = 256  # of logits in memory at a time
 PATIENCE = 10.0  # seconds that a request waits for an engine before those that came later wait for it
@@ -111,7 +111,7 @@ class _LoadedEngine:
     ready: asyncio.Task[None]
     engine: LocalEngine
 
-    def __init__(self, lane: Lane, slots: int) -> None:
+    def __init__(self, lane: ComputeLane, slots: int) -> None:
         self.lane, self.places, self.weights = lane, _Places(slots + slots // 8), ""
         self.users = 0
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -283,7 +283,7 @@ def _scored_prompt(decoder: Decoder, order: SampleOrder) -> PromptAnswer:
     whole[first:] = log_probs
     if top_k is not None:
         ids = np.zeros((length, order.top_k_prompt), np.int32)
-        values = np.full(ids.shape, -99999.0, np.float32)
+        values = np.full(ids.shape, NO_LOG_PROB, np.float32)
         ids[first:], values[first:] = top_k
         top_k = ids, values
     return PromptAnswer(log_probs=whole if order.prompt_log_probs else None, top_k=top_k, targets=targets)

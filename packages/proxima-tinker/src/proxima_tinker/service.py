@@ -12,7 +12,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,10 +30,10 @@ from proxima.model.pretrained import DTYPES
 from proxima.model.save import save_trained
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.system.atomic_files import flush_to_disk, write_atomic
-from proxima_tinker.journal import Journal
-from proxima_tinker.losses import Loss
-from proxima_tinker.record import Record
+from proxima_tinker.losses import ClientLoss
+from proxima_tinker.request_log import RequestLog
 from proxima_tinker.samplers import SampleOrder, Samplers
+from proxima_tinker.served_record import ServedRecord
 from proxima_tinker.trained_model import (
     BUILDING,
     AdamSettings,
@@ -44,7 +44,7 @@ from proxima_tinker.trained_model import (
     read_state,
 )
 from proxima_tinker.wire import forward_backward_answer, read_forward_backward, sample_answer
-from proxima_tinker.workers import Workers
+from proxima_tinker.workers import ComputeLane, Workers
 
 T = TypeVar("T")
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
@@ -90,7 +90,7 @@ class Settings:
     models: int = 16
 
 
-class RefusedError(Exception):
+class RefusedRequest(Exception):
     """A request that is answered with an HTTP status instead of a future."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -98,7 +98,7 @@ class RefusedError(Exception):
         self.status, self.reason = status, reason
 
 
-class Answer:
+class PendingAnswer:
     """The answer to a request, which may not be known yet."""
 
     def __init__(self) -> None:
@@ -117,24 +117,27 @@ def _failure(reason: str, category: str) -> bytes:
     return json.dumps({"error": reason, "category": category}).encode()
 
 
-@dataclass(eq=False)
 class Model:
-    """A model of a client: `record` as in the journal, `trained` None until it is needed, bytes of the requests that
-    wait by their number; of those up to `over` none is still to come."""
+    """A model of a client.
 
-    id: str
-    record: dict[str, Any]
-    lane: Any
-    next_seq: int = 0
-    over: int = -1
-    trained: TrainedModel | None = None
-    seen: Record | None = None  # what the viewer reads, begun with the first request that changes the model
-    waiting: dict[int, int] = field(default_factory=dict)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    task: "asyncio.Task[None] | None" = None
-    used: float = 0.0
-    work_seconds: float = 0.0  # since the last state
-    state_seconds: float = 1.0  # that writing one took
+    Args:
+        record: as in the journal.
+        lane: where it computes.
+
+    Attributes: `trained`, None until it is needed; `waiting`, bytes of the requests that wait by their number, of which
+    none up to `over` is still to come; `seen`, what the viewer reads, begun with the first request that changes the
+    model; seconds of work since the last state, and of writing that.
+    """
+
+    def __init__(self, id: str, record: dict[str, Any], lane: ComputeLane) -> None:
+        self.id, self.record, self.lane = id, record, lane
+        self.next_seq, self.over = record["state_seq"] + 1, -1
+        self.trained: TrainedModel | None = None
+        self.seen: ServedRecord | None = None
+        self.waiting: dict[int, int] = {}
+        self.arrived = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self.used, self.work_seconds, self.state_seconds = 0.0, 0.0, 1.0
 
     @property
     def spec(self) -> ModelSpec:
@@ -156,7 +159,7 @@ class Service:
         except UserError as error:
             raise UserError(error.reason, remedy="stop that server, or choose another --folder") from error
         identity = f"{settings.path} in {settings.dtype}"
-        self.journal = Journal(settings.folder / "journal.sqlite", identity)
+        self.journal = RequestLog(settings.folder / "journal.sqlite", identity)
         loaded = load(settings.path, dtype=torch.float32, device=settings.device)
         loaded.model.requires_grad_(False)
         self.vocabulary = int(loaded.model.config.get_text_config().vocab_size)
@@ -164,7 +167,7 @@ class Service:
         self.workers = Workers(settings.workers, settings.threads)
         spec = Local(slots=settings.slots, dtype=settings.dtype, interrupt="finish")  # type: ignore[arg-type]
         self.samplers = Samplers(spec, self.workers, settings.engines)
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, PendingAnswer] = {}
         self._samples: dict[str, list[str]] = {}  # ids of a sampler's requests, the last of them
         self.models: dict[str, Model] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -194,7 +197,7 @@ class Service:
 
     def heartbeat(self, session: str) -> None:
         if self.journal.get("session", session) is None:
-            raise RefusedError(404, f"no session {session!r:.60}")
+            raise RefusedRequest(404, f"no session {session!r:.60}")
         self._seen[session] = time.monotonic()
 
     async def finish_session(self, session: str) -> None:
@@ -270,12 +273,12 @@ class Service:
         return await self.submit(id, 0, "load" if source else "create", json.dumps(body).encode())
 
     def _add_model(self, id: str, record: dict[str, Any]) -> Model:
-        model = self.models[id] = Model(id, record, self.workers.lane(), next_seq=record["state_seq"] + 1)
+        model = self.models[id] = Model(id, record, self.workers.lane())
         return model
 
     def model(self, id: str) -> Model:
         if id not in self.models:
-            raise RefusedError(404, f"no model {id!r:.80}")
+            raise RefusedRequest(404, f"no model {id!r:.80}")
         return self.models[id]
 
     async def submit(self, model_id: str, seq: int, kind: str, body: bytes) -> str:
@@ -283,14 +286,14 @@ class Service:
         model, request_id = self.model(model_id), f"{model_id}:{seq}"
         self.heartbeat(model.record["session"])
         if not 0 <= seq < 2**53:
-            raise RefusedError(422, "seq_id must be in [0, 2^53)")
+            raise RefusedRequest(422, "seq_id must be in [0, 2^53)")
         if self.journal.has(model_id, seq):
             return request_id
         if seq < model.next_seq:
-            raise RefusedError(410, f"request {seq} of this model is over: later ones have run or failed")
+            raise RefusedRequest(410, f"request {seq} of this model is over: later ones have run or failed")
         full = len(model.waiting) >= self.settings.waiting or sum(model.waiting.values()) + len(body) > MOST_WAITING
         if full and seq > model.next_seq:  # for the next one all others wait
-            raise RefusedError(429, f"{len(model.waiting)} requests of this model wait")
+            raise RefusedRequest(429, f"{len(model.waiting)} requests of this model wait")
         if await asyncio.to_thread(self.journal.accept, model_id, seq, kind, body):
             if seq < model.next_seq:  # it was given up in the meantime
                 await self._give_up(model, [seq], f"request {seq} of this model came too late")
@@ -324,7 +327,7 @@ class Service:
 
     def _tell(self, request_id: str, content: bytes, media: str, stored: bool) -> None:
         """Give an answer to those who wait for it; later it is read from the journal."""
-        answer = self.answers.pop(request_id, None) if stored else self.answers.setdefault(request_id, Answer())
+        answer = self.answers.pop(request_id, None) if stored else self.answers.setdefault(request_id, PendingAnswer())
         if answer is not None:
             answer.set(content, media)
 
@@ -369,7 +372,8 @@ class Service:
             if kind in ("forward", "forward_backward"):
                 content, media = yield from self._do_pass(model, body)
             else:
-                content, media = getattr(self, f"_do_{kind}")(model, seq, body)
+                do = {"create": self._do_create, "load": self._do_load, "save": self._do_save}
+                content, media = do.get(kind, self._do_optim_step)(model, seq, json.loads(body))
         except UserError as error:
             return _failure(" ".join(str(error).split()), "user"), JSON
         except Exception as error:
@@ -406,48 +410,46 @@ class Service:
         record = model.record | {"state_seq": seq}
         self.journal.kept_until(model.id, seq, record, ANSWERS_KEPT, answer)
         model.record = record
-        for old in file.parent.glob("state-*"):
-            if old != file:
-                old.unlink(missing_ok=True)
+        for other in file.parent.glob("state-*"):
+            if other != file:
+                other.unlink(missing_ok=True)
         model.work_seconds, model.state_seconds = 0.0, max(0.05, time.monotonic() - began)
 
     # ---- what requests do, in the model's lane -----------------------------------------------------------------------
 
-    def _do_create(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
+    def _do_create(self, model: Model, seq: int, asked: Any) -> tuple[bytes, str]:
         self._trained(model)
         return _json(type="create_model", model_id=model.id)
 
     def _do_pass(self, model: Model, body: bytes) -> Generator[None, None, tuple[bytes, str]]:
         asked = read_forward_backward(body)
-        loss = Loss(asked.loss, asked.config)
+        loss = ClientLoss(asked.loss, asked.config)
         trained = self._trained(model)
         result = yield from trained.run_in_parts(asked.data, loss, backward=not asked.forward_only)
         if not asked.forward_only:
             self._note(model, lambda record: record.add(asked, result))
         return forward_backward_answer(result.outputs, result.metrics), PROTOBUF
 
-    def _do_optim_step(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
-        settings = AdamSettings(**json.loads(body))
+    def _do_optim_step(self, model: Model, seq: int, asked: Any) -> tuple[bytes, str]:
+        settings = AdamSettings(**asked)
         try:
             metrics = self._trained(model).step(settings)
         except UserError:
-            self._note(model, Record.forget)  # the gradient of its examples is gone, or there was none
+            self._note(model, ServedRecord.forget)  # the gradient of its examples is gone, or there was none
             raise
         model.record["steps"] += 1
         measured = metrics | {"learning_rate": settings.learning_rate}
         self._note(model, lambda record: record.step(model.record["steps"], measured))
         return _json(metrics=metrics)
 
-    def _do_load(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
-        asked = json.loads(body)
+    def _do_load(self, model: Model, seq: int, asked: Any) -> tuple[bytes, str]:
         folder = self.checkpoint_folder(asked["path"], "training")
         self._trained(model).load(_read(asked["path"], read_state, folder), optimizer=asked["optimizer"])
-        self._note(model, Record.forget)
+        self._note(model, ServedRecord.forget)
         return _json(type="load_weights", path=asked["path"], model_id=model.id)
 
-    def _do_save(self, model: Model, seq: int, body: bytes) -> tuple[bytes, str]:
+    def _do_save(self, model: Model, seq: int, asked: Any) -> tuple[bytes, str]:
         """Write a checkpoint: `kind` is training, sampler or external."""
-        asked = json.loads(body)
         kind, named = asked["kind"], asked.get("path")
         name = named or (f"unnamed-{seq:09d}" if kind == "sampler" else f"{seq:06d}")
         plain = all(c.isascii() and (c.isalnum() or c in "._-+=") for c in name)
@@ -505,16 +507,16 @@ class Service:
         """Delete all but the last unnamed weights for samplers."""
         if kind == "sampler":
             place = self._place(model.id) / SEGMENTS[kind]
-            for old in sorted(place.glob("unnamed-*"))[: -self.settings.snapshots]:
-                self.journal.delete("checkpoint", f"tinker://{model.id}/{SEGMENTS[kind]}/{old.name}")
-                shutil.rmtree(old, ignore_errors=True)
+            for last in sorted(place.glob("unnamed-*"))[: -self.settings.snapshots]:
+                self.journal.delete("checkpoint", f"tinker://{model.id}/{SEGMENTS[kind]}/{last.name}")
+                shutil.rmtree(last, ignore_errors=True)
 
-    def _note(self, model: Model, note: Callable[[Record], None]) -> None:
+    def _note(self, model: Model, note: Callable[[ServedRecord], None]) -> None:
         """Write what the viewer reads. The model has changed already: a failure must not fail the request."""
 
         def write() -> None:
             if model.seen is None:
-                model.seen = Record(self._place(model.id), self.base, model.spec, self.settings.path)
+                model.seen = ServedRecord(self._place(model.id), self.base, model.spec, self.settings.path)
             note(model.seen)
 
         self._tried(f"{model.id}: no record for the viewer", write)
@@ -573,7 +575,7 @@ class Service:
     def sampler(self, id: str) -> dict[str, Any]:
         record: dict[str, Any] | None = self.journal.get("sampler", id)
         if record is None:
-            raise RefusedError(404, f"no sampler {id!r:.80}")
+            raise RefusedRequest(404, f"no sampler {id!r:.80}")
         return record
 
     def submit_sample(self, sampler: str, seq: int, order: SampleOrder) -> str:
@@ -582,12 +584,12 @@ class Service:
         if request_id not in self.answers:
             own, most = self._samples.setdefault(sampler, []), self.settings.waiting
             if sum(not self.answers[id].done.is_set() for id in own) >= most:
-                raise RefusedError(429, f"{most} requests of this sampler wait")
+                raise RefusedRequest(429, f"{most} requests of this sampler wait")
             own.append(request_id)
-            for old in [id for id in own[: -2 * most] if self.answers[id].done.is_set()]:
-                own.remove(old)
-                del self.answers[old]
-            self.answers[request_id] = Answer()
+            for past in [id for id in own[: -2 * most] if self.answers[id].done.is_set()]:
+                own.remove(past)
+                del self.answers[past]
+            self.answers[request_id] = PendingAnswer()
             task = asyncio.create_task(self._sample(record, request_id, order), name=request_id)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -625,11 +627,11 @@ class Service:
         _read(path, partial(read_matrices, loaded.model, field_name="path"), str(folder))
         return loaded
 
-    async def answer(self, request_id: str, seconds: float) -> Answer | None:
+    async def answer(self, request_id: str, seconds: float) -> PendingAnswer | None:
         """The answer to a request, if it comes within this time.
 
         Raises:
-            RefusedError: there is no such request.
+            RefusedRequest: there is no such request.
         """
         answer = self.answers.get(request_id)
         if answer is None:
@@ -641,14 +643,14 @@ class Service:
             return None
         return answer
 
-    def _kept_answer(self, request_id: str) -> Answer:
+    def _kept_answer(self, request_id: str) -> PendingAnswer:
         model, _, seq = request_id.rpartition(":")
         known = self.journal.request(model, int(seq)) if seq.isdecimal() and len(seq) < 19 else None
         if known is None:  # the SDK sends a sample again when it hears 410
-            raise RefusedError(410, f"no request {request_id!r:.100}; samples do not outlive the server")
+            raise RefusedRequest(410, f"no request {request_id!r:.100}; samples do not outlive the server")
         if known.answer is None:
-            return self.answers.setdefault(request_id, Answer())
-        answer = Answer()
+            return self.answers.setdefault(request_id, PendingAnswer())
+        answer = PendingAnswer()
         answer.set(known.answer, known.media or JSON)
         return answer
 

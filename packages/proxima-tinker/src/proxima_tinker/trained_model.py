@@ -18,8 +18,8 @@ from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
 from proxima.model.micro_batch import micro_batches
 from proxima.model.save import save_trained
-from proxima_tinker.datum import COLUMNS, Array, Datum, column, packed, trajectories
-from proxima_tinker.losses import Loss, LossResult, Targets
+from proxima_tinker.datum import COLUMNS, Array, Datum, column, packed_examples, trajectories
+from proxima_tinker.losses import ClientLoss, LossResult, Targets
 from proxima_tinker.workers import advanced
 
 ALPHA = 32.0  # of LoRA: the product of the adapters is scaled by 32 / rank
@@ -133,7 +133,7 @@ class TrainedModel:
         config: Any = self.loaded.model.config
         self.vocabulary = int(config.get_text_config().vocab_size)
 
-    def run(self, data: Sequence[Datum], loss: Loss, *, backward: bool) -> PassResult:
+    def run(self, data: Sequence[Datum], loss: ClientLoss, *, backward: bool) -> PassResult:
         """`run_in_parts`, at once."""
         parts = self.run_in_parts(data, loss, backward=backward)
         while not (step := advanced(parts))[0]:
@@ -141,7 +141,9 @@ class TrainedModel:
         result: PassResult = step[1]
         return result
 
-    def run_in_parts(self, data: Sequence[Datum], loss: Loss, *, backward: bool) -> Generator[None, None, PassResult]:
+    def run_in_parts(
+        self, data: Sequence[Datum], loss: ClientLoss, *, backward: bool
+    ) -> Generator[None, None, PassResult]:
         """The loss of a request; with `backward` its gradient is added to those since the last step, or, if anything
         fails, nothing is. It yields between forward passes.
 
@@ -170,7 +172,7 @@ class TrainedModel:
                 parameter.grad = earlier if parameter.grad is None else earlier.add_(parameter.grad)
         return result
 
-    def _run(self, data: Sequence[Datum], loss: Loss, *, backward: bool) -> Generator[None, None, PassResult]:
+    def _run(self, data: Sequence[Datum], loss: ClientLoss, *, backward: bool) -> Generator[None, None, PassResult]:
         items = trajectories(data)
         cuts = micro_batches([(item,) for item in items], self.budget, share_prompt=self.policy.share_prompt)
         parts = [([items[i] for i in cut], [data[i] for i in cut]) for cut in cuts]
@@ -197,7 +199,9 @@ class TrainedModel:
                 yield
         return _joined([_result(leaf.detach(), result, data)])
 
-    def _part(self, items: Sequence[Trajectory], data: Sequence[Datum], loss: Loss, *, backward: bool) -> PassResult:
+    def _part(
+        self, items: Sequence[Trajectory], data: Sequence[Datum], loss: ClientLoss, *, backward: bool
+    ) -> PassResult:
         with torch.set_grad_enabled(backward):
             log_prob = self._log_prob(items, data)
             result = loss(self._targets(log_prob, data))
@@ -206,7 +210,7 @@ class TrainedModel:
         return _result(log_prob.detach(), result, data)
 
     def _log_prob(self, items: Sequence[Trajectory], data: Sequence[Datum]) -> Tensor:
-        batch: PackedBatch = packed(self.policy, items, data)
+        batch: PackedBatch = packed_examples(self.policy, items, data)
         if batch.top_k is None:
             return self.policy(batch).need("log_prob")
         return self.policy(batch, frozenset({"top_k_gradient"})).need("top_k_log_prob")

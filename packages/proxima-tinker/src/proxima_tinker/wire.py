@@ -35,7 +35,7 @@ class ForwardBackward:
     data: list[Datum]
 
 
-def address_of(body: bytes) -> tuple[str, int, bool]:
+def request_place(body: bytes) -> tuple[str, int, bool]:
     """Model, sequence number and `forward_only` of an encoded `ForwardBackward`.
 
     Raises:

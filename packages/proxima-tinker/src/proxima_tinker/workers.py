@@ -28,7 +28,7 @@ class Workers:
 
     def __init__(self, count: int, threads: int) -> None:
         torch.set_num_threads(threads)
-        self._ready: deque[Lane] = deque()  # with a call, none of which is running
+        self._ready: deque[ComputeLane] = deque()  # with a call, none of which is running
         self._wakes = threading.Condition()
         self._closed = False
         names = [f"worker-{number}" for number in range(count)]
@@ -44,10 +44,10 @@ class Workers:
         for thread in self._threads:
             thread.join()
 
-    def lane(self) -> "Lane":
-        return Lane(self)
+    def lane(self) -> "ComputeLane":
+        return ComputeLane(self)
 
-    def put(self, lane: "Lane", job: Job) -> None:
+    def put(self, lane: "ComputeLane", job: Job) -> None:
         with self._wakes:
             lane.jobs.append(job)
             if not lane.running and len(lane.jobs) == 1:
@@ -78,7 +78,7 @@ class Workers:
                     self._wakes.notify()
 
 
-class Lane(ComputeThread):
+class ComputeLane(ComputeThread):
     """The calls of one model or sampler: a `ComputeThread` whose calls run in the threads of `Workers`."""
 
     def __init__(self, workers: Workers) -> None:

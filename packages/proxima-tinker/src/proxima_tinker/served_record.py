@@ -175,7 +175,7 @@ def _fields(kinds: Any, slot: str, kind: str, asked: ForwardBackward) -> dict[st
 
 
 @dataclass
-class Pending:
+class StepExamples:
     """The requests since the last step.
 
     examples: those that are recorded. weighted: metrics of requests by name, each value with the number of its targets
@@ -241,7 +241,7 @@ def _combined(name: str, values: Sequence[tuple[float, float]]) -> float:
 # ---- the folder ----------------------------------------------------------------------------------------------------
 
 
-class Record:
+class ServedRecord:
     """Writes the record of one model. Calls come from one thread at a time.
 
     Args:
@@ -265,7 +265,7 @@ class Record:
         self.before = time.monotonic()
         self.began = self.before - max((float(line["time"]) for line in written), default=0.0)  # its clock goes on
         self.config = read_config(self.files.config)
-        self.pending = Pending()
+        self.pending = StepExamples()
 
     def add(self, asked: ForwardBackward, result: PassResult) -> None:
         """A request whose gradient was accumulated."""
@@ -273,7 +273,7 @@ class Record:
 
     def forget(self) -> None:
         """The gradients since the last step were dropped, and no step will apply them."""
-        self.pending = Pending()
+        self.pending = StepExamples()
 
     def step(self, number: int, metrics: dict[str, Any]) -> None:
         """The optimizer step `number`, from 1, with what it measured. One that was written before is replaced, all but
@@ -283,7 +283,7 @@ class Record:
             OSError: the disk is full or read-only.
         """
         pending, now = self.pending, time.monotonic()
-        self.pending = Pending()
+        self.pending = StepExamples()
         make_folder(self.files.path)
         self._write_config(pending.algorithms)
         if pending.examples:

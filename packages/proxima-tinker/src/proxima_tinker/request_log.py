@@ -40,7 +40,7 @@ class StoredRequest:
     media: str | None
 
 
-class Journal:
+class RequestLog:
     """The SQLite file of a server; safe to call from any thread.
 
     Raises:

@@ -25,9 +25,9 @@ from proxima.system.bounded_reading import TooLargeError, read_at_most
 from proxima.system.web_requests import LOOPBACK_NAMES, refused
 from proxima_tinker.datum import Array
 from proxima_tinker.samplers import SampleOrder, stop_settings
-from proxima_tinker.service import TYPES, RefusedError, Service
+from proxima_tinker.service import TYPES, RefusedRequest, Service
 from proxima_tinker.trained_model import MOST_RANK, ModelSpec
-from proxima_tinker.wire import address_of
+from proxima_tinker.wire import request_place
 
 POLL_SECONDS = 20.0  # the SDK gives up after 45
 URL_SECONDS = 3600.0  # of an address of a file, which needs no key
@@ -108,7 +108,7 @@ class ServiceApp:
             try:
                 posted = handler in POSTS.values()
                 value = await (self._posted(handler, request) if posted else handler(request))
-            except RefusedError as error:
+            except RefusedRequest as error:
                 raise HTTPException(error.status, error.reason) from None
             except UserError as error:
                 raise HTTPException(422, " ".join(str(error).split())) from None
@@ -335,7 +335,7 @@ class ServiceApp:
         return {"request_id": await self.service.submit(model, _need(seq, "seq_id"), kind, body), "model_id": model}
 
     async def forward_backward(self, body: bytes) -> Any:
-        model, seq, forward_only = await asyncio.to_thread(address_of, body)
+        model, seq, forward_only = await asyncio.to_thread(request_place, body)
         return await self._submit("forward" if forward_only else "forward_backward", model, seq, body)
 
     async def optim_step(self, body: bytes) -> Any:
