@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from proxima.model import load
 from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.server import open_runs
-from proxima_tinker import record as record_module
+from proxima_tinker import served_record as record_module
 from proxima_tinker.datum import Datum
 from proxima_tinker.losses import ClientLoss
 from proxima_tinker.served_record import ServedRecord

@@ -115,11 +115,11 @@ def test_a_signal_while_requests_run_ends_the_server_and_loses_none(tmp_path, ti
     server = Killed(tmp_path, tiny_model("llama"))
     client = Client(server)
     message = protocol.ForwardBackwardRequest(model_id=client.model, seq_id=1, loss_fn="cross_entropy")
-    for _ in range(500):
+    for _ in range(50):
         add(message, tokens=[5] * 200, targets=[6] * 200)
     accepted = client.post("forward_backward", message.SerializeToString())
     prompt = {"chunks": [{"type": "encoded_text", "tokens": [7]}]}
-    for number in range(50):
+    for number in range(20):
         body = {"prompt": prompt, "sampling_params": {"stop": []}, "sampling_session_id": client.sampler}
         client.post("asample", body | {"seq_id": number}).raise_for_status()
     server.process.send_signal(signal.SIGTERM)
