@@ -19,6 +19,7 @@ CLAIMS = (
     "layouts",
     "rank_memory",
     "rank_speed",
+    "served_clients",
     "kills",
     "nan_campaign",
     "ranks",

@@ -3,4 +3,5 @@
 from benchmarks.harness import command
 from benchmarks.served_clients.run import main
 
-command(main)
+if __name__ == "__main__":
+    command(main)

@@ -46,6 +46,7 @@ TINY = {  # the options of each
         "one process",
         "two ranks",
     ],
+    "served_clients": ["--repeats", "1", "--turns", "1", "--prompts", "1", "--max-tokens", "3"],
     "kills": ["--kills", "1"],
     "nan_campaign": ["--places", "1"],
     "ranks": ["--only", "SFT, tiny Qwen3, SGD", "--ranks", "2"],
@@ -60,7 +61,16 @@ TINY = {  # the options of each
 }
 LONG = {  # each takes seconds, in processes of its own
     *("rank_memory", "math_reward", "view", "ranks", "rank_speed", "segment_wise", "async_vs_sync"),
-    *("nan_campaign", "decode_vs_hf", "kills", "step_vs_trl", "where", "simulate_vs_run", "offline_vs_trl"),
+    *(
+        "nan_campaign",
+        "decode_vs_hf",
+        "kills",
+        "served_clients",
+        "step_vs_trl",
+        "where",
+        "simulate_vs_run",
+        "offline_vs_trl",
+    ),
 }
 PEERS = {"step_vs_trl.trl_side", "offline_vs_trl.trl_side"}
 
