@@ -117,13 +117,16 @@ def test_the_reference_is_what_the_code_says():
         assert page == make_docs.REFERENCE or text.count(make_docs.MADE) == 1
 
 
+BESIDES = {"proxima_tinker": ("[lora,serve]", ["tinker>=0.38", "protobuf>=4.21"])}  # what others need of the rest
+
+
 def test_the_distributions_are_of_one_version():
     for package in (proxima_peers, proxima_plan, proxima_tinker):
         assert package.__version__ == proxima.__version__
         folder = ROOT / "packages" / package.__name__.replace("_", "-")
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-        of_ours = [name for name in project["dependencies"] if name.startswith("proxima-rl")]
-        assert [name.partition("==")[2] for name in of_ours] == [proxima.__version__]
+        extras, others = BESIDES.get(package.__name__, ("", []))
+        assert project["dependencies"] == [f"proxima-rl{extras}=={proxima.__version__}", *others]
 
 
 def test_constraints_pin_everything_that_is_asked_for():

@@ -13,16 +13,16 @@ from proxima.data import PackedBatch, Trajectory, UserError
 from proxima.model import Policy
 
 Array = NDArray[Any]
-COLUMNS = {  # inputs of losses: one value a target, or for [T, K] targets K of them
-    "weights": np.float32,
-    "logprobs": np.float32,
-    "advantages": np.float32,
-    "mask": np.float32,
-    "clip_low_threshold": np.float32,
-    "clip_high_threshold": np.float32,
-    "proximal_logprobs": np.float32,
-    "reference_logprobs": np.float32,
-}
+COLUMNS = (  # inputs of losses: one value a target, or for [T, K] targets K of them
+    "weights",
+    "logprobs",
+    "advantages",
+    "mask",
+    "clip_low_threshold",
+    "clip_high_threshold",
+    "proximal_logprobs",
+    "reference_logprobs",
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

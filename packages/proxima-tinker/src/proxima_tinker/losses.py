@@ -66,7 +66,7 @@ class ClientLoss:
     """
 
     def __init__(self, name: str, config: Config) -> None:
-        self.whole = "surrogate" in config or name == "gspo"
+        self.whole = by_surrogate(name, config)
         if self.whole:
             self._compute = _core_loss(name, config)
             return
@@ -83,6 +83,11 @@ class ClientLoss:
         if not bool(result.loss.detach().isfinite()):
             raise UserError(f"the loss is {float(result.loss.detach())}; nothing was accumulated")
         return result
+
+
+def by_surrogate(name: str, config: Config) -> bool:
+    """True of a loss of `proxima.core`, which sees all examples of a request together."""
+    return "surrogate" in config or name == "gspo"
 
 
 def _summed(per_token: Tensor, targets: Targets) -> LossResult:
@@ -109,7 +114,7 @@ def _ratio(b: Targets) -> Tensor:
 def _bounds(b: Targets, config: Mapping[str, float]) -> tuple[Tensor, Tensor]:
     low, high = (
         b.columns.get(name, torch.full_like(b.log_prob, config.get(name, default)).detach())
-        for name, default in (("clip_low_threshold", 0.8), ("clip_high_threshold", 1.2))
+        for name, default in CLIP.items()
     )
     return low, high
 
@@ -133,12 +138,12 @@ def _dro(b: Targets, config: Mapping[str, float]) -> Tensor:
     return -(b.log_prob * b["advantages"] - config["beta"] / 2 * (b.log_prob - b["logprobs"]).square())
 
 
-CLIP = ("clip_low_threshold", "clip_high_threshold")
+CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}  # keys of the config, and their defaults
 NAMED: dict[str, tuple[Callable[[Targets, Mapping[str, float]], Tensor], tuple[str, ...]]] = {
     "cross_entropy": (_cross_entropy, ()),
     "importance_sampling": (_importance_sampling, ()),
-    "ppo": (_ppo, CLIP),
-    "cispo": (_cispo, CLIP),
+    "ppo": (_ppo, tuple(CLIP)),
+    "cispo": (_cispo, tuple(CLIP)),
     "dro": (_dro, ("beta",)),
 }
 PROXIMAL = ("behavior", "recompute")
@@ -149,9 +154,7 @@ def _core_loss(name: str, config: Config) -> Callable[[Targets], LossResult]:
     """A loss of `proxima.core`: `surrogate`, `correction` and `aggregate` (by default `token_sum`) name kinds, and
     `surrogate.delta` a field of one. `proximal` is the centre: `behavior`, the policy that sampled, or `recompute`, the
     policy of this pass, for a first update; `proximal_logprobs` in the examples are any other."""
-    chosen: dict[str, Any] = {"surrogate": "gspo", "aggregate": "token_sum"} if name == "gspo" else {}
-    chosen = {"aggregate": "token_sum", **chosen, **{key: value for key, value in config.items() if key in SLOTS}}
-    specs = {slot: _spec(slot, str(kind), config) for slot, kind in chosen.items()}
+    specs = {slot: loss_spec(slot, kind, config) for slot, kind in chosen_kinds(name, config).items()}
     proximal = config.get("proximal", "behavior")
     if proximal not in PROXIMAL:
         raise UserError(f"loss_fn_config: proximal={proximal!r} must be {' or '.join(PROXIMAL)}")
@@ -188,7 +191,18 @@ def _core_loss(name: str, config: Config) -> Callable[[Targets], LossResult]:
     return compute
 
 
-def _spec(slot: str, kind: str, config: Config) -> Any:
+def chosen_kinds(name: str, config: Config) -> dict[str, str]:
+    """The kind in each slot of a loss of `proxima.core`."""
+    defaults = {"aggregate": "token_sum"} | ({"surrogate": "gspo"} if name == "gspo" else {})
+    return defaults | {slot: str(kind) for slot, kind in config.items() if slot in SLOTS}
+
+
+def loss_spec(slot: str, kind: str, config: Config) -> Any:
+    """The spec of a kind, with the fields that the config gives.
+
+    Raises:
+        UserError: unknown kind, or a value that a field refuses.
+    """
     table = SLOTS[slot]
     if kind not in table:
         near = nearest(kind, sorted(table))

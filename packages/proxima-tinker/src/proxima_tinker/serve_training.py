@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from proxima.cli.parameters import Argument
+from proxima.cli.reward.serving_action import ALLOW_HOST
 from proxima.data import UserError, require
+from proxima.system.machine import usable_cores
 
 if TYPE_CHECKING:
     from proxima_tinker.service_app import ServiceApp
 
 KEY_ENV = "environment variable with the API key that clients must send; required beyond this machine"
-ALLOW_HOST = "a name by which clients address this server, beside localhost and --host; may be repeated"
 NAME = "the name by which clients ask for the model; default: its path"
 WORKERS = "calls of different clients that compute at the same time, on the cores divided by it; 1 is fastest for one"
 
@@ -67,7 +68,7 @@ def serve_training(
     """Serve until a signal stops it."""
     require(dtype in ("bfloat16", "float32"), "--dtype", dtype, "must be bfloat16 or float32")
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     require(counts.workers <= cores, "--workers", counts.workers, f"must be at most {cores}, this machine's cores")
     key = _key(key_env)
     from proxima.model.quiet import quiet_transformers

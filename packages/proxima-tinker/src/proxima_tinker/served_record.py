@@ -24,8 +24,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from proxima.core.correction import CORRECTIONS
-from proxima.core.surrogate import SURROGATES
 from proxima.data import Completion, Group, Prompt, Score, Trajectory
 from proxima.data.episode import Episode, Span
 from proxima.data.flow import Key
@@ -38,6 +36,7 @@ from proxima.system.jsonl import complete_length
 from proxima.train.completion_record import CompletionRecord
 from proxima.train.objectives import TokenStatistics
 from proxima_tinker.datum import Array, Datum
+from proxima_tinker.losses import CLIP, by_surrogate, chosen_kinds, loss_spec
 from proxima_tinker.trained_model import ALPHA, ModelSpec, PassResult
 from proxima_tinker.wire import ForwardBackward
 
@@ -87,7 +86,7 @@ class Example:
             keep=keep & in_loss,
             factor=factor,
             behavior=behavior,
-            proximal=columns.get("proximal_logprobs") if _by_surrogate(asked) else None,
+            proximal=columns.get("proximal_logprobs") if by_surrogate(asked.loss, asked.config) else None,
         )
 
     @property
@@ -106,24 +105,17 @@ def _first(values: Array) -> Array:
     return values if values.ndim == 1 else np.ascontiguousarray(values[:, 0])
 
 
-def _by_surrogate(asked: ForwardBackward) -> bool:
-    return "surrogate" in asked.config or asked.loss == "gspo"
-
-
 def _bounds(asked: ForwardBackward) -> tuple[float, float]:
     """The range of the ratio that a clipped loss of the SDK has by its config."""
-    low, high = (asked.config.get(f"clip_{side}_threshold", value) for side, value in (("low", 0.8), ("high", 1.2)))
-    return float(low), float(high)
+    low, high = (float(asked.config.get(name, default)) for name, default in CLIP.items())
+    return low, high
 
 
 def _unclipped(asked: ForwardBackward, columns: dict[str, Array], log_ratio: Array) -> Array:
     """[T] bool, as `keep` of `ppo_clip` and `cispo`; all True for a loss that clips nothing."""
     if asked.loss not in CLIPPED:
         return np.ones(len(log_ratio), np.bool_)
-    low, high = (
-        columns.get(f"clip_{side}_threshold", np.float32(bound))
-        for side, bound in zip(("low", "high"), _bounds(asked), strict=True)
-    )
+    low, high = (columns.get(name, np.float32(bound)) for name, bound in zip(CLIP, _bounds(asked), strict=True))
     ratio = np.exp(np.clip(log_ratio, -20, 20))
     below, above, advantage = ratio < low, ratio > high, columns.get("advantages", np.zeros_like(ratio))
     if asked.loss == "ppo":
@@ -136,13 +128,11 @@ def _unclipped(asked: ForwardBackward, columns: dict[str, Array], log_ratio: Arr
 
 def algorithm_of(asked: ForwardBackward) -> dict[str, Any]:
     """The `algorithm` of a config.yaml by which the viewer explains the tokens of a request."""
-    if _by_surrogate(asked):
-        kind = str(asked.config.get("surrogate", "gspo"))
-        surrogate = _fields(SURROGATES, "surrogate", kind, asked)
-        corrections = [str(asked.config["correction"])] if "correction" in asked.config else []
-        aggregate = str(asked.config.get("aggregate", "token_sum"))
-        fields = {"correction": [_fields(CORRECTIONS, "correction", name, asked) for name in corrections]}
-        return {"name": kind, "surrogate": surrogate, **fields, "aggregate": {"kind": aggregate}}
+    if by_surrogate(asked.loss, asked.config):
+        kinds = chosen_kinds(asked.loss, asked.config)
+        told = {slot: {"kind": kind, **asdict(loss_spec(slot, kind, asked.config))} for slot, kind in kinds.items()}
+        correction = [told["correction"]] if "correction" in told else []
+        return {"name": kinds["surrogate"], **told, "correction": correction}
     return {"name": asked.loss, "surrogate": _named(asked), "aggregate": {"kind": "token_sum"}}
 
 
@@ -157,18 +147,6 @@ def _named(asked: ForwardBackward) -> dict[str, Any] | None:
     if asked.loss == "importance_sampling":  # -A r: the clip range is everything
         return {"kind": "ppo_clip", "epsilon_low": 1.0, "epsilon_high": float("inf")}
     return {"kind": "dro", "beta": asked.config.get("beta")} if asked.loss == "dro" else None
-
-
-def _fields(kinds: Any, slot: str, kind: str, asked: ForwardBackward) -> dict[str, Any]:
-    """Kind and fields of a spec, those too that the request leaves at their defaults."""
-    prefix = f"{slot}."
-    given = {name.removeprefix(prefix): v for name, v in asked.config.items() if name.startswith(prefix)}
-    for name, value in given.items():  # as the loss reads them: all numbers come as floats
-        if value in ("true", "false"):
-            given[name] = value == "true"
-        elif isinstance(value, float) and value.is_integer():
-            given[name] = int(value)
-    return {"kind": kind, **asdict(kinds[kind](**given))}
 
 
 # ---- what waits for a step -----------------------------------------------------------------------------------------

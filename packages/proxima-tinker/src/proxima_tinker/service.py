@@ -269,8 +269,7 @@ class Service:
             }
             self.journal.put("model", id, record)
             self._start(self._add_model(id, record))
-        body = {"path": source["path"], "optimizer": source["optimizer"]} if source else {}
-        return await self.submit(id, 0, "load" if source else "create", json.dumps(body).encode())
+        return await self.submit(id, 0, "load" if source else "create", json.dumps(source or {}).encode())
 
     def _add_model(self, id: str, record: dict[str, Any]) -> Model:
         model = self.models[id] = Model(id, record, self.workers.lane())

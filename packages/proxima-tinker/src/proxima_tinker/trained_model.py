@@ -246,13 +246,12 @@ class TrainedModel:
         self.optimizer.zero_grad()
         return {"grad_norm": norm}
 
-    def state(self, *, optimizer: bool = True, gradients: bool = True) -> dict[str, Tensor]:
+    def state(self, *, gradients: bool = True) -> dict[str, Tensor]:
         """Everything that training changes: weights, moments, gradients that wait for a step."""
         out = {f"weight.{name}": p.detach() for name, p in self.trained.items()}
         for name, parameter in self.trained.items():
-            if optimizer:
-                moments = self.optimizer.state.get(parameter, {})
-                out |= {f"{slot}.{name}": value for slot, value in moments.items()}
+            moments = self.optimizer.state.get(parameter, {})
+            out |= {f"{slot}.{name}": value for slot, value in moments.items()}
             if gradients and parameter.grad is not None:
                 out[f"grad.{name}"] = parameter.grad
         return {name: tensor.contiguous().cpu() for name, tensor in out.items()}
@@ -273,10 +272,8 @@ class TrainedModel:
                 slots = ("step", "exp_avg", "exp_avg_sq")
                 moments = {slot: state[f"{slot}.{name}"] for slot in slots if f"{slot}.{name}" in state}
                 if optimizer and moments:
-                    place = {"step": torch.device("cpu") if parameter.device.type == "cpu" else parameter.device}
-                    self.optimizer.state[parameter] = {
-                        slot: value.clone().to(place.get(slot, parameter.device)) for slot, value in moments.items()
-                    }
+                    device = parameter.device
+                    self.optimizer.state[parameter] = {slot: x.clone().to(device) for slot, x in moments.items()}
                 gradient = state.get(f"grad.{name}")
                 parameter.grad = None if gradient is None else gradient.clone().to(parameter.device)
 

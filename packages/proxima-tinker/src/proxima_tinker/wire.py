@@ -171,25 +171,19 @@ def _dense(csr: Any, dtype: Any, shape: tuple[int, ...]) -> Array:
 
 
 def forward_backward_answer(outputs: Sequence[dict[str, Array]], metrics: dict[str, float]) -> bytes:
-    """Encode the outputs of each example, all with the same names, and the metrics of the request."""
+    """Encode the outputs of each example, all with the same names and the same number of targets a position, and the
+    metrics of the request."""
     answer = protocol.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=metrics)
-    for shape in _runs([next(iter(output.values())).shape[1:] for output in outputs]):
-        record = answer.loss_fn_outputs.add(num_datums=shape[1] - shape[0])
-        for name in outputs[0]:
-            parts = [np.ascontiguousarray(output[name], "<f4") for output in outputs[shape[0] : shape[1]]]
-            batched = record.fields[name]
-            batched.data = b"".join(part.tobytes() for part in parts)
-            batched.offsets = np.cumsum([0, *(part.nbytes for part in parts)]).astype("<i8").tobytes()
-            batched.dtype = protocol.DTYPE_FLOAT32
-            batched.trailing_shape.extend(parts[0].shape[1:])
+    record = answer.loss_fn_outputs.add(num_datums=len(outputs))
+    for name in outputs[0]:
+        parts = [np.ascontiguousarray(output[name], "<f4") for output in outputs]
+        batched = record.fields[name]
+        batched.data = b"".join(part.tobytes() for part in parts)
+        batched.offsets = np.cumsum([0, *(part.nbytes for part in parts)]).astype("<i8").tobytes()
+        batched.dtype = protocol.DTYPE_FLOAT32
+        batched.trailing_shape.extend(parts[0].shape[1:])
     content: bytes = answer.SerializeToString()
     return content
-
-
-def _runs(values: Sequence[Any]) -> list[tuple[int, int]]:
-    """The ranges of equal neighbours."""
-    edges = [i for i in range(len(values)) if i == 0 or values[i] != values[i - 1]]
-    return list(zip(edges, [*edges[1:], len(values)], strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
