@@ -5,12 +5,13 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora.layer import Linear
 from torch import nn
 
 from proxima.data import FieldError
 from proxima.model import Policy, load, save
 from proxima.model.adapter_files import save_adapter
-from proxima.model.lora import Lora, adapter_names
+from proxima.model.lora import Lora, adapter_names, weight_of
 from proxima.model.lora_layers import (
     adapter_off,
     adapter_parameters,
@@ -19,6 +20,7 @@ from proxima.model.lora_layers import (
     plain_weights,
     target_layers,
 )
+from proxima.model.merged_lora import MergedProduct
 from tests.model.adapters import with_adapter
 from tests.model.rows import MIXED, assert_close, gradients_of, plain_log_prob, rows
 from tests.tiny import KINDS, tiny
@@ -151,6 +153,35 @@ def test_gradients_are_those_of_pefts_plain_forward(kind, name, checkpointing, t
     assert_close(gradients_of(adapted.model), expected, 2e-5)  # the base has none
     assert expected.keys() == {*adapter_names(plain)}
     assert all(float(theirs.abs().max()) > 0 for name, theirs in expected.items() if "lora" in name)
+
+
+def test_a_small_update_is_not_rounded_away_in_bfloat16(tiny_model):
+    """All changes of the output point one way and are a fifth of a rounding step. peft's layer loses them."""
+    model = with_adapter(tiny_model("llama"), Lora(rank=4, alpha=4, targets=("down_proj",)), moved=False).model
+    layer = model.get_submodule("model.layers.0.mlp.down_proj")
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        x = (1 + torch.rand(4096, layer.in_features, generator=draw)).bfloat16()
+        layer.weight.normal_(1, 0.1, generator=draw)
+        layer.lora_A["default"].weight.fill_(2**-12)
+        layer.lora_B["default"].weight.fill_(1.0)
+        change = float((x.double() @ (weight_of(layer) - layer.weight).double().T).mean())
+
+    def kept(forward):
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            return float((forward(layer, x).double() - layer.base_layer(x).double()).mean()) / change
+
+    assert 0.9 < kept(type(layer).forward) < 1.1
+    assert kept(Linear.forward) < 0.1
+
+
+def test_the_gradient_of_a_merged_product():
+    draw = torch.Generator().manual_seed(1)
+    shapes = {"x": (2, 3, 5), "weight": (4, 5), "bias": (4,), "a": (2, 5), "b": (4, 2)}
+    parts = {name: torch.randn(*shape, generator=draw, dtype=torch.float64) for name, shape in shapes.items()}
+    for name in ("x", "a", "b"):
+        parts[name].requires_grad_(True)
+    assert torch.autograd.gradcheck(lambda *given: MergedProduct.apply(*given, 0.7), tuple(parts.values()))
 
 
 def test_a_base_in_bfloat16_has_float32_adapters(tiny_model):

@@ -89,7 +89,10 @@ def attach(model: nn.Module, lora: Lora, seed: int) -> None:
         raise UserError("model.lora needs the package peft", remedy=missing)
     from peft import inject_adapter_in_model
 
+    from proxima.model.merged_lora import MergedLora
+
     config = peft_config(model, lora)
+    config._register_custom_module({nn.Linear: MergedLora})
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied heads: `merge_adapter` unties them
         torch.default_generator.manual_seed(mix(ADAPTER_INIT, seed) >> 1)
