@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from proxima.prepare import (
     sibling_eval_sets,
     verify_folder,
 )
-from proxima.prepare.atomic_folder import atomic_folder
+from proxima.prepare.pipeline import refuse_existing
 from proxima.prepare.write_files import COLUMNS
+from proxima.system.atomic_files import atomic_folder
 from proxima.task.prepared import PREPARED
 
 from .published import AFTER, BEFORE, GSM8K_TRAIN, LONG, PARTS, gsm8k_folder, lines, table, write_dapo
@@ -236,7 +238,7 @@ def test_nothing_that_is_there_is_lost(tmp_path):
     with pytest.raises(ValueError, match="out exists; take --overwrite"):
         make("gsm8k", tmp_path / "raw", tmp_path / "out")
     before = (tmp_path / "out" / "card.json").read_bytes()
-    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "out", overwrite=True) as folder:
+    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "out") as folder:
         (folder / "half").write_text("x")
         raise RuntimeError
     assert (tmp_path / "out" / "card.json").read_bytes() == before and sorted(os.listdir(tmp_path)) == [
@@ -249,11 +251,14 @@ def test_nothing_that_is_there_is_lost(tmp_path):
 def test_of_two_that_make_a_folder_the_first_wins(tmp_path):
     """The second one leaves the first one's files alone, and a killed process's folder is of no consequence."""
     (tmp_path / ".out.1").mkdir()
-    with pytest.raises(ValueError, match="out exists; take --overwrite"), atomic_folder(tmp_path / "out"):
+    with (
+        pytest.raises(ValueError, match="out exists; take --overwrite"),
+        atomic_folder(tmp_path / "out", partial(refuse_existing, overwrite=False)),
+    ):
         make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "other")
         (tmp_path / "other").rename(tmp_path / "out")
     assert read_card(tmp_path / "out") and sorted(os.listdir(tmp_path)) == [".out.1", "out", "raw"]
-    with atomic_folder(tmp_path / "out", overwrite=True) as folder:
+    with atomic_folder(tmp_path / "out") as folder:
         (folder / "card.json").write_text("second")
     assert os.listdir(tmp_path / "out") == ["card.json"]
 
@@ -279,7 +284,7 @@ def test_a_linked_folder_is_replaced_where_it_is(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk" / "card.json").write_text("first")
     (tmp_path / "out").symlink_to(tmp_path / "disk")
-    with atomic_folder(tmp_path / "out", overwrite=True) as folder:
+    with atomic_folder(tmp_path / "out") as folder:
         (folder / "card.json").write_text("second")
     assert (tmp_path / "out").is_symlink() and (tmp_path / "disk" / "card.json").read_text() == "second"
     assert sorted(os.listdir(tmp_path)) == ["disk", "out"]

@@ -12,7 +12,7 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as protocol
 
 from proxima.data import UserError
-from proxima_tinker import samplers, service
+from proxima_tinker import service
 
 from .conftest import running
 from .data_of_clients import examples
@@ -215,7 +215,6 @@ def test_two_servers_and_damaged_files(tmp_path, tiny_model):
 
 
 def test_snapshots_of_one_model_sampled_at_once(tmp_path, tiny_model, monkeypatch):
-    monkeypatch.setattr(samplers, "PATIENCE", 0.05)
     with running(tmp_path, tiny_model("llama"), workers=2, engines=1, slots=8) as served:
         client = Client(served, rank=4, seed=1)
         names = [client.sampler]
@@ -268,7 +267,7 @@ def test_a_flood_of_one_client_leaves_turns_to_others(tmp_path, tiny_model):
         assert [a.status_code for a in accepted].count(200) >= 300  # the limit; more if some have ended
         assert other.sampled().headers["content-type"] == "application/x-protobuf"
         assert other.forward_backward().headers["content-type"] == "application/x-protobuf"
-        assert any(not answer.done.is_set() for answer in served.service.answers.values())
+        assert any(not answer.done() for answer in served.service.answers.values())
 
 
 def test_a_long_request_leaves_turns_to_others(tmp_path, tiny_model):
@@ -296,5 +295,5 @@ def test_requests_without_a_seed_differ_and_the_same_one_does_not(served):
     assert len({drawn(number) for number in range(20)}) == 20
     first = drawn(0)
     served.service.answers.clear()
-    served.service._samples.clear()
+    served.service._sampled.clear()
     assert drawn(0) == first and len(np.frombuffer(first, "<i4")) == 30

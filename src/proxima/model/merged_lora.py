@@ -26,10 +26,10 @@ class MergedLora(Linear):
         if NAME in self.lora_magnitude_vector:
             return F.linear(x, weight_of(self), self.bias)
         dtype = torch.get_autocast_dtype(kind)
-        a, b, bias = self.lora_A[NAME].weight, self.lora_B[NAME].weight, self.bias
+        bias = None if self.bias is None else self.bias.to(dtype)
+        factors = self.lora_A[NAME].weight, self.lora_B[NAME].weight, self.scaling[NAME]
         with torch.autocast(kind, enabled=False):
-            bias = None if bias is None else bias.to(dtype)
-            product: Tensor = MergedProduct.apply(x.to(dtype), self.weight, bias, a, b, self.scaling[NAME])
+            product: Tensor = MergedProduct.apply(x.to(dtype), self.weight, bias, *factors)  # type: ignore[no-untyped-call]
         return product
 
 

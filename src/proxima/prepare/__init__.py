@@ -3,7 +3,7 @@
 `prepare` keeps each question once, drops answers that no reward can score and questions of an evaluation set, and
 writes a card with counts and hashes. One file per step: `locate` (finds the files), `read_files` and `row_formats`
 (read them), `deduplicate`, `answer_kinds`, `decontaminate`, `pipeline` (the split, and all steps in order),
-`write_files`, `dataset_card`, `atomic_folder` (write the output); `prepare_options` contains the user's options.
+`write_files`, `dataset_card` (write the output); `prepare_options` contains the user's options.
 Imports: stdlib, `data`, `model`, `task`, `reward` of proxima; pyarrow, huggingface_hub and datasets on first use.
 Imported by `cli`.
 To add a source: (1) an entry in `catalog.yaml`, and its folder in `proxima.task.prepared.PREPARED`; (2) a branch in

@@ -2,23 +2,24 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from proxima.data import UserError
 from proxima.data.random import share_of
-from proxima.prepare.atomic_folder import atomic_folder, refuse_existing
 from proxima.prepare.catalog import Part
 from proxima.prepare.dataset_card import build_card, write_card
 from proxima.prepare.decontaminate import EvalSet, OverlapIndex
 from proxima.prepare.deduplicate import Deduplicator
-from proxima.prepare.locate import SourceFiles
+from proxima.prepare.locate import CARD, SourceFiles
 from proxima.prepare.normalize import normalize
 from proxima.prepare.prepare_options import PrepareOptions
 from proxima.prepare.prompt_template import resolve_template
 from proxima.prepare.read_files import inspect_file, iter_source_rows
 from proxima.prepare.write_files import Outcome, SplitData, write_lists, write_tables
+from proxima.system.atomic_files import atomic_folder
 
 HELD_OUT = 0.02  # share of the questions for testing, if a source has no test split
 _REPORT_EVERY = 4096  # rows between two calls of the progress callback
@@ -75,14 +76,15 @@ def prepare(
     """
     template = resolve_template(options.template if options.template is not None else part.template, options.system)
     held_out = _held_out_share(part, source, options)
+    check = partial(refuse_existing, overwrite=overwrite)
     if not dry_run:
-        refuse_existing(out, overwrite=overwrite)
+        check(out)
     sides = {side: _read(part, side, source, options, progress) for side in sorted(source.sides)}
     overlap = OverlapIndex(options.words, options.common)
     for eval_set in eval_sets:
         overlap.add(eval_set)
     outcome = _decontaminated(sides, overlap, held_out)
-    folders = TemporaryDirectory(prefix="proxima-data-") if dry_run else atomic_folder(out, overwrite=overwrite)
+    folders = TemporaryDirectory(prefix="proxima-data-") if dry_run else atomic_folder(out, check)
     with folders as made:
         folder = Path(made)
         files = write_tables(folder, template, sides, outcome) | write_lists(folder, sides, outcome)
@@ -93,6 +95,17 @@ def prepare(
     asked = [item.question for item, _ in outcome.kept["test"]]
     own_test = None if written is None else EvalSet(out.name, asked, written["sha256"])
     return PreparedFolder(out, card, own_test, tuple(_notes(part, source, card)))
+
+
+def refuse_existing(target: Path, *, overwrite: bool) -> None:
+    """Raise `UserError` if `target` must not be replaced."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    remedy = "give another folder with --out"
+    if not (target / CARD).is_file():
+        raise UserError(f"{target} exists and is not prepared data (no {CARD} in it)", remedy=remedy)
+    if not overwrite:
+        raise UserError(f"{target} exists", remedy=f"take --overwrite to make it anew, or {remedy}")
 
 
 def _held_out_share(part: Part, source: SourceFiles, options: PrepareOptions) -> float | None:

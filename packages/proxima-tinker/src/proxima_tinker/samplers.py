@@ -1,15 +1,13 @@
 """Engines with the weights of a model at some moment.
 
-Each trained model has at most one engine, into which the weights of the sampler that is asked are loaded: a copy of the
-model, with the adapter merged. The base has one for all clients, who take turns. Completions of one engine are batched;
-on a CPU their tokens do not depend on one another, so neither on other clients. The engine that was not used for
-longest makes room for another.
+An engine has a copy of the model, with the adapter merged, as a sampler of these weights is asked for the first time.
+Completions of one engine are batched; on a CPU their tokens do not depend on one another, so neither on other clients.
+An engine makes room for the next weights of its model, or for others when it was not used for longest.
 """
 
 import asyncio
-import time
 import zlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,14 +19,13 @@ import torch
 from proxima.data import Prompt, UserError
 from proxima.engine.decoder import Decoder
 from proxima.engine.local import Local, LocalEngine
-from proxima.engine.protocol import Request, Sampling, WeightUpdate
+from proxima.engine.protocol import Request, Sampling
 from proxima.model import LoadedModel
 from proxima_tinker.datum import Array
 from proxima_tinker.wire import NO_LOG_PROB, PromptAnswer, SampledAnswer
 from proxima_tinker.workers import ComputeLane, Workers
 
 ROWS = 256  # of logits in memory at a time
-PATIENCE = 10.0  # seconds that a request waits for an engine before those that came later wait for it
 MOST_STOPS, LONGEST_STOP = 128, 1000  # all are looked for after every token
 SEED_BITS = 63
 
@@ -62,59 +59,37 @@ class SampleOrder:
         return self.prompt_log_probs or self.top_k_prompt > 0 or self.targets is not None
 
 
-class _Places:
-    """Places in an engine for completions, given in turn to the clients that wait for some."""
+class _LoadedEngine:
+    """An engine, once `ready` is done, and the requests that use it."""
 
-    def __init__(self, count: int) -> None:
-        self.free = count
-        self._waiting: OrderedDict[str, deque[tuple[int, asyncio.Future[None]]]] = OrderedDict()
+    def __init__(self, model: str, lane: ComputeLane, load: Callable[[], LoadedModel], spec: Local) -> None:
+        self.model, self.lane, self.slots = model, lane, spec.slots
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._clients: dict[str, tuple[asyncio.Lock, asyncio.Semaphore]] = {}
+
+        def build() -> LocalEngine:
+            engine = LocalEngine(load(), spec)  # it computes in place until here
+            engine.compute = lane
+            return engine
+
+        self.ready = asyncio.ensure_future(lane.run(build))
+        self.ready.add_done_callback(lambda task: task.cancelled() or task.exception())  # told to those who wait
 
     @asynccontextmanager
-    async def taken(self, client: str, count: int) -> AsyncIterator[None]:
-        """So many places, within the block."""
-        if self._waiting or self.free < count:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(client, deque()).append((count, turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():
-                    self._give_back(count)
-                raise
-        else:
-            self.free -= count
+    async def places(self, client: str, count: int) -> AsyncIterator[None]:
+        """So many places for completions, within the block; a client has no more than the engine, so that the next
+        completion of another one waits for no more."""
+        most, taken = self.slots + self.slots // 8, 0
+        turn, free = self._clients.setdefault(client, (asyncio.Lock(), asyncio.Semaphore(most)))
         try:
+            async with turn:
+                while taken < count:
+                    await free.acquire()
+                    taken += 1
             yield
         finally:
-            self._give_back(count)
-
-    def _give_back(self, count: int) -> None:
-        self.free += count
-        while self._waiting:
-            client, queue = next(iter(self._waiting.items()))
-            wanted, turn = queue[0]
-            if not turn.cancelled():
-                if wanted > self.free:
-                    break
-                self.free -= wanted
-                turn.set_result(None)
-            queue.popleft()
-            self._waiting.move_to_end(client)
-            if not queue:
-                del self._waiting[client]
-
-
-class _LoadedEngine:
-    """The engine of one model: it has `weights` when `ready` is done, and `users` until which others must not be
-    loaded."""
-
-    ready: asyncio.Task[None]
-    engine: LocalEngine
-
-    def __init__(self, lane: ComputeLane, slots: int) -> None:
-        self.lane, self.places, self.weights = lane, _Places(slots + slots // 8), ""
-        self.users = 0
-        self.tasks: set[asyncio.Task[Any]] = set()
+            for _ in range(taken):
+                free.release()
 
 
 class Samplers:
@@ -128,9 +103,8 @@ class Samplers:
 
     def __init__(self, spec: Local, workers: Workers, most: int) -> None:
         self.spec, self.workers, self.most = spec, workers, most
-        self._engines: OrderedDict[str, _LoadedEngine] = OrderedDict()  # by model, the latest used last
-        self._line: dict[object, tuple[str, str, float]] = {}  # requests that wait: model, weights, since when
-        self._changed = asyncio.Event()
+        self._engines: OrderedDict[str, _LoadedEngine] = OrderedDict()  # by weights, the latest used last
+        self._door, self._left = asyncio.Lock(), asyncio.Event()
 
     async def sample(
         self, model: str, weights: str, client: str, load: Callable[[], LoadedModel], order: SampleOrder
@@ -138,7 +112,7 @@ class Samplers:
         """Completions of a prompt.
 
         Args:
-            model: whose engine it is.
+            model: whose weights these are.
             weights: names the weights; `load` reads them.
             client: who takes turns with others.
 
@@ -155,168 +129,106 @@ class Samplers:
         ]
         out, found = list[SampledAnswer](), PromptAnswer()
         async with self._using(model, weights, load) as held:
-            try:
-                for first in range(0, order.count, self.spec.slots):
-                    part = asked[first : first + self.spec.slots]
-                    async with held.places.taken(client, len(part)):
-                        if order.scores_prompt and not first:
-                            found = await held.lane.run(_scored_prompt, held.engine.scheduler.decoder, order)
-                        out += await self._completed(held, order, part)
-            except UserError:
-                raise
-            except Exception:
-                self._retire(model, held)
-                raise
+            engine = held.ready.result()
+            for first in range(0, order.count, self.spec.slots):
+                part = asked[first : first + self.spec.slots]
+                async with held.places(client, len(part)):
+                    if order.scores_prompt and not first:
+                        found = await held.lane.run(_scored_prompt, engine.scheduler.decoder, order)
+                    out += await self._completed(held, engine, order, part)
         return out, found
 
     async def _completed(
-        self, held: _LoadedEngine, order: SampleOrder, requests: Sequence[Request]
+        self, held: _LoadedEngine, engine: LocalEngine, order: SampleOrder, requests: Sequence[Request]
     ) -> list[SampledAnswer]:
-        completions = [completion async for completion in held.engine.generate(requests)]
-        out = []
+        completions, out = [completion async for completion in engine.generate(requests)], []
         for done in sorted(completions, key=lambda completion: completion.sample):
             top_k = None
             if order.top_k_sample:
-                whole, first = np.concatenate([order.prompt, done.tokens]), len(order.prompt)
-                decoder = held.engine.scheduler.decoder
-                top_k = (await held.lane.run(_scored, decoder, whole, first, order.top_k_sample, None))[1]
+                whole, before = np.concatenate([order.prompt, done.tokens]), len(order.prompt) - 1
+                scored = await held.lane.run(_scored, engine.scheduler.decoder, whole, order.top_k_sample)
+                top_k = scored[1][before:], scored[2][before:]
             stopped = done.finish_reason == "stop"
-            answer = SampledAnswer(tokens=done.tokens, log_probs=done.sampled_log_prob, stopped=stopped, top_k=top_k)
-            out.append(answer)
+            out.append(SampledAnswer(tokens=done.tokens, log_probs=done.sampled_log_prob, stopped=stopped, top_k=top_k))
         return out
 
     @asynccontextmanager
     async def _using(self, model: str, weights: str, load: Callable[[], LoadedModel]) -> AsyncIterator[_LoadedEngine]:
-        """The engine of a model, with these weights until the end of the block."""
-        place = object()
-        self._line[place] = model, weights, time.monotonic()
-        try:
+        """The engine with these weights, in memory until the end of the block."""
+        async with self._door:  # in the order of arrival: else those whose engine is there would keep others out
             while (held := self._entered(model, weights, load)) is None:
-                await self._changed.wait()
-        finally:
-            del self._line[place]
-        self._wake()
+                self._left.clear()
+                await self._left.wait()
         task = asyncio.current_task()
         assert task is not None
         held.tasks.add(task)
         try:
             await asyncio.shield(held.ready)  # goes on if this request is cancelled: others wait for it too
             yield held
-        finally:
-            held.tasks.discard(task)
-            self._left(held)
-
-    def _entered(self, model: str, weights: str, load: Callable[[], LoadedModel]) -> _LoadedEngine | None:
-        """The engine, with one more user; None while it has users of other weights, or there is no room for it.
-
-        Who has waited long goes first: else those who come all the time would keep it out."""
-        first, first_weights, since = next(iter(self._line.values()))
-        keeps_out = first == model or first not in self._engines
-        if keeps_out and (first, first_weights) != (model, weights) and time.monotonic() - since > PATIENCE:
-            return None
-        held = self._engines.get(model)
-        if held is None:
-            self._make_room()
-            if len(self._engines) >= self.most:
-                return None
-            held = self._engines[model] = _LoadedEngine(self.workers.lane(), self.spec.slots)
-        if held.weights != weights:
-            if held.users:
-                return None
-            held.weights, held.users = weights, 1  # the loading is a user, too
-            held.ready = asyncio.ensure_future(self._load(held, load))
-            held.ready.add_done_callback(lambda task: task.cancelled() or task.exception())  # told to those who wait
-        held.users += 1
-        self._engines.move_to_end(model)
-        return held
-
-    async def _load(self, held: _LoadedEngine, load: Callable[[], LoadedModel]) -> None:
-        try:
-            loaded = await held.lane.run(load)
-            if hasattr(held, "engine"):
-                version = held.engine.scheduler.version + 1
-                await held.engine.publish(WeightUpdate(version=version, module=loaded.model))
-            else:
-                held.engine = await held.lane.run(LocalEngine, loaded, self.spec)  # it computes in place until here
-                held.engine.compute = held.lane
-        except BaseException:
-            held.weights = ""  # they may be there in part
+        except Exception as error:
+            if not isinstance(error, UserError) or held.ready.exception() is not None:
+                self._retire(weights, held)
             raise
         finally:
-            self._left(held)
+            held.tasks.discard(task)
+            self._left.set()
 
-    def _left(self, held: _LoadedEngine) -> None:
-        held.users -= 1
-        if not held.users:
-            self._wake()
+    def _entered(self, model: str, weights: str, load: Callable[[], LoadedModel]) -> _LoadedEngine | None:
+        """The engine with these weights; None while there is no room for it."""
+        if weights not in self._engines:
+            idle = [(other.model != model, name) for name, other in self._engines.items() if not other.tasks]
+            for foreign, name in sorted(idle, key=lambda pair: pair[0]):
+                if not foreign or len(self._engines) >= self.most:
+                    del self._engines[name]
+            if len(self._engines) >= self.most:
+                return None
+            self._engines[weights] = _LoadedEngine(model, self.workers.lane(), load, self.spec)
+        self._engines.move_to_end(weights)
+        return self._engines[weights]
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def _retire(self, model: str, held: _LoadedEngine) -> None:
+    def _retire(self, weights: str, held: _LoadedEngine) -> None:
         """An engine has failed: end its other requests, which might wait forever, and let the next build another."""
-        if self._engines.get(model) is held:
-            del self._engines[model]
-        for task in held.tasks - {asyncio.current_task()}:
-            task.cancel("the engine failed; sample again")
-
-    def _make_room(self) -> None:
-        for model, held in list(self._engines.items()):
-            if len(self._engines) < self.most:
-                break
-            if not held.users:
-                del self._engines[model]
+        if self._engines.get(weights) is held:
+            del self._engines[weights]
+        if held.ready.exception() is None:
+            for task in held.tasks - {asyncio.current_task()}:
+                task.cancel("the engine failed; sample again")
 
     def drop(self, model: str) -> None:
-        """Free the engine of a model whose client has left."""
-        held = self._engines.get(model)
-        if held is not None and not held.users:
-            del self._engines[model]
+        """Free the engines of a model whose client has left."""
+        for name, held in list(self._engines.items()):
+            if held.model == model and not held.tasks:
+                del self._engines[name]
 
 
 def _scored_prompt(decoder: Decoder, order: SampleOrder) -> PromptAnswer:
-    length = len(order.prompt)
-    first = 1 if order.last is None else max(1, length - order.last)
-    log_probs, top_k, targets = _scored(decoder, order.prompt, first, order.top_k_prompt, order.targets)
-    whole = np.full(length, np.nan, np.float32)
-    whole[first:] = log_probs
-    if top_k is not None:
-        ids = np.zeros((length, order.top_k_prompt), np.int32)
-        values = np.full(ids.shape, NO_LOG_PROB, np.float32)
-        ids[first:], values[first:] = top_k
-        top_k = ids, values
-    return PromptAnswer(log_probs=whole if order.prompt_log_probs else None, top_k=top_k, targets=targets)
+    own, ids, values, others = _scored(decoder, order.prompt, order.top_k_prompt, order.targets)
+    unknown = 1 if order.last is None else max(1, len(order.prompt) - order.last)
+    own, ids, values = (np.pad(x, [(1, 0)] + [(0, 0)] * (x.ndim - 1)) for x in (own, ids, values))
+    own[:unknown], ids[:unknown], values[:unknown] = np.nan, 0, NO_LOG_PROB
+    return PromptAnswer(
+        log_probs=own if order.prompt_log_probs else None,
+        top_k=(ids, values) if order.top_k_prompt else None,
+        targets=None if order.targets is None else others,
+    )
 
 
 @torch.no_grad()
-def _scored(
-    decoder: Decoder, tokens: Array, first: int, k: int, targets: Array | None
-) -> tuple[Array, tuple[Array, Array] | None, Array | None]:
-    """Of the tokens from `first` on: their log-probs [n]; the k most likely ids and log-probs [n, k]; and log-probs of
-    `targets` [P - 1, K], of all positions, 0 where an id is -1."""
-    states = decoder.hidden([tokens])[0]
-    begin = 0 if targets is not None else first - 1
-    own, likely, others = [], [], []
-    for at in range(begin, len(tokens) - 1, ROWS):
-        end = min(at + ROWS, len(tokens) - 1)
-        log_prob = decoder.logits(states[at:end]).float().log_softmax(1).cpu()
-        chosen = torch.from_numpy(tokens[at + 1 : end + 1].astype(np.int64))[:, None]
-        own.append(log_prob.gather(1, chosen)[:, 0])
-        if k:
-            likely.append(log_prob.topk(k))
-        if targets is not None:
-            ids = torch.from_numpy(targets[at:end].astype(np.int64))
-            others.append(log_prob.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, 0.0))
-    skip = first - 1 - begin
-    empty = torch.zeros(0)
-    top_k = None
-    if k:
-        ids = torch.cat([part.indices for part in likely]) if likely else empty.reshape(0, k).long()
-        values = torch.cat([part.values for part in likely]) if likely else empty.reshape(0, k)
-        top_k = ids[skip:].to(torch.int32).numpy(), values[skip:].numpy()
-    log_probs = torch.cat([*own, empty])[skip:].numpy()
-    return log_probs, top_k, torch.cat(others).numpy() if others else None
+def _scored(decoder: Decoder, tokens: Array, k: int, targets: Array | None = None) -> tuple[Array, Array, Array, Array]:
+    """Of the T - 1 tokens after the first: their log-probs; the k most likely ids and log-probs [T - 1, k]; and
+    log-probs of `targets` [T - 1, K], 0 where an id is -1."""
+    states, count = decoder.hidden([tokens])[0], len(tokens) - 1
+    wanted = np.zeros((count, 0), np.int64) if targets is None else targets.astype(np.int64)
+    own, others = np.zeros(count, np.float32), np.zeros(wanted.shape, np.float32)
+    ids, values = np.zeros((count, k), np.int32), np.zeros((count, k), np.float32)
+    for at in range(0, count, ROWS):
+        rows = slice(at, min(at + ROWS, count))
+        log_prob = decoder.logits(states[rows]).float().log_softmax(1).cpu()
+        own[rows] = log_prob.gather(1, torch.from_numpy(tokens[1:][rows].astype(np.int64))[:, None])[:, 0]
+        chosen = torch.from_numpy(wanted[rows])
+        others[rows] = log_prob.gather(1, chosen.clamp(min=0)).masked_fill(chosen < 0, 0.0)
+        values[rows], ids[rows] = log_prob.topk(k)
+    return own, ids, values, others
 
 
 def stop_settings(stop: Any, stop_tokens: frozenset[int]) -> tuple[tuple[str, ...], frozenset[int] | None]:

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import time
 import traceback
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +30,7 @@ from proxima.model.adapter_folder import base_in_memory
 from proxima.model.pretrained import DTYPES
 from proxima.model.save import save_trained
 from proxima.runtime.state.folder_lock import FolderLock
-from proxima.system.atomic_files import flush_to_disk, write_atomic
+from proxima.system.atomic_files import atomic_folder, write_atomic
 from proxima_tinker.losses import ClientLoss
 from proxima_tinker.request_log import RequestLog
 from proxima_tinker.samplers import SampleOrder, Samplers
@@ -47,9 +48,10 @@ from proxima_tinker.wire import forward_backward_answer, read_forward_backward, 
 from proxima_tinker.workers import ComputeLane, Workers
 
 T = TypeVar("T")
+Answer = tuple[bytes, str]  # content and media type
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
 MOST_WAITING = 1 << 30  # bytes of a model's requests that wait
-SAMPLES_KEPT = 600.0  # seconds; the SDK asks at once, and samples again what is gone
+SAMPLES_KEPT, MOST_SAMPLES = 600.0, 16_384  # seconds, number; the SDK asks at once, and samples again what is gone
 GAP_SECONDS = 60.0  # a request waits so long for an earlier one that has not come
 LEFT_SECONDS = 900.0  # without a heartbeat, after which a client has left; the SDK sends one every ten seconds
 ANSWERS_KEPT = 256  # of each model
@@ -98,23 +100,8 @@ class RefusedRequest(Exception):
         self.status, self.reason = status, reason
 
 
-class PendingAnswer:
-    """The answer to a request, which may not be known yet."""
-
-    def __init__(self) -> None:
-        self.content, self.media, self.when = b"", JSON, 0.0
-        self.done = asyncio.Event()
-
-    def set(self, content: bytes, media: str = JSON) -> None:
-        self.content, self.media, self.when = content, media, time.monotonic()
-        self.done.set()
-
-    def fail(self, reason: str, category: str) -> None:
-        self.set(_failure(reason, category))
-
-
-def _failure(reason: str, category: str) -> bytes:
-    return json.dumps({"error": reason, "category": category}).encode()
+def _failure(reason: str, category: str) -> Answer:
+    return _json(error=reason, category=category)
 
 
 class Model:
@@ -167,10 +154,11 @@ class Service:
         self.workers = Workers(settings.workers, settings.threads)
         spec = Local(slots=settings.slots, dtype=settings.dtype, interrupt="finish")  # type: ignore[arg-type]
         self.samplers = Samplers(spec, self.workers, settings.engines)
-        self.answers: dict[str, PendingAnswer] = {}
-        self._samples: dict[str, list[str]] = {}  # ids of a sampler's requests, the last of them
+        self.answers: dict[str, asyncio.Future[Answer]] = {}  # that are awaited, or not in the journal
+        self._sampled: deque[tuple[float, str]] = deque()  # samples by the time when they were ready
+        self._sampling: dict[str, asyncio.Task[None]] = {}  # by the id of the request
+        self._waiting = Counter[str]()  # samples by their sampler
         self.models: dict[str, Model] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._seen: dict[str, float] = {}  # sessions, and when they were last heard of
 
     # ---- sessions ----------------------------------------------------------------------------------------------------
@@ -212,24 +200,12 @@ class Service:
             await asyncio.sleep(60)
             try:
                 await self.expire()
-                self._forget_samples()
                 for session, seen in list(self._seen.items()):
                     if time.monotonic() - seen > LEFT_SECONDS:
                         del self._seen[session]
                         await self.finish_session(session)
             except Exception as error:
                 self.log(f"tidying: {''.join(traceback.format_exception(error))}")
-
-    def _forget_samples(self) -> None:
-        """Forget the samples that were ready some time ago."""
-        for sampler, own in list(self._samples.items()):
-            for id in list(own):
-                answer = self.answers[id]
-                if answer.done.is_set() and time.monotonic() - answer.when > SAMPLES_KEPT:
-                    own.remove(id)
-                    del self.answers[id]
-            if not own:
-                del self._samples[sampler]
 
     def _rest(self, model: Model) -> None:
         if model.trained is not None and not model.waiting:
@@ -248,7 +224,7 @@ class Service:
         try:
             call()
         except Exception as error:
-            self.log(f"{what}: {''.join(traceback.format_exception(error))}")
+            self._failed(what, RuntimeError(str(error)) if isinstance(error, UserError) else error)
             return False
         return True
 
@@ -318,17 +294,18 @@ class Service:
                 except TimeoutError:
                     await self._fail_gap(model)
             seq, model.used = model.next_seq, time.monotonic()
-            content, media, stored = await model.lane.run_parts(self._perform(model, seq))
+            answer, stored = await model.lane.run_parts(self._perform(model, seq))
             model.next_seq = seq + 1  # before it is taken out: a state that is written now has its effect
             del model.waiting[seq]
-            self._tell(f"{model.id}:{seq}", content, media, stored)
+            self._tell(f"{model.id}:{seq}", answer, stored)
             await self._make_room()
 
-    def _tell(self, request_id: str, content: bytes, media: str, stored: bool) -> None:
+    def _tell(self, request_id: str, answer: Answer, stored: bool) -> None:
         """Give an answer to those who wait for it; later it is read from the journal."""
-        answer = self.answers.pop(request_id, None) if stored else self.answers.setdefault(request_id, PendingAnswer())
-        if answer is not None:
-            answer.set(content, media)
+        future = self.answers.setdefault(request_id, asyncio.get_running_loop().create_future())
+        future.set_result(answer)
+        if stored:
+            del self.answers[request_id]
 
     async def _fail_gap(self, model: Model) -> None:
         """Fail the requests that wait for one that does not come."""
@@ -338,47 +315,47 @@ class Service:
         await self._give_up(model, given_up, f"request {missing} of this model has not come for {GAP_SECONDS:.0f} s")
 
     async def _give_up(self, model: Model, seqs: Sequence[int], reason: str) -> None:
-        content = _failure(reason, "user")
+        failure = _failure(reason, "user")
         for seq in seqs:
-            finish = partial(self.journal.finish, model.id, seq, content, JSON, never=True)
+            finish = partial(self.journal.finish, model.id, seq, *failure, never=True)
             stored = await asyncio.to_thread(self._tried, f"{model.id}:{seq}", finish)
-            self._tell(f"{model.id}:{seq}", content, JSON, stored)
+            self._tell(f"{model.id}:{seq}", failure, stored)
 
-    def _perform(self, model: Model, seq: int) -> Generator[None, None, tuple[bytes, str, bool]]:
+    def _perform(self, model: Model, seq: int) -> Generator[None, None, tuple[Answer, bool]]:
         """Run a request, in the model's lane. Returns its answer, and whether it is in the journal."""
+        name = f"{model.id}:{seq}"
         try:
             known = self.journal.request(model.id, seq)
             assert known is not None and known.body is not None
         except Exception as error:
-            self.log(f"{model.id}:{seq}: {''.join(traceback.format_exception(error))}")
-            return _failure(f"the journal can't be read: {error}", "server"), JSON, False
-        kind, done = known.kind, known.answer is not None
-        if known.answer is not None and (kind not in CHANGES or _had_no_effect(kind, known.answer, known.media)):
-            return known.answer, known.media or JSON, True
+            return self._failed(name, error), False
+        changes, done = known.kind in CHANGES, known.answer is not None
+        if known.answer is not None and not (changes and _had_effect(known.kind, known.answer, known.media)):
+            return (known.answer, known.media or JSON), True
         began = time.monotonic()
-        content, media = yield from self._outcome(model, seq, kind, known.body)
+        answer = yield from self._outcome(model, seq, known.kind, known.body)
         model.work_seconds += time.monotonic() - began
-        due = kind in ("create", "load") or model.work_seconds > STATE_EVERY * model.state_seconds
-        if due and kind in CHANGES and model.trained is not None:
+        due = known.kind in ("create", "load") or model.work_seconds > STATE_EVERY * model.state_seconds
+        if due and changes and model.trained is not None:
             # with its answer: what was loaded may be gone after a restart
-            write = partial(self._write_state, model, seq, (content, media))
-            done = self._tried(f"{model.id}: no state", write) or done
-        finish = partial(self.journal.finish, model.id, seq, content, media)
-        return content, media, done or self._tried(f"{model.id}:{seq}", finish)
+            done = self._tried(f"{name}: no state", partial(self._write_state, model, seq, answer)) or done
+        return answer, done or self._tried(name, partial(self.journal.finish, model.id, seq, *answer))
 
-    def _outcome(self, model: Model, seq: int, kind: str, body: bytes) -> Generator[None, None, tuple[bytes, str]]:
+    def _outcome(self, model: Model, seq: int, kind: str, body: bytes) -> Generator[None, None, Answer]:
         try:
             if kind in ("forward", "forward_backward"):
-                content, media = yield from self._do_pass(model, body)
-            else:
-                do = {"create": self._do_create, "load": self._do_load, "save": self._do_save}
-                content, media = do.get(kind, self._do_optim_step)(model, seq, json.loads(body))
-        except UserError as error:
-            return _failure(" ".join(str(error).split()), "user"), JSON
+                return (yield from self._do_pass(model, body))
+            do = {"create": self._do_create, "load": self._do_load, "save": self._do_save}
+            return do.get(kind, self._do_optim_step)(model, seq, json.loads(body))
         except Exception as error:
-            self.log(f"{model.id} {kind}: {''.join(traceback.format_exception(error))}")
-            return _failure(f"{type(error).__name__}: {error}", "server"), JSON
-        return content, media
+            return self._failed(f"{model.id} {kind}", error)
+
+    def _failed(self, what: str, error: Exception) -> Answer:
+        """The answer to a request that failed; an error that is not the client's is in the log."""
+        if isinstance(error, UserError):
+            return _failure(" ".join(str(error).split()), "user")
+        self.log(f"{what}: {''.join(traceback.format_exception(error))}")
+        return _failure(f"{type(error).__name__}: {error}", "server")
 
     def _trained(self, model: Model) -> TrainedModel:
         """The model, in memory; after a restart, or a rest, from its state on disk."""
@@ -397,7 +374,7 @@ class Service:
     def _place(self, model_id: str) -> Path:
         return self.settings.folder / "models" / model_id.replace(":", "-")
 
-    def _write_state(self, model: Model, seq: int, answer: tuple[bytes, str] | None = None) -> None:
+    def _write_state(self, model: Model, seq: int, answer: Answer | None = None) -> None:
         """Write the state after a request, and its answer; its requests need not run again."""
         assert model.trained is not None
         began = time.monotonic()
@@ -416,11 +393,11 @@ class Service:
 
     # ---- what requests do, in the model's lane -----------------------------------------------------------------------
 
-    def _do_create(self, model: Model, seq: int, asked: Any) -> tuple[bytes, str]:
+    def _do_create(self, model: Model, seq: int, asked: Any) -> Answer:
         self._trained(model)
         return _json(type="create_model", model_id=model.id)
 
-    def _do_pass(self, model: Model, body: bytes) -> Generator[None, None, tuple[bytes, str]]:
+    def _do_pass(self, model: Model, body: bytes) -> Generator[None, None, Answer]:
         asked = read_forward_backward(body)
         loss = ClientLoss(asked.loss, asked.config)
         trained = self._trained(model)
@@ -429,7 +406,7 @@ class Service:
             self._note(model, lambda record: record.add(asked, result))
         return forward_backward_answer(result.outputs, result.metrics), PROTOBUF
 
-    def _do_optim_step(self, model: Model, seq: int, asked: Any) -> tuple[bytes, str]:
+    def _do_optim_step(self, model: Model, seq: int, asked: Any) -> Answer:
         settings = AdamSettings(**asked)
         try:
             metrics = self._trained(model).step(settings)
@@ -441,13 +418,13 @@ class Service:
         self._note(model, lambda record: record.step(model.record["steps"], measured))
         return _json(metrics=metrics)
 
-    def _do_load(self, model: Model, seq: int, asked: Any) -> tuple[bytes, str]:
+    def _do_load(self, model: Model, seq: int, asked: Any) -> Answer:
         folder = self.checkpoint_folder(asked["path"], "training")
         self._trained(model).load(_read(asked["path"], read_state, folder), optimizer=asked["optimizer"])
         self._note(model, ServedRecord.forget)
         return _json(type="load_weights", path=asked["path"], model_id=model.id)
 
-    def _do_save(self, model: Model, seq: int, asked: Any) -> tuple[bytes, str]:
+    def _do_save(self, model: Model, seq: int, asked: Any) -> Answer:
         """Write a checkpoint: `kind` is training, sampler or external."""
         kind, named = asked["kind"], asked.get("path")
         name = named or (f"unnamed-{seq:09d}" if kind == "sampler" else f"{seq:06d}")
@@ -482,25 +459,9 @@ class Service:
         return _json(type="save_weights_for_sampler", sampling_session_id=id)
 
     def _write_checkpoint(self, model: Model, folder: Path, kind: str) -> None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
         trained = self._trained(model)
-        try:
-            if kind == "training":
-                trained.save(beside)
-            else:
-                save_trained(trained.loaded, beside)
-            for file in beside.iterdir():
-                flush_to_disk(file)
-        except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise
-        before = beside.with_name(f"{beside.name}.before")
-        if folder.exists():
-            folder.rename(before)
-        beside.rename(folder)
-        flush_to_disk(folder.parent)
-        shutil.rmtree(before, ignore_errors=True)
+        with atomic_folder(folder) as beside:
+            trained.save(beside) if kind == "training" else save_trained(trained.loaded, beside)
 
     def _drop_snapshots(self, model: Model, kind: str) -> None:
         """Delete all but the last unnamed weights for samplers."""
@@ -579,41 +540,33 @@ class Service:
 
     def submit_sample(self, sampler: str, seq: int, order: SampleOrder) -> str:
         """Accept a request for samples; one that is running or done is not run again."""
-        request_id, record = f"{sampler}:{seq}", self.sampler(sampler)
+        request_id, record, now = f"{sampler}:{seq}", self.sampler(sampler), time.monotonic()
+        while self._sampled and (now - self._sampled[0][0] > SAMPLES_KEPT or len(self._sampled) > MOST_SAMPLES):
+            del self.answers[self._sampled.popleft()[1]]
         if request_id not in self.answers:
-            own, most = self._samples.setdefault(sampler, []), self.settings.waiting
-            if sum(not self.answers[id].done.is_set() for id in own) >= most:
-                raise RefusedRequest(429, f"{most} requests of this sampler wait")
-            own.append(request_id)
-            for past in [id for id in own[: -2 * most] if self.answers[id].done.is_set()]:
-                own.remove(past)
-                del self.answers[past]
-            self.answers[request_id] = PendingAnswer()
-            task = asyncio.create_task(self._sample(record, request_id, order), name=request_id)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            if self._waiting[sampler] >= self.settings.waiting:
+                raise RefusedRequest(429, f"{self._waiting[sampler]} requests of this sampler wait")
+            self._waiting[sampler] += 1
+            self.answers[request_id] = asyncio.get_running_loop().create_future()
+            self._sampling[request_id] = asyncio.create_task(self._sample(sampler, record, request_id, order))
         return request_id
 
-    async def _sample(self, record: Mapping[str, Any], request_id: str, order: SampleOrder) -> None:
-        answer = self.answers[request_id]
+    async def _sample(self, sampler: str, record: Mapping[str, Any], request_id: str, order: SampleOrder) -> None:
         try:
-            path = record["path"]
-            if path is None:
-                model, source = "base", partial(_identity, self.base)
-            else:
+            model, path, source = "base", record["path"], partial(_identity, self.base)
+            if path is not None:
                 checkpoint = self.checkpoint(path)
-                model = checkpoint["model"]
-                source = partial(self._weights, path, ModelSpec(**checkpoint["spec"]))
-            client = record["session"]
-            completions, prompt = await self.samplers.sample(model, path or "base", client, source, order)
-            answer.set(sample_answer(completions, prompt), PROTOBUF)
-        except UserError as error:
-            answer.fail(" ".join(str(error).split()), "user")
+                model, source = checkpoint["model"], partial(self._weights, path, ModelSpec(**checkpoint["spec"]))
+            found = await self.samplers.sample(model, path or "base", record["session"], source, order)
+            answer = sample_answer(*found), PROTOBUF
         except asyncio.CancelledError as error:  # by its client, or with a reason by `Samplers`
-            answer.fail(*(error.args[0], "server") if error.args else ("cancelled by its client", "user"))
+            answer = _failure(*(error.args[0], "server") if error.args else ("cancelled by its client", "user"))
         except Exception as error:
-            self.log(f"{request_id}: {''.join(traceback.format_exception(error))}")
-            answer.fail(f"{type(error).__name__}: {error}", "server")
+            answer = self._failed(request_id, error)
+        del self._sampling[request_id]
+        self._waiting[sampler] -= 1
+        self._sampled.append((time.monotonic(), request_id))
+        self.answers[request_id].set_result(answer)
 
     def _weights(self, path: str, spec: ModelSpec) -> LoadedModel:
         """The base with the weights of a checkpoint, in a lane."""
@@ -626,42 +579,31 @@ class Service:
         _read(path, partial(read_matrices, loaded.model, field_name="path"), str(folder))
         return loaded
 
-    async def answer(self, request_id: str, seconds: float) -> PendingAnswer | None:
+    async def answer(self, request_id: str, seconds: float) -> Answer | None:
         """The answer to a request, if it comes within this time.
 
         Raises:
             RefusedRequest: there is no such request.
         """
-        answer = self.answers.get(request_id)
-        if answer is None:
-            answer = self._kept_answer(request_id)
-        try:
-            async with asyncio.timeout(seconds):
-                await answer.done.wait()
-        except TimeoutError:
-            return None
-        return answer
-
-    def _kept_answer(self, request_id: str) -> PendingAnswer:
-        model, _, seq = request_id.rpartition(":")
-        known = self.journal.request(model, int(seq)) if seq.isdecimal() and len(seq) < 19 else None
-        if known is None:  # the SDK sends a sample again when it hears 410
-            raise RefusedRequest(410, f"no request {request_id!r:.100}; samples do not outlive the server")
-        if known.answer is None:
-            return self.answers.setdefault(request_id, PendingAnswer())
-        answer = PendingAnswer()
-        answer.set(known.answer, known.media or JSON)
-        return answer
+        if request_id not in self.answers:
+            model, _, seq = request_id.rpartition(":")
+            known = self.journal.request(model, int(seq)) if seq.isdecimal() and len(seq) < 19 else None
+            if known is None:  # the SDK sends a sample again when it hears 410
+                raise RefusedRequest(410, f"no request {request_id!r:.100}; samples do not outlive the server")
+            if known.answer is not None:
+                return known.answer, known.media or JSON
+            self.answers[request_id] = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait({self.answers[request_id]}, timeout=seconds)
+        return done.pop().result() if done else None
 
     def cancel(self, request_id: str) -> None:
         """Stop a sample that its client does not want any more."""
-        for task in self._tasks:
-            if task.get_name() == request_id:
-                task.cancel()
+        if request_id in self._sampling:
+            self._sampling[request_id].cancel()
 
     async def close(self) -> None:
         """Write the states of all models."""
-        stopped = {*self._tasks, *(model.task for model in self.models.values() if model.task is not None)}
+        stopped = {*self._sampling.values(), *(model.task for model in self.models.values() if model.task is not None)}
         for task in stopped:
             task.cancel()
         if stopped:
@@ -677,9 +619,9 @@ class Service:
 CHANGES = ("create", "load", "forward_backward", "optim_step")
 
 
-def _had_no_effect(kind: str, answer: bytes, media: str | None) -> bool:
-    """True of a request that failed, which must not succeed after a restart; a step that fails drops gradients."""
-    return kind != "optim_step" and media == JSON and "category" in json.loads(answer)
+def _had_effect(kind: str, answer: bytes, media: str | None) -> bool:
+    """False of a request that failed, which must not succeed after a restart; a step that fails drops gradients."""
+    return kind == "optim_step" or media != JSON or "category" not in json.loads(answer)
 
 
 def _read(what: str, read: Callable[[Any], T], place: Any) -> T:
@@ -700,5 +642,5 @@ def _identity(loaded: LoadedModel) -> LoadedModel:
     return loaded
 
 
-def _json(**values: Any) -> tuple[bytes, str]:
+def _json(**values: Any) -> Answer:
     return json.dumps(values).encode(), JSON

@@ -444,7 +444,7 @@ class ServiceApp:
         answer = await self.service.answer(asked.request_id, POLL_SECONDS)
         if answer is None:  # the SDK asks again at once
             return JSONResponse({"queue_state": "active", "request_id": asked.request_id}, 408)
-        return Response(answer.content, media_type=answer.media)
+        return Response(answer[0], media_type=answer[1])
 
     async def cancel(self, body: bytes) -> Any:
         self.service.cancel(_parsed(_Cancelled, body).request_id)

@@ -66,7 +66,7 @@ def prepare_source(
         UserError: as for `prepare`, or no part could be prepared.
     """
     from proxima.prepare import locate_files, prepare, resolve_template
-    from proxima.prepare.atomic_folder import refuse_existing
+    from proxima.prepare.pipeline import refuse_existing
 
     parts = _parts(source)
     for part in parts:  # before anything is read

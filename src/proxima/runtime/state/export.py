@@ -12,6 +12,7 @@ from proxima.model.pretrained import DTYPES
 from proxima.runtime.state.best_checkpoint import best_checkpoint, headlines
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.runtime.state.model_card import model_card
+from proxima.system.atomic_files import atomic_folder
 from proxima.train.checkpoint import CRITIC, Checkpoint, checkpoints
 
 
@@ -74,17 +75,14 @@ def export(
         raise UserError(f"{target} exists already; give a new folder")
     if adapter and not is_adapter(str(source)):
         raise UserError(f"{run} was trained without model.lora, so it has no adapter", remedy="leave out --adapter")
-    aside = target.with_name(f".{target.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.parent.mkdir(parents=True, exist_ok=True)
-    if is_adapter(str(source)) and not adapter:
-        scalar = (source / "config.json").is_file()
-        read = load_scalar_model if scalar else load
-        merged = read(str(source), dtype=DTYPES[base_of(str(source)).dtype or "float32"], device="cpu")
-        save(merged.model, merged.tokenizer, aside)
-    else:
-        shutil.copytree(source, aside)
-    library = "peft" if adapter else "transformers"
-    (aside / "README.md").write_text(model_card(RunFolder(run), checkpoint.step, library), encoding="utf-8")
-    aside.rename(target)
+    with atomic_folder(target) as aside:
+        if is_adapter(str(source)) and not adapter:
+            scalar = (source / "config.json").is_file()
+            read = load_scalar_model if scalar else load
+            merged = read(str(source), dtype=DTYPES[base_of(str(source)).dtype or "float32"], device="cpu")
+            save(merged.model, merged.tokenizer, aside)
+        else:
+            shutil.copytree(source, aside, dirs_exist_ok=True)
+        library = "peft" if adapter else "transformers"
+        (aside / "README.md").write_text(model_card(RunFolder(run), checkpoint.step, library), encoding="utf-8")
     return target
