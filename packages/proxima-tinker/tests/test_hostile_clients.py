@@ -135,7 +135,7 @@ OF_EXAMPLES = {  # change of a request; what its failed future says
     "a loss without its column": (lambda m: setattr(m, "loss_fn", "ppo"), "reads"),
     "a surrogate with NaN": (surrogate(surrogate="cppo", surrogate__delta=NAN), "loss_fn_config"),
     "a surrogate with a text": (surrogate(surrogate="cppo", surrogate__delta="x" * 9000), "loss_fn_config"),
-    "a surrogate that is a number": (surrogate(surrogate=3.0), "no surrogate '3.0'"),
+    "a surrogate that is a number": (surrogate(surrogate=3.0), "surrogate=3: must be a kind"),
     "a clip of NaN": (surrogate(clip_low_threshold=NAN), "loss is nan|clip_low_threshold"),
     "a beta of infinity": (surrogate("dro", beta=INF), "loss is|beta"),
     "a key of a megabyte": (config(**{"x" * 1_000_000: 1.0}), "cross_entropy has no"),

@@ -16,7 +16,6 @@ from proxima_tinker.datum import Datum
 from proxima_tinker.losses import ClientLoss
 from proxima_tinker.served_record import ServedRecord
 from proxima_tinker.trained_model import AdamSettings, ModelSpec, TrainedModel
-from proxima_tinker.wire import ForwardBackward
 
 ADAM = AdamSettings(learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0)
 CPPO = "importance_sampling", {"surrogate": "cppo", "surrogate.delta": 0.15}
@@ -69,9 +68,9 @@ class Client:
         return replace(datum, columns=columns | {"logprobs": inside * np.minimum(out["logprobs"] - 0.5, -0.1)})
 
     def forward_backward(self, data, loss):
-        asked = ForwardBackward(model_id="m", seq_id=1, loss=loss[0], config=loss[1], forward_only=False, data=data)
-        result = self.trained.run(data, ClientLoss(*loss), backward=True)
-        self.record.add(asked, result)
+        client_loss = ClientLoss(*loss)
+        result = self.trained.run(data, client_loss, backward=True)
+        self.record.add(data, client_loss, result)
         return result
 
     def step(self, number):

@@ -135,7 +135,7 @@ def test_a_surrogate_of_the_core_returns_its_mask(trainer):
     result = trainer.forward_backward(data, "ppo", {"surrogate": "cppo", "surrogate.delta": 0.02}).result()
     keep = np.array(result.loss_fn_outputs[0]["keep"].data)
     assert result.metrics["masked_fraction:mean"] > 0 and set(keep) <= {0.0, 1.0} and (keep[:3] == 0).all()
-    with pytest.raises(tinker.RequestFailedError, match=r"no surrogate 'copo'; did you mean cppo\?") as error:
+    with pytest.raises(tinker.RequestFailedError, match=r"no surrogate 'copo'; did you mean 'cppo'\?") as error:
         trainer.forward_backward(data, "ppo", {"surrogate": "copo"}).result()
     assert error.value.category == types.RequestErrorCategory.User
 

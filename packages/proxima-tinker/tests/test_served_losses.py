@@ -209,15 +209,15 @@ def overflowing(datum):
         ("ppo", {"clip": 0.2}, "ppo has no 'clip'; it has clip_low_threshold, clip_high_threshold"),
         ("dro", {}, None),
         ("ppo", {"clip_low_threshold": "low"}, "clip_low_threshold='low' must be a number"),
-        ("ppo", {"surrogate": "copo"}, "no surrogate 'copo'; did you mean cppo?"),
+        ("ppo", {"surrogate": "copo"}, "surrogate.kind=copo: no surrogate 'copo'; did you mean 'cppo'?"),
         (
             "ppo",
             {"surrogate": "cppo", "surrogate.dleta": 1.0},
-            "unknown 'surrogate.dleta'; did you mean surrogate.delta?",
+            "surrogate.dleta=1: 'cppo' has no field 'dleta'; did you mean 'delta'?",
         ),
-        ("ppo", {"surrogate": "cppo", "surrogate.delta": -1.0}, "surrogate.delta=-1.0 must be"),
+        ("ppo", {"surrogate": "cppo", "surrogate.delta": -1.0}, "surrogate.delta=-1: must be > 0"),
         ("ppo", {"surrogate": "cppo", "proximal": "next"}, "proximal='next' must be behavior or recompute"),
-        ("ppo", {"surrogate": "os:system"}, "no surrogate 'os:system'"),
+        ("ppo", {"surrogate": "os:system"}, "surrogate.kind=os:system: is code outside proxima"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(base, name, config, message):

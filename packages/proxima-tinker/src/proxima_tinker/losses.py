@@ -12,26 +12,30 @@ The SDK's own are sums over all targets, with p = exp(log_prob), q = exp(logprob
 low and high are `clip_low_threshold` and `clip_high_threshold`, .8 and 1.2 unless the config or the example gives
 others; β is `beta`, which has no default. A `mask` in an example multiplies the loss of each token.
 
+Where a clip takes the gradient away, `keep` in the outputs is 0.
+
 Source: the SDK's documentation of its losses. Differs: `dro` without `beta` is refused, since no default is documented;
 an unknown key of the config is refused.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
-from proxima.core.aggregate import AGGREGATES
-from proxima.core.correction import CORRECTIONS
+from proxima.config import ConfigError, dump, resolve
+from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.core.loss import policy_loss
-from proxima.core.surrogate import SURROGATES
-from proxima.data import FieldError, PolicyBatch, UserError
+from proxima.data import PolicyBatch, UserError
 from proxima.data.errors import nearest
 
 Config = Mapping[str, float | str]
 Columns = Mapping[str, Tensor]
+FIELDS = ("surrogate", "correction", "penalty", "aggregate", "proximal")  # of an `algorithm`, for `loss_fn_config`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,24 +63,31 @@ class Targets:
 
 
 class ClientLoss:
-    """A loss by its name in the SDK. `whole`: it depends on all examples of a request together.
+    """A loss by its name in the SDK.
+
+    Attributes: `whole`, it depends on all examples of a request together; `algorithm`, what a run's config.yaml would
+    say of it.
 
     Raises:
         UserError: unknown name or config; names it.
     """
 
     def __init__(self, name: str, config: Config) -> None:
-        self.whole = by_surrogate(name, config)
+        self.name, self.whole = name, "surrogate" in config or name == "gspo"
         if self.whole:
-            self._compute = _core_loss(name, config)
+            core, self.algorithm = _core_algorithm(name, tuple(sorted(config.items())))
+            self.name, self._compute = self.algorithm["surrogate"]["kind"], lambda targets: _core_loss(core, targets)
             return
         if name not in NAMED:
             raise UserError(f"no loss {name!r:.40}; known are {', '.join(NAMED)}, gspo, and those by a `surrogate`")
-        compute, keys = NAMED[name]
+        compute, keys, told = NAMED[name]
         if unknown := sorted(set(config) - set(keys)):
             raise UserError(f"loss_fn_config: {name} has no {unknown[0]!r:.40}; it has {', '.join(keys) or 'no keys'}")
-        numbers = {key: _number(key, value) for key, value in config.items()}
-        self._compute = lambda targets: _summed(compute(targets, numbers), targets)
+        numbers = keys | {key: _number(key, value) for key, value in config.items()}
+        if None in numbers.values():
+            raise UserError("loss_fn_config: dro needs beta, the weight of its quadratic term")
+        self.algorithm = {"surrogate": told(*numbers.values()), "aggregate": {"kind": "token_sum"}}
+        self._compute = lambda targets: _summed(targets, *compute(targets, numbers))
 
     def __call__(self, targets: Targets) -> LossResult:
         result = self._compute(targets)
@@ -85,16 +96,12 @@ class ClientLoss:
         return result
 
 
-def by_surrogate(name: str, config: Config) -> bool:
-    """True of a loss of `proxima.core`, which sees all examples of a request together."""
-    return "surrogate" in config or name == "gspo"
-
-
-def _summed(per_token: Tensor, targets: Targets) -> LossResult:
+def _summed(targets: Targets, per_token: Tensor, keep: Tensor | None = None) -> LossResult:
     if "mask" in targets.columns:
         per_token = per_token * targets.columns["mask"]
     loss = per_token.sum(dtype=torch.float64)
-    return LossResult(loss=loss, metrics={"loss:sum": float(loss.detach())}, outputs={})
+    outputs = {} if keep is None else {"keep": keep.to(torch.float32)}
+    return LossResult(loss=loss, metrics={"loss:sum": float(loss.detach())}, outputs=outputs)
 
 
 def _number(key: str, value: float | str) -> float:
@@ -103,125 +110,117 @@ def _number(key: str, value: float | str) -> float:
     return value
 
 
-def _cross_entropy(b: Targets, config: Mapping[str, float]) -> Tensor:
-    return -b["weights"] * b.log_prob
+Numbers = Mapping[str, float]
+PerToken = tuple[Tensor, Tensor | None]  # the loss, and whether its gradient passes
+
+
+def _cross_entropy(b: Targets, config: Numbers) -> PerToken:
+    return -b["weights"] * b.log_prob, None
 
 
 def _ratio(b: Targets) -> Tensor:
     return (b.log_prob - b["logprobs"]).exp()
 
 
-def _bounds(b: Targets, config: Mapping[str, float]) -> tuple[Tensor, Tensor]:
-    low, high = (
-        b.columns.get(name, torch.full_like(b.log_prob, config.get(name, default)).detach())
-        for name, default in CLIP.items()
-    )
-    return low, high
+def _clamped(b: Targets, ratio: Tensor, config: Numbers) -> Tensor:
+    low, high = (b.columns.get(name, torch.full_like(ratio, config[name]).detach()) for name in CLIP)
+    return ratio.clamp(low, high)
 
 
-def _importance_sampling(b: Targets, config: Mapping[str, float]) -> Tensor:
-    return -_ratio(b) * b["advantages"]
+def _importance_sampling(b: Targets, config: Numbers) -> PerToken:
+    return -_ratio(b) * b["advantages"], None
 
 
-def _ppo(b: Targets, config: Mapping[str, float]) -> Tensor:
+def _ppo(b: Targets, config: Numbers) -> PerToken:
     ratio, advantage = _ratio(b), b["advantages"]
-    return -torch.minimum(ratio * advantage, ratio.clamp(*_bounds(b, config)) * advantage)
+    free, clipped = ratio * advantage, _clamped(b, ratio, config) * advantage
+    return -torch.minimum(free, clipped), free <= clipped
 
 
-def _cispo(b: Targets, config: Mapping[str, float]) -> Tensor:
-    return -_ratio(b).clamp(*_bounds(b, config)).detach() * b.log_prob * b["advantages"]
+def _cispo(b: Targets, config: Numbers) -> PerToken:
+    ratio = _ratio(b)
+    clamped = _clamped(b, ratio, config).detach()
+    return -clamped * b.log_prob * b["advantages"], clamped == ratio
 
 
-def _dro(b: Targets, config: Mapping[str, float]) -> Tensor:
-    if "beta" not in config:
-        raise UserError("loss_fn_config: dro needs beta, the weight of its quadratic term")
-    return -(b.log_prob * b["advantages"] - config["beta"] / 2 * (b.log_prob - b["logprobs"]).square())
+def _dro(b: Targets, config: Numbers) -> PerToken:
+    return -(b.log_prob * b["advantages"] - config["beta"] / 2 * (b.log_prob - b["logprobs"]).square()), None
 
 
-CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}  # keys of the config, and their defaults
-NAMED: dict[str, tuple[Callable[[Targets, Mapping[str, float]], Tensor], tuple[str, ...]]] = {
-    "cross_entropy": (_cross_entropy, ()),
-    "importance_sampling": (_importance_sampling, ()),
-    "ppo": (_ppo, tuple(CLIP)),
-    "cispo": (_cispo, tuple(CLIP)),
-    "dro": (_dro, ("beta",)),
+def _clip_of(kind: str) -> Callable[[float, float], Any]:
+    # rounded: the difference of two decimals is not the decimal that was meant
+    return lambda low, high: {"kind": kind, "epsilon_low": round(1 - low, 9), "epsilon_high": round(high - 1, 9)}
+
+
+CLIP: dict[str, Any] = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+# by name: the loss, keys of its config with their defaults, and the surrogate that has the same gradient
+NAMED: dict[str, tuple[Callable[[Targets, Numbers], PerToken], dict[str, Any], Callable[..., Any]]] = {
+    "cross_entropy": (_cross_entropy, {}, lambda: None),
+    "importance_sampling": (_importance_sampling, {}, lambda: _clip_of("ppo_clip")(0.0, float("inf"))),
+    "ppo": (_ppo, CLIP, _clip_of("ppo_clip")),
+    "cispo": (_cispo, CLIP, _clip_of("cispo")),
+    "dro": (_dro, {"beta": None}, lambda beta: {"kind": "dro", "beta": beta}),
 }
-PROXIMAL = ("behavior", "recompute")
-SLOTS: dict[str, Mapping[str, Any]] = {"surrogate": SURROGATES, "correction": CORRECTIONS, "aggregate": AGGREGATES}
 
 
-def _core_loss(name: str, config: Config) -> Callable[[Targets], LossResult]:
-    """A loss of `proxima.core`: `surrogate`, `correction` and `aggregate` (by default `token_sum`) name kinds, and
-    `surrogate.delta` a field of one. `proximal` is the centre: `behavior`, the policy that sampled, or `recompute`, the
-    policy of this pass, for a first update; `proximal_logprobs` in the examples are any other."""
-    specs = {slot: loss_spec(slot, kind, config) for slot, kind in chosen_kinds(name, config).items()}
-    proximal = config.get("proximal", "behavior")
-    if proximal not in PROXIMAL:
-        raise UserError(f"loss_fn_config: proximal={proximal!r} must be {' or '.join(PROXIMAL)}")
-    known = {"proximal", *SLOTS} | {f"{slot}.{field.name}" for slot, spec in specs.items() for field in fields(spec)}
-    if unknown := sorted(set(config) - known):
-        near = nearest(unknown[0], sorted(known))
-        raise UserError(f"loss_fn_config: unknown {unknown[0]!r:.40}" + (f"; did you mean {near}?" if near else ""))
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Of a recipe the part with the loss."""
 
-    def compute(b: Targets) -> LossResult:
-        if b.log_prob.dim() > 1:
-            raise UserError("a loss by a surrogate takes one target a position")
-        behavior, advantage = b["logprobs"], b["advantages"]
-        centre = behavior if proximal == "behavior" else b.log_prob.detach()
-        mask = b.columns["mask"] > 0 if "mask" in b.columns else (advantage != 0) | (behavior != 0)
-        batch = PolicyBatch(
-            log_prob=b.log_prob,
-            proximal_log_prob=b.columns.get("proximal_logprobs", centre),
-            behavior_log_prob=behavior,
-            reference_log_prob=b.columns.get("reference_logprobs"),
-            advantage=advantage,
-            loss_mask=mask,
-            sampled=mask,
-            cu_seqlens=b.cu_seqlens,
-        )
-        try:
-            result = policy_loss(batch, **specs)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        metrics = {f"{name.replace(':', '_')}:mean": number.value for name, number in result.metrics.items()}
-        loss = result.value
-        outputs = {"keep": result.keep.to(torch.float32)}
-        return LossResult(loss=loss, metrics={"loss:sum": float(loss.detach()), **metrics}, outputs=outputs)
-
-    return compute
+    algorithm: AlgorithmConfig
 
 
-def chosen_kinds(name: str, config: Config) -> dict[str, str]:
-    """The kind in each slot of a loss of `proxima.core`."""
-    defaults = {"aggregate": "token_sum"} | ({"surrogate": "gspo"} if name == "gspo" else {})
-    return defaults | {slot: str(kind) for slot, kind in config.items() if slot in SLOTS}
-
-
-def loss_spec(slot: str, kind: str, config: Config) -> Any:
-    """The spec of a kind, with the fields that the config gives.
-
-    Raises:
-        UserError: unknown kind, or a value that a field refuses.
-    """
-    table = SLOTS[slot]
-    if kind not in table:
-        near = nearest(kind, sorted(table))
-        remedy = f"did you mean {near}?" if near else f"see proxima list {slot}"
-        raise UserError(f"loss_fn_config: no {slot} {kind!r}; {remedy}")
-    cls = table[kind]
-    hints = get_type_hints(cls)
-    values: dict[str, Any] = {}
-    for field in fields(cls):
-        if (value := config.get(f"{slot}.{field.name}")) is None:
-            continue
-        if value in ("true", "false"):
-            value = value == "true"
-        elif isinstance(value, float) and hints[field.name] is int:
-            value = int(value)
-        values[field.name] = value
+@lru_cache(64)
+def _core_algorithm(name: str, config: tuple[tuple[str, float | str], ...]) -> tuple[AlgorithmConfig, dict[str, Any]]:
+    """A loss of `proxima.core` by fields of a recipe's `algorithm`, and these as in its config.yaml; `aggregate` is
+    `token_sum` by default. `proximal` is the centre: `behavior`, the policy that sampled, or `recompute`, the policy of
+    this pass, for a first update; `proximal_logprobs` in the examples are any other."""
+    asked = {"aggregate": "token_sum"} | ({"surrogate": "gspo"} if name == "gspo" else {}) | dict(config)
+    for key in asked:
+        if key.partition(".")[0] not in FIELDS:
+            near = nearest(key, FIELDS)
+            raise UserError(f"loss_fn_config: unknown {key!r:.40}" + (f"; did you mean {near}?" if near else ""))
+    texts = {key: f"{value:.17g}" if isinstance(value, float) else value for key, value in sorted(asked.items())}
     try:
-        return cls(**values)
-    except FieldError as error:
-        raise UserError(f"loss_fn_config: {slot}.{error}") from error
-    except (TypeError, ValueError) as error:
-        raise UserError(f"loss_fn_config: {slot} {kind}: {error}") from error
+        found = resolve(
+            {}, [f"algorithm.{key}={text}" for key, text in texts.items()], root=LossConfig, import_code=False
+        )
+    except ConfigError as error:
+        reason = str(error).replace("algorithm.", "").replace(" (command line)", "").replace("; add --import-code", "")
+        raise UserError(f"loss_fn_config: {reason}") from None
+    algorithm = found.config.algorithm
+    if algorithm.proximal not in ("behavior", "recompute"):
+        raise UserError(f"loss_fn_config: proximal={algorithm.proximal!r} must be behavior or recompute")
+    written = yaml.safe_load(dump(found))["algorithm"]
+    return algorithm, {field: written[field] for field in FIELDS}
+
+
+def _core_loss(algorithm: AlgorithmConfig, b: Targets) -> LossResult:
+    if b.log_prob.dim() > 1:
+        raise UserError("a loss by a surrogate takes one target a position")
+    behavior, advantage = b["logprobs"], b["advantages"]
+    centre = behavior if algorithm.proximal == "behavior" else b.log_prob.detach()
+    mask = b.columns["mask"] > 0 if "mask" in b.columns else (advantage != 0) | (behavior != 0)
+    batch = PolicyBatch(
+        log_prob=b.log_prob,
+        proximal_log_prob=b.columns.get("proximal_logprobs", centre),
+        behavior_log_prob=behavior,
+        reference_log_prob=b.columns.get("reference_logprobs"),
+        advantage=advantage,
+        loss_mask=mask,
+        sampled=mask,
+        cu_seqlens=b.cu_seqlens,
+    )
+    try:
+        result = policy_loss(
+            batch,
+            surrogate=algorithm.surrogate,
+            aggregate=algorithm.aggregate,
+            correction=algorithm.correction,
+            penalty=algorithm.penalty,
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    metrics = {f"{name.replace(':', '_')}:mean": number.value for name, number in result.metrics.items()}
+    loss, outputs = result.value, {"keep": result.keep.to(torch.float32)}
+    return LossResult(loss=loss, metrics={"loss:sum": float(loss.detach())} | metrics, outputs=outputs)

@@ -16,7 +16,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,15 +36,12 @@ from proxima.system.jsonl import complete_length
 from proxima.train.completion_record import CompletionRecord
 from proxima.train.objectives import TokenStatistics
 from proxima_tinker.datum import Array, Datum
-from proxima_tinker.losses import CLIP, by_surrogate, chosen_kinds, loss_spec
+from proxima_tinker.losses import CLIP, ClientLoss
 from proxima_tinker.trained_model import ALPHA, ModelSpec, PassResult
-from proxima_tinker.wire import ForwardBackward
 
 MOST_EXAMPLES, MOST_TOKENS = 512, 200_000  # of a step that are recorded
 MOST_GROUPS = 100_000  # distance of the prompts' numbers between steps
 UNKNOWN_VERSION = -1
-CLIPPED = {"ppo": "ppo_clip", "cispo": "cispo"}  # losses of the SDK that bound the ratio, and their surrogates
-VARYING = {"kind": "a loss that varies"}  # the viewer explains all steps by one loss, and says so of this one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,28 +62,23 @@ class Example:
     proximal: Array | None
 
     @classmethod
-    def of(cls, asked: ForwardBackward, datum: Datum, output: dict[str, Array]) -> "Example":
+    def of(cls, datum: Datum, loss: ClientLoss, output: dict[str, Array]) -> "Example":
         columns = {name: _first(values) for name, values in datum.columns.items()}
-        log_prob = _first(output["logprobs"])
-        zero = np.zeros(len(log_prob), np.float32)
-        behavior = None if asked.loss == "cross_entropy" else columns.get("logprobs", zero)
+        zero = np.zeros(len(datum.tokens), np.float32)
+        behavior = None if loss.name == "cross_entropy" else columns.get("logprobs", zero)
         factor = columns.get("weights" if behavior is None else "advantages", zero)
         in_loss = factor != 0 if behavior is None else (factor != 0) | (behavior != 0)
         if "mask" in columns:
             in_loss = (columns["mask"] > 0) & (in_loss if behavior is None else True)
-        if "keep" in output:
-            keep = output["keep"] > 0
-        else:
-            keep = np.ones_like(in_loss) if behavior is None else _unclipped(asked, columns, log_prob - behavior)
         return cls(
             tokens=datum.tokens,
             targets=_first(datum.targets),
-            log_prob=log_prob,
+            log_prob=_first(output["logprobs"]),
             in_loss=in_loss,
-            keep=keep & in_loss,
+            keep=in_loss & (_first(output["keep"]) > 0) if "keep" in output else in_loss,
             factor=factor,
             behavior=behavior,
-            proximal=columns.get("proximal_logprobs") if by_surrogate(asked.loss, asked.config) else None,
+            proximal=columns.get("proximal_logprobs") if loss.whole else None,
         )
 
     @property
@@ -105,50 +97,6 @@ def _first(values: Array) -> Array:
     return values if values.ndim == 1 else np.ascontiguousarray(values[:, 0])
 
 
-def _bounds(asked: ForwardBackward) -> tuple[float, float]:
-    """The range of the ratio that a clipped loss of the SDK has by its config."""
-    low, high = (float(asked.config.get(name, default)) for name, default in CLIP.items())
-    return low, high
-
-
-def _unclipped(asked: ForwardBackward, columns: dict[str, Array], log_ratio: Array) -> Array:
-    """[T] bool, as `keep` of `ppo_clip` and `cispo`; all True for a loss that clips nothing."""
-    if asked.loss not in CLIPPED:
-        return np.ones(len(log_ratio), np.bool_)
-    low, high = (columns.get(name, np.float32(bound)) for name, bound in zip(CLIP, _bounds(asked), strict=True))
-    ratio = np.exp(np.clip(log_ratio, -20, 20))
-    below, above, advantage = ratio < low, ratio > high, columns.get("advantages", np.zeros_like(ratio))
-    if asked.loss == "ppo":
-        below, above = below & (advantage < 0), above & (advantage > 0)
-    return np.asarray(~(below | above))
-
-
-# ---- the loss, as the recipe of a run tells it ---------------------------------------------------------------------
-
-
-def algorithm_of(asked: ForwardBackward) -> dict[str, Any]:
-    """The `algorithm` of a config.yaml by which the viewer explains the tokens of a request."""
-    if by_surrogate(asked.loss, asked.config):
-        kinds = chosen_kinds(asked.loss, asked.config)
-        told = {slot: {"kind": kind, **asdict(loss_spec(slot, kind, asked.config))} for slot, kind in kinds.items()}
-        correction = [told["correction"]] if "correction" in told else []
-        return {"name": kinds["surrogate"], **told, "correction": correction}
-    return {"name": asked.loss, "surrogate": _named(asked), "aggregate": {"kind": "token_sum"}}
-
-
-def _named(asked: ForwardBackward) -> dict[str, Any] | None:
-    """The surrogate that a loss of the SDK is, with the same gradient; None for one that has none."""
-    low, high = _bounds(asked)
-    if asked.loss in CLIPPED:
-        if any(name.startswith("clip_") for datum in asked.data for name in datum.columns):
-            return {"kind": f"{asked.loss} with bounds of each example"}
-        # the difference of two decimals is not the decimal that was meant
-        return {"kind": CLIPPED[asked.loss], "epsilon_low": round(1 - low, 9), "epsilon_high": round(high - 1, 9)}
-    if asked.loss == "importance_sampling":  # -A r: the clip range is everything
-        return {"kind": "ppo_clip", "epsilon_low": 1.0, "epsilon_high": float("inf")}
-    return {"kind": "dro", "beta": asked.config.get("beta")} if asked.loss == "dro" else None
-
-
 # ---- what waits for a step -----------------------------------------------------------------------------------------
 
 
@@ -156,28 +104,32 @@ def _named(asked: ForwardBackward) -> dict[str, Any] | None:
 class StepExamples:
     """The requests since the last step.
 
-    examples: those that are recorded. weighted: metrics of requests by name, each value with the number of its targets
-    in the loss. totals: of all examples, `k3` in nats; `measured` are the targets in the loss that have a behavior
-    log-prob.
+    examples: those that are recorded. totals: sums over all examples, `k3` in nats; `measured` are the targets in the
+    loss that have a behavior log-prob, `mean …` a metric times the targets in the loss. extremes: metrics by name.
     """
 
     examples: list[Example] = field(default_factory=list)
     algorithms: list[dict[str, Any]] = field(default_factory=list)
-    weighted: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    extremes: dict[str, float] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def add(self, asked: ForwardBackward, result: PassResult) -> None:
-        if (algorithm := algorithm_of(asked)) not in self.algorithms:
+    def add(self, data: Sequence[Datum], loss: ClientLoss, result: PassResult) -> None:
+        algorithm = {"preset": loss.name, **loss.algorithm}
+        if any(name in CLIP for datum in data for name in datum.columns):
+            algorithm["surrogate"] = {"kind": f"{loss.name} with bounds of each example"}
+        if algorithm not in self.algorithms:
             self.algorithms.append(algorithm)
         before = self.totals["targets"]
-        for datum, output in zip(asked.data, result.outputs, strict=True):
-            self._add(Example.of(asked, datum, output))
+        for datum, output in zip(data, result.outputs, strict=True):
+            self._add(Example.of(datum, loss, output))
         for name, value in result.metrics.items():
             short, _, kind = name.rpartition(":")
-            if kind == "sum":
-                self.totals[f"sum {short}"] += value
+            if short.endswith(("_max", "_min")):
+                pick = max if short.endswith("_max") else min
+                self.extremes[short] = pick(value, self.extremes.get(short, value))
             else:
-                self.weighted.setdefault(short or name, []).append((value, self.totals["targets"] - before))
+                weight = 1.0 if kind == "sum" else self.totals["targets"] - before
+                self.totals[f"{kind} {short}"] += value * weight
 
     def _add(self, example: Example) -> None:
         length, totals, inside = len(example.tokens), self.totals, example.in_loss
@@ -200,20 +152,13 @@ class StepExamples:
         out: dict[str, float] = {"examples": number, "tokens/trained": int(totals["tokens"])}
         out |= {name[4:]: value for name, value in totals.items() if name.startswith("sum ")}
         if targets:
+            out |= {name[5:]: value / targets for name, value in totals.items() if name.startswith("mean ")}
             out |= {"length/mean": targets / number, "loss_per_token": totals["sum loss"] / targets}
         if measured:
             out |= {"masked_fraction": totals["masked"] / measured, "mismatch/k3_kl": totals["k3"] / measured}
         if number > len(self.examples):
             out["not_recorded"] = number - len(self.examples)
-        return out | {name: _combined(name, values) for name, values in self.weighted.items()}
-
-
-def _combined(name: str, values: Sequence[tuple[float, float]]) -> float:
-    """A metric of several requests: the extreme of extremes, else the mean over targets in the loss."""
-    if name.endswith(("_max", "_min")):
-        return (max if name.endswith("_max") else min)(value for value, _ in values)
-    weights = [weight for _, weight in values]
-    return float(np.average([value for value, _ in values], weights=weights if any(weights) else None))
+        return out | self.extremes
 
 
 # ---- the folder ----------------------------------------------------------------------------------------------------
@@ -245,9 +190,9 @@ class ServedRecord:
         self.config = read_config(self.files.config)
         self.pending = StepExamples()
 
-    def add(self, asked: ForwardBackward, result: PassResult) -> None:
+    def add(self, data: Sequence[Datum], loss: ClientLoss, result: PassResult) -> None:
         """A request whose gradient was accumulated."""
-        self.pending.add(asked, result)
+        self.pending.add(data, loss, result)
 
     def forget(self) -> None:
         """The gradients since the last step were dropped, and no step will apply them."""
@@ -276,29 +221,22 @@ class ServedRecord:
 
     def _write_config(self, algorithms: Sequence[dict[str, Any]]) -> None:
         """Write config.yaml if the loss is not the one that it tells."""
+        trained = f"LoRA of rank {self.spec.rank}" if self.spec.rank else "all weights"
+        told = [{"proximal": "behavior"} | one | {"preset": f"{one['preset']}, {trained},"} for one in algorithms]
         before = self.config.get("algorithm")
-        told = [self._labelled(algorithm) for algorithm in algorithms]
-        if before is not None and before not in told:
-            told.append(before)
-        if len(told) > 1:
-            told = [self._labelled({"name": "several losses", "surrogate": VARYING})]
+        told += [] if before is None or before in told else [before]
+        if len(told) > 1:  # the viewer explains all steps by one loss
+            told = [{"preset": f"several losses, {trained},", "surrogate": {"kind": "a loss that varies"}}]
         algorithm = told[0] if told else None
         if self.config and algorithm == before:
             return
-        lora = {"rank": self.spec.rank, "alpha": ALPHA} if self.spec.rank else None
         self.config = {
-            "model": {"path": self.path, "lora": lora},
+            "model": {"path": self.path, "lora": {"rank": self.spec.rank, "alpha": ALPHA} if self.spec.rank else None},
             "lora_config": self.spec.to_json(),
             "algorithm": algorithm,
             "train": {"updates_per_step": 1, "epochs_per_step": 1},
         }
         self.files.write_config(yaml.safe_dump(self.config, sort_keys=False))
-
-    def _labelled(self, algorithm: dict[str, Any]) -> dict[str, Any]:
-        """With the title of the run's page in the place of its name."""
-        trained = f"LoRA of rank {self.spec.rank}" if self.spec.rank else "all weights"
-        fields = {name: value for name, value in algorithm.items() if name != "name"}
-        return {"preset": f"{algorithm['name']}, {trained},", "proximal": "behavior", **fields}
 
     def _groups(self, step: int, examples: Sequence[Example]) -> tuple[list[Group], dict[Key, CompletionRecord]]:
         """The examples with equal prompts together, in the order in which they came."""

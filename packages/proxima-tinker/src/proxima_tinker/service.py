@@ -403,7 +403,7 @@ class Service:
         trained = self._trained(model)
         result = yield from trained.run_in_parts(asked.data, loss, backward=not asked.forward_only)
         if not asked.forward_only:
-            self._note(model, lambda record: record.add(asked, result))
+            self._note(model, lambda record: record.add(asked.data, loss, result))
         return forward_backward_answer(result.outputs, result.metrics), PROTOBUF
 
     def _do_optim_step(self, model: Model, seq: int, asked: Any) -> Answer:

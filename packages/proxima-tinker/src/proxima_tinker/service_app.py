@@ -4,11 +4,13 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from inspect import isawaitable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
@@ -21,7 +23,6 @@ from tinker import types
 
 from proxima.data import UserError
 from proxima.engine.protocol import Sampling
-from proxima.system.bounded_reading import TooLargeError, read_at_most
 from proxima.system.web_requests import LOOPBACK_NAMES, refused
 from proxima_tinker.datum import Array
 from proxima_tinker.samplers import SampleOrder, stop_settings
@@ -38,8 +39,15 @@ MOST_TOP_K = 1024  # likely tokens of each sampled one
 LEAST_TEMPERATURE = 1e-4  # logits divided by less may be infinite
 LEAST_TOP_P = 1e-6
 TEN_YEARS = 315_360_000
-NUMBERS = ("seq_id", "model_seq_id", "sampling_session_seq_id")
-M = TypeVar("M", bound=BaseModel)
+NUMBER = (0, 2**53 - 1)
+BOUNDS = {  # of fields, in whichever request they are
+    "seq_id": NUMBER,
+    "model_seq_id": NUMBER,
+    "sampling_session_seq_id": NUMBER,
+    "ttl_seconds": (1, TEN_YEARS),
+    "num_samples": (1, 1024),
+    "topk_sample_logprobs": (0, MOST_TOP_K),
+}
 Handler = Callable[[Request], Awaitable[Any]]
 # what the SDK may do: one connection a pending answer, plain bodies, its usual transport
 CLIENT_CONFIG = {
@@ -54,10 +62,9 @@ CLIENT_CONFIG = {
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceLimits:
-    """Limits on requests: size of a body in MiB, samples a request, connections."""
+    """Limits on requests: size of a body in MiB, connections."""
 
     body_mb: int = 64
-    samples: int = 1024
     connections: int = 4096
 
 
@@ -75,16 +82,16 @@ class ServiceApp:
         self.service, self.limits, self.key = service, limits, key.encode()
         self.hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
         self.held = 0  # bytes of bodies that are being read or answered
-        get, post = (self._routes(handlers, method) for handlers, method in ((self._gets(), "GET"), (POSTS, "POST")))
-        deletes = self._routes({"training_runs/{run}/checkpoints/{kind}/{name}": self._delete_checkpoint}, "DELETE")
-        finish = Route("/api/v1/sessions/{session}/finish", self._answering(self._finish), methods=["POST"])
-        handlers: Any = {HTTPException: _refused, Exception: _failed}
-        self.asgi = Starlette(routes=[*get, *post, *deletes, finish], exception_handlers=handlers)
-
-    def _routes(self, handlers: dict[str, Any], method: str) -> list[Route]:
-        return [
-            Route(f"/api/v1/{path}", self._answering(handler), methods=[method]) for path, handler in handlers.items()
+        deletes = {"training_runs/{run}/checkpoints/{kind}/{name}": self._delete_checkpoint}
+        posts = {path: partial(self._posted, *known) for path, known in POSTS.items()}
+        methods = {"GET": self._gets(), "DELETE": deletes, "POST": posts | {"sessions/{session}/finish": self._finish}}
+        routes = [
+            Route(f"/api/v1/{path}", self._answering(handler), methods=[method])
+            for method, handlers in methods.items()
+            for path, handler in handlers.items()
         ]
+        kinds = (HTTPException, RefusedRequest, UserError, Exception)
+        self.asgi = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _refused))
 
     def _gets(self) -> dict[str, Handler]:
         run = "training_runs/{run}"
@@ -102,16 +109,10 @@ class ServiceApp:
             "samplers/{sampler}": self._sampler,
         }
 
-    def _answering(self, handler: Any) -> Handler:
+    def _answering(self, handler: Handler) -> Handler:
         async def endpoint(request: Request) -> Response:
             self._admit(request)
-            try:
-                posted = handler in POSTS.values()
-                value = await (self._posted(handler, request) if posted else handler(request))
-            except RefusedRequest as error:
-                raise HTTPException(error.status, error.reason) from None
-            except UserError as error:
-                raise HTTPException(422, " ".join(str(error).split())) from None
+            value = await handler(request)
             return value if isinstance(value, Response) else JSONResponse(value)
 
         return endpoint
@@ -136,47 +137,34 @@ class ServiceApp:
         sent = request.query_params.get("signature", "").encode()
         return hmac.compare_digest(sent, self._signature(path, until).encode())
 
-    async def _posted(self, handler: Any, request: Request) -> Any:
-        if request.headers.get("content-encoding", "identity") != "identity":
-            raise HTTPException(415, "a compressed body is not read")
-        limit, largest = SMALL_BODY, self.limits.body_mb << 20
-        if handler in (ServiceApp.forward_backward, ServiceApp.sample):
-            limit = largest if handler is ServiceApp.forward_backward else min(largest, SAMPLE_BODY)
-        too_large = f"the body has more than {limit >> 20} MiB" + (", --max-body-mb" if limit == largest else "")
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and (len(length) > 15 or int(length) > limit):
-            raise HTTPException(413, too_large)
+    async def _posted(self, kind: type[BaseModel] | None, handler: Any, request: Request) -> Any:
+        body = bytearray()
         try:
             async with asyncio.timeout(READ_SECONDS):
-                body = await self._read(request, limit)
+                await self._read(request, body, handler)
+            answer = handler(self, bytes(body) if kind is None else _parsed(kind, bytes(body)))
+            return await answer if isawaitable(answer) else answer
         except TimeoutError:
             raise HTTPException(408, f"the body was not complete after {READ_SECONDS:g} s") from None
-        except TooLargeError:
-            raise HTTPException(413, too_large) from None
         except ClientDisconnect:
             raise HTTPException(400, "the client has left") from None
-        self.held += len(body)
-        try:
-            return await handler(self, body)
         finally:
             self.held -= len(body)
 
-    async def _read(self, request: Request, limit: int) -> bytes:
-        held = 0
-
-        async def parts() -> AsyncIterator[bytes]:
-            nonlocal held
-            async for part in request.stream():
-                held += len(part)
-                self.held += len(part)  # what has come, not what was announced: who sends nothing stops nobody
-                if self.held > 16 * (self.limits.body_mb << 20) and held > SMALL_BODY:
-                    raise HTTPException(429, "too many bytes of other requests wait")
-                yield part
-
-        try:
-            return await read_at_most(parts(), limit)
-        finally:
-            self.held -= held
+    async def _read(self, request: Request, body: bytearray, handler: Any) -> None:
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise HTTPException(415, "a compressed body is not read")
+        largest = self.limits.body_mb << 20
+        most = {ServiceApp.forward_backward: largest, ServiceApp.sample: min(largest, SAMPLE_BODY)}
+        limit = most.get(handler, SMALL_BODY)
+        async for part in request.stream():
+            body += part
+            self.held += len(part)  # what has come, not what was announced: who sends nothing stops nobody
+            if len(body) > limit:
+                option = ", --max-body-mb" if limit == largest else ""
+                raise HTTPException(413, f"the body has more than {limit >> 20} MiB{option}")
+            if self.held > 16 * largest and len(body) > SMALL_BODY:
+                raise HTTPException(429, "too many bytes of other requests wait")
 
     # ---- what there is -----------------------------------------------------------------------------------------------
 
@@ -287,28 +275,16 @@ class ServiceApp:
         if name not in (None, settings.name, settings.path):
             raise HTTPException(400, f"base_model={name!r:.100} is not served here; {settings.name} is")
 
-    async def client_config(self, body: bytes) -> Any:
-        return CLIENT_CONFIG
-
-    async def dynamic_config(self, body: bytes) -> Any:
-        return {"sample_cancel_enabled": True}
-
-    async def create_session(self, body: bytes) -> Any:
-        asked = _parsed(types.CreateSessionRequest, body)
+    def create_session(self, asked: Any) -> Any:
         facts = asked.model_dump(include={"tags", "user_metadata", "sdk_version", "display_name"})
         return {"type": "create_session", "session_id": self.service.create_session(facts)}
 
-    async def heartbeat(self, body: bytes) -> Any:
-        self.service.heartbeat(_parsed(types.SessionHeartbeatRequest, body).session_id)
+    def heartbeat(self, asked: Any) -> Any:
+        self.service.heartbeat(asked.session_id)
         return {"type": "session_heartbeat"}
 
-    async def telemetry(self, body: bytes) -> Any:
-        return {"status": "accepted"}
-
-    async def create_model(self, body: bytes) -> Any:
-        asked = _parsed(types.CreateModelRequest, body)
+    async def create_model(self, asked: Any) -> Any:
         self.base_model(asked.base_model)
-        _adam(asked.optimizer_config)
         lora: dict[str, Any] = {"rank": 0} if asked.lora_config is None else asked.lora_config.model_dump()
         if asked.lora_config is not None:
             _within("lora_config.rank", asked.lora_config.rank, 1, MOST_RANK)
@@ -317,55 +293,44 @@ class ServiceApp:
         id = await self.service.create_model(asked.session_id, asked.model_seq_id, spec, asked.user_metadata)
         return {"request_id": id}
 
-    async def load_weights(self, body: bytes) -> Any:
-        asked = _parsed(types.LoadWeightsRequest, body)
+    async def load_weights(self, asked: Any) -> Any:
         self.base_model(asked.base_model)
-        if asked.optimizer_config is not None:
-            _adam(asked.optimizer_config)
         source = {"path": asked.path, "optimizer": asked.optimizer}
         if asked.session_id is None:
-            return await self._submit("load", _need(asked.model_id, "model_id"), asked.seq_id, source)
-        spec = ModelSpec(**self.service.checkpoint(asked.path)["spec"])
-        number = _need(asked.model_seq_id, "model_seq_id")
+            return await self._submit("load", _need(asked, "model_id"), asked.seq_id, source)
+        spec, number = ModelSpec(**self.service.checkpoint(asked.path)["spec"]), _need(asked, "model_seq_id")
         id = await self.service.create_model(asked.session_id, number, spec, asked.user_metadata, source)
         return {"request_id": id}
 
     async def _submit(self, kind: str, model: str, seq: int | None, values: Any) -> Any:
+        if seq is None:
+            raise HTTPException(422, "seq_id is missing")
         body = values if isinstance(values, bytes) else json.dumps(values).encode()
-        return {"request_id": await self.service.submit(model, _need(seq, "seq_id"), kind, body), "model_id": model}
+        return {"request_id": await self.service.submit(model, seq, kind, body), "model_id": model}
 
     async def forward_backward(self, body: bytes) -> Any:
         model, seq, forward_only = await asyncio.to_thread(request_place, body)
         return await self._submit("forward" if forward_only else "forward_backward", model, seq, body)
 
-    async def optim_step(self, body: bytes) -> Any:
-        asked = _parsed(types.OptimStepRequest, body)
+    async def optim_step(self, asked: Any) -> Any:
         if not isinstance(asked.optim_params, types.AdamParams):
             raise HTTPException(400, "only AdamW is served; leave optimizer_params out and give adam_params")
         return await self._submit("optim_step", asked.model_id, asked.seq_id, asked.optim_params.model_dump())
 
-    async def save_weights(self, body: bytes) -> Any:
-        asked = _parsed(types.SaveWeightsRequest, body)
-        values = asked.model_dump(include={"path", "ttl_seconds", "overwrite", "user_metadata"})
-        return await self._submit("save", asked.model_id, asked.seq_id, {"kind": "training", **values})
-
-    async def save_for_sampler(self, body: bytes) -> Any:
-        asked = _parsed(types.SaveWeightsForSamplerRequest, body)
-        if asked.kind != "snapshot":
-            raise HTTPException(400, "kind=inflight: samplers keep their weights here; save snapshots")
-        values = asked.model_dump(include={"path", "ttl_seconds", "user_metadata"})
-        values |= {"kind": "sampler", "sampler": asked.sampling_session_seq_id}
+    async def save(self, asked: Any) -> Any:
+        """Training weights, those of a sampler, or a folder to download, by the type of the request."""
+        values = asked.model_dump(include={"path", "ttl_seconds", "overwrite", "user_metadata"}) | {"kind": "training"}
+        if isinstance(asked, types.SaveWeightsForSamplerRequest):
+            if asked.kind != "snapshot":
+                raise HTTPException(400, "kind=inflight: samplers keep their weights here; save snapshots")
+            values |= {"kind": "sampler", "sampler": asked.sampling_session_seq_id}
+        if isinstance(asked, types.SaveWeightsExternalRequest):
+            if asked.age_encryption_recipients:
+                raise HTTPException(400, "age_encryption_recipients: files are not encrypted here; leave it out")
+            values |= {"kind": "external"}
         return await self._submit("save", asked.model_id, asked.seq_id, values)
 
-    async def save_external(self, body: bytes) -> Any:
-        asked = _parsed(types.SaveWeightsExternalRequest, body)
-        if asked.age_encryption_recipients:
-            raise HTTPException(400, "age_encryption_recipients: files are not encrypted here; leave it out")
-        values = asked.model_dump(include={"path", "ttl_seconds"})
-        return await self._submit("save", asked.model_id, asked.seq_id, {"kind": "external", **values})
-
-    async def get_info(self, body: bytes) -> Any:
-        asked = _parsed(types.GetInfoRequest, body)
+    def get_info(self, asked: Any) -> Any:
         model, settings = self.service.model(asked.model_id), self.service.settings
         rank = model.record["spec"]["rank"]
         data = {"arch": self.service.base.model.config.model_type, "model_name": settings.name}
@@ -378,35 +343,28 @@ class ServiceApp:
             "lora_rank": rank or None,
         }
 
-    async def weights_info(self, body: bytes) -> Any:
-        asked = _parsed(_WeightsInfo, body)
+    def weights_info(self, asked: Any) -> Any:
         spec = self.service.checkpoint(asked.tinker_path)["spec"]
         trained = {name: spec[name] for name in ("train_unembed", "train_mlp", "train_attn")}
         rank = spec["rank"]
         return {"base_model": self.service.settings.name, "is_lora": rank > 0, "lora_rank": rank or None, **trained}
 
-    async def create_sampling_session(self, body: bytes) -> Any:
-        asked = _parsed(types.CreateSamplingSessionRequest, body)
+    def create_sampling_session(self, asked: Any) -> Any:
         self.base_model(asked.base_model)
         id = self.service.create_sampler(asked.session_id, asked.sampling_session_seq_id, asked.model_path)
         return {"type": "create_sampling_session", "sampling_session_id": id}
 
-    async def join_sampling_session(self, body: bytes) -> Any:
-        asked = _parsed(types.JoinSamplingSessionRequest, body)
+    def join_sampling_session(self, asked: Any) -> Any:
         record = self.service.sampler(asked.sampling_session_id)
         record["clients"] = record.get("clients", 0) + 1
         self.service.journal.put("sampler", asked.sampling_session_id, record)
         return {"type": "join_sampling_session", "client_counter": record["clients"]}
 
-    async def sample(self, body: bytes) -> Any:
-        asked = _parsed(types.SampleRequest, body)
+    def sample(self, asked: Any) -> Any:
         if asked.prompt_alt_tokens_k or asked.record_stability_info:
             raise HTTPException(400, "prompt_alt_tokens_k and record_stability_info are not served")
-        if not 1 <= asked.num_samples <= self.limits.samples:
-            raise HTTPException(422, f"num_samples must be in [1, {self.limits.samples}]")
-        sampler, seq = _need(asked.sampling_session_id, "sampling_session_id"), _need(asked.seq_id, "seq_id")
-        order = self._order(asked, f"{sampler}:{seq}")
-        id = self.service.submit_sample(sampler, seq, order)
+        sampler, seq = _need(asked, "sampling_session_id"), _need(asked, "seq_id")
+        id = self.service.submit_sample(sampler, seq, self._order(asked, f"{sampler}:{seq}"))
         return {"request_id": id, "sample_sequence_ids": [f"{id}:{i}" for i in range(asked.num_samples)]}
 
     def _order(self, asked: Any, name: str) -> SampleOrder:
@@ -419,9 +377,8 @@ class ServiceApp:
             raise HTTPException(400, f"the prompt has {len(ids)} tokens; must be 1 to {context - 1}")
         if min(ids) < 0 or max(ids) >= vocabulary:
             raise HTTPException(422, f"the prompt has an id outside 0 … {vocabulary - 1}")
-        for field in ("topk_prompt_logprobs", "topk_sample_logprobs"):
-            most = min(vocabulary, MOST_CELLS // len(ids) if "prompt" in field else MOST_TOP_K)
-            _within(field, getattr(asked, field), 0, most)
+        _within("topk_prompt_logprobs", asked.topk_prompt_logprobs, 0, min(vocabulary, MOST_CELLS // len(ids)))
+        _within("topk_sample_logprobs", asked.topk_sample_logprobs, 0, vocabulary)
         if (last := asked.prompt_logprobs_last_n) is not None:
             _within("prompt_logprobs_last_n", last, 1, len(ids) - 1)
         stop, stops = stop_settings(params.stop, frozenset(self.service.base.stop_tokens))
@@ -439,15 +396,14 @@ class ServiceApp:
             targets=_targets(asked.target_prompt_logprobs, len(ids), vocabulary),
         )
 
-    async def retrieve(self, body: bytes) -> Any:
-        asked = _parsed(types.FutureRetrieveRequest, body)
+    async def retrieve(self, asked: Any) -> Any:
         answer = await self.service.answer(asked.request_id, POLL_SECONDS)
         if answer is None:  # the SDK asks again at once
             return JSONResponse({"queue_state": "active", "request_id": asked.request_id}, 408)
         return Response(answer[0], media_type=answer[1])
 
-    async def cancel(self, body: bytes) -> Any:
-        self.service.cancel(_parsed(_Cancelled, body).request_id)
+    def cancel(self, asked: Any) -> Any:
+        self.service.cancel(asked.request_id)
         return Response(status_code=204)
 
 
@@ -459,30 +415,30 @@ class _Cancelled(BaseModel):
     request_id: str
 
 
-POSTS: dict[str, Any] = {
-    "client/config": ServiceApp.client_config,
-    "client/dynamic_config": ServiceApp.dynamic_config,
-    "create_session": ServiceApp.create_session,
-    "session_heartbeat": ServiceApp.heartbeat,
-    "telemetry": ServiceApp.telemetry,
-    "create_model": ServiceApp.create_model,
-    "load_weights": ServiceApp.load_weights,
-    "forward_backward": ServiceApp.forward_backward,
-    "optim_step": ServiceApp.optim_step,
-    "save_weights": ServiceApp.save_weights,
-    "save_weights_for_sampler": ServiceApp.save_for_sampler,
-    "save_weights_external": ServiceApp.save_external,
-    "get_info": ServiceApp.get_info,
-    "weights_info": ServiceApp.weights_info,
-    "create_sampling_session": ServiceApp.create_sampling_session,
-    "join_sampling_session": ServiceApp.join_sampling_session,
-    "asample": ServiceApp.sample,
-    "retrieve_future": ServiceApp.retrieve,
-    "cancel_future": ServiceApp.cancel,
+POSTS: dict[str, tuple[type[BaseModel] | None, Any]] = {
+    "client/config": (None, lambda app, body: CLIENT_CONFIG),
+    "client/dynamic_config": (None, lambda app, body: {"sample_cancel_enabled": True}),
+    "create_session": (types.CreateSessionRequest, ServiceApp.create_session),
+    "session_heartbeat": (types.SessionHeartbeatRequest, ServiceApp.heartbeat),
+    "telemetry": (None, lambda app, body: {"status": "accepted"}),
+    "create_model": (types.CreateModelRequest, ServiceApp.create_model),
+    "load_weights": (types.LoadWeightsRequest, ServiceApp.load_weights),
+    "forward_backward": (None, ServiceApp.forward_backward),
+    "optim_step": (types.OptimStepRequest, ServiceApp.optim_step),
+    "save_weights": (types.SaveWeightsRequest, ServiceApp.save),
+    "save_weights_for_sampler": (types.SaveWeightsForSamplerRequest, ServiceApp.save),
+    "save_weights_external": (types.SaveWeightsExternalRequest, ServiceApp.save),
+    "get_info": (types.GetInfoRequest, ServiceApp.get_info),
+    "weights_info": (_WeightsInfo, ServiceApp.weights_info),
+    "create_sampling_session": (types.CreateSamplingSessionRequest, ServiceApp.create_sampling_session),
+    "join_sampling_session": (types.JoinSamplingSessionRequest, ServiceApp.join_sampling_session),
+    "asample": (types.SampleRequest, ServiceApp.sample),
+    "retrieve_future": (types.FutureRetrieveRequest, ServiceApp.retrieve),
+    "cancel_future": (_Cancelled, ServiceApp.cancel),
 }
 
 
-def _parsed(kind: type[M], body: bytes) -> M:
+def _parsed(kind: type[BaseModel], body: bytes) -> Any:
     """The values of a body.
 
     Raises:
@@ -497,25 +453,19 @@ def _parsed(kind: type[M], body: bytes) -> M:
         raise HTTPException(422, f"{place:.100}: {first['msg']:.300}") from None
     except ValueError:  # it would make every list in which it stands unreadable
         raise HTTPException(422, "user_metadata: must have finite numbers and whole characters") from None
-    for name in NUMBERS:
-        number = getattr(values, name, None)
-        if number is not None and not 0 <= number < 2**53:
-            raise HTTPException(422, f"{name} must be in [0, 2^53)")
-    ttl = getattr(values, "ttl_seconds", None)
-    if ttl is not None and not 1 <= ttl <= TEN_YEARS:
-        raise HTTPException(422, f"ttl_seconds must be in [1, {TEN_YEARS}], ten years; leave it out for no end")
+    for name, bounds in BOUNDS.items():
+        if (number := getattr(values, name, None)) is not None:
+            _within(name, number, *bounds)
+    optimizer = getattr(values, "optimizer_config", None)
+    if optimizer is not None and optimizer.type != "adamw":
+        raise HTTPException(400, f"optimizer_config of type {optimizer.type!r:.40}; only adamw is served")
     return values
 
 
-def _need(value: Any, name: str) -> Any:
-    if value is None:
+def _need(asked: Any, name: str) -> Any:
+    if (value := getattr(asked, name)) is None:
         raise HTTPException(422, f"{name} is missing")
     return value
-
-
-def _adam(config: Any) -> None:
-    if config.type != "adamw":
-        raise HTTPException(400, f"optimizer_config of type {config.type!r:.40}; only adamw is served")
 
 
 def _within(name: str, value: int, least: int, most: int) -> None:
@@ -580,9 +530,11 @@ def _date(seconds: float) -> str:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail, "detail": error.detail}, error.status_code)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": f"{type(error).__name__}: {error}"[:300]}, 500)
+    status, reason = 500, f"{type(error).__name__}: {error}"[:300]
+    if isinstance(error, UserError):
+        status, reason = 422, " ".join(str(error).split())
+    elif isinstance(error, RefusedRequest):
+        status, reason = error.status, error.reason
+    elif isinstance(error, HTTPException):
+        status, reason = error.status_code, error.detail
+    return JSONResponse({"error": reason, "detail": reason}, status)
