@@ -19,7 +19,7 @@ class Served:
     def __init__(self, folder: Path, model: Path, key: str = "", body_mb: int = 64, **settings: Any) -> None:
         from proxima.reward.server.bounded_server import BoundedServer, open_socket
         from proxima_tinker.service import Service, Settings
-        from proxima_tinker.service_app import ServiceApp, ServiceLimits
+        from proxima_tinker.service_app import ServiceApp
 
         self.log: list[str] = []
         self._loop = asyncio.new_event_loop()
@@ -32,7 +32,7 @@ class Served:
             settings = Settings(path=str(model), name="tests/tiny", folder=folder, **chosen)
             self.service = Service(settings, self.log.append)
             self.again = self.service.restore()
-            app = ServiceApp(self.service, ServiceLimits(body_mb=body_mb), key)
+            app = ServiceApp(self.service, body_mb, key)
             self._server = BoundedServer(app.asgi, 30, 1000)
             socket.listen()
             ready.set()

@@ -6,6 +6,7 @@ proxima view runs/quickstart --export 12
 """
 
 import re
+import secrets
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -41,12 +42,13 @@ def view(
         existing_run(runs[0])
     if export is not None:
         return _export(runs, export, recompute)
+    from proxima.reward.server.bounded_server import from_elsewhere
     from proxima.view.microscope.app import MicroscopeApp
-    from proxima.view.microscope.server import address_of, listen, new_key, open_runs, serve_pages
+    from proxima.view.microscope.server import address_of, listen, open_runs, serve_pages
 
     viewed = open_runs(runs, recompute=recompute)
     with listen(host, port, otherwise=0 if port == PORT else None) as listening:
-        secret = key if key is not None else new_key(listening)
+        secret = key or (secrets.token_urlsafe(16) if from_elsewhere(listening) else "")
         address = address_of(listening, host, secret)
         print(f"{address}  Ctrl-C stops it", flush=True)
         if not no_browser and sys.stdout.isatty():

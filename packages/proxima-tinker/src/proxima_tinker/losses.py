@@ -72,6 +72,9 @@ class ClientLoss:
         UserError: unknown name or config; names it.
     """
 
+    algorithm: dict[str, Any]
+    _compute: Callable[[Targets], LossResult]
+
     def __init__(self, name: str, config: Config) -> None:
         self.name, self.whole = name, "surrogate" in config or name == "gspo"
         if self.whole:

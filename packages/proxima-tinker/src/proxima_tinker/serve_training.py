@@ -6,7 +6,6 @@ Models in training share the base's weights: an adapter each, or all weights. Ev
 in --folder, so that a server that was killed goes on where it was; `proxima view FOLDER/models/NAME` shows a model's
 examples, token by token."""
 
-import ipaddress
 import os
 import resource
 import socket
@@ -25,6 +24,7 @@ from proxima.system.machine import usable_cores
 if TYPE_CHECKING:
     from proxima_tinker.service_app import ServiceApp
 
+MOST_CONNECTIONS = 4096
 KEY_ENV = "environment variable with the API key that clients must send; required beyond this machine"
 NAME = "the name by which clients ask for the model; default: its path"
 WORKERS = "calls of different clients that compute at the same time, on the cores divided by it; 1 is fastest for one"
@@ -42,9 +42,7 @@ class Counts:
     tokens: Annotated[int, _count("of one forward pass of training")] = 4096
     slots: Annotated[int, _count("completions of one sampler at a time")] = 64
     engines: Annotated[int, _count("samplers in memory, a copy of the model each")] = 4
-    snapshots: Annotated[int, _count("unnamed weights for samplers that are kept for each model")] = 8
     models: Annotated[int, _count("models in memory; of more, those that nobody uses rest on disk")] = 16
-    max_requests: Annotated[int, _count("of a model or a sampler that wait at once")] = 1024
     max_body_mb: Annotated[int, _count("MiB of a request")] = 64
 
     def __post_init__(self) -> None:
@@ -72,32 +70,28 @@ def serve_training(
     require(counts.workers <= cores, "--workers", counts.workers, f"must be at most {cores}, this machine's cores")
     key = _key(key_env)
     from proxima.model.quiet import quiet_transformers
-    from proxima.reward.server.bounded_server import open_socket
+    from proxima.reward.server.bounded_server import open_socket, require_secret
     from proxima.runtime.watch.interrupt import signals_restored
     from proxima_tinker.service import Service, Settings
-    from proxima_tinker.service_app import ServiceApp, ServiceLimits
+    from proxima_tinker.service_app import ServiceApp
 
-    numbers = {name: value for name, value in vars(counts).items() if not name.startswith("max_")}
+    numbers = {name: value for name, value in vars(counts).items() if name != "max_body_mb"}
     threads = max(1, cores // counts.workers)
     settings = Settings(
-        path=model, name=name or model, folder=Path(folder), dtype=dtype, device=device, threads=threads,
-        waiting=counts.max_requests, **numbers,
-    )  # fmt: skip
+        path=model, name=name or model, folder=Path(folder), dtype=dtype, device=device, threads=threads, **numbers
+    )
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # those of the journal and of checkpoints must stay free
-    connections = max(16, min(ServiceLimits.connections, files // 2))
+    connections = max(16, min(MOST_CONNECTIONS, files // 2))
     with open_socket(host, port) as listening, signals_restored():
-        if not key and not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback:
-            remedy = "give --key-env NAME, an environment variable with a key, or listen on 127.0.0.1"
-            raise UserError(f"--host={host!r} can be reached from other machines, and needs a key", remedy=remedy)
+        require_secret(listening, key, "key", "--key-env")
         with quiet_transformers():
             service = Service(settings, _log)
-        limits = ServiceLimits(body_mb=counts.max_body_mb, connections=connections)
-        app = ServiceApp(service, limits, key, (host, *allow_host))
+        app = ServiceApp(service, counts.max_body_mb, key, (host, *allow_host))
         shown = f"[{host}]" if ":" in host else host
-        _serve(app, listening, f"{settings.name} on http://{shown}:{listening.getsockname()[1]}")
+        _serve(app, connections, listening, f"{settings.name} on http://{shown}:{listening.getsockname()[1]}")
 
 
-def _serve(app: "ServiceApp", listening: socket.socket, where: str) -> None:
+def _serve(app: "ServiceApp", connections: int, listening: socket.socket, where: str) -> None:
     """Serve until a signal, which the main thread waits for."""
     import asyncio
 
@@ -105,7 +99,7 @@ def _serve(app: "ServiceApp", listening: socket.socket, where: str) -> None:
     from proxima.reward.server.bounded_server import BoundedServer
     from proxima_tinker.service_app import READ_SECONDS
 
-    server, service = BoundedServer(app.asgi, READ_SECONDS, app.limits.connections), app.service
+    server, service = BoundedServer(app.asgi, READ_SECONDS, connections), app.service
     server.end_on_signals()
 
     async def serve() -> None:

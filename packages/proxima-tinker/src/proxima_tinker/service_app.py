@@ -5,7 +5,6 @@ import hmac
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from inspect import isawaitable
@@ -60,31 +59,27 @@ CLIENT_CONFIG = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServiceLimits:
-    """Limits on requests: size of a body in MiB, connections."""
-
-    body_mb: int = 64
-    connections: int = 4096
-
-
 class ServiceApp:
     """The HTTP app.
 
     Args:
         service: what the requests reach.
-        limits: see `ServiceLimits`.
+        body_mb: size of a request in MiB, at most.
         key: what clients must send as X-API-Key; empty: anything.
         hosts: names by which clients may address the server, besides the loopback's.
     """
 
-    def __init__(self, service: Service, limits: ServiceLimits, key: str = "", hosts: Sequence[str] = ()) -> None:
-        self.service, self.limits, self.key = service, limits, key.encode()
+    def __init__(self, service: Service, body_mb: int = 64, key: str = "", hosts: Sequence[str] = ()) -> None:
+        self.service, self.largest, self.key = service, body_mb << 20, key.encode()
         self.hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
         self.held = 0  # bytes of bodies that are being read or answered
         deletes = {"training_runs/{run}/checkpoints/{kind}/{name}": self._delete_checkpoint}
         posts = {path: partial(self._posted, *known) for path, known in POSTS.items()}
-        methods = {"GET": self._gets(), "DELETE": deletes, "POST": posts | {"sessions/{session}/finish": self._finish}}
+        methods: dict[str, dict[str, Any]] = {
+            "GET": self._gets(),
+            "DELETE": deletes,
+            "POST": posts | {"sessions/{session}/finish": self._finish},
+        }
         routes = [
             Route(f"/api/v1/{path}", self._answering(handler), methods=[method])
             for method, handlers in methods.items()
@@ -154,16 +149,15 @@ class ServiceApp:
     async def _read(self, request: Request, body: bytearray, handler: Any) -> None:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise HTTPException(415, "a compressed body is not read")
-        largest = self.limits.body_mb << 20
-        most = {ServiceApp.forward_backward: largest, ServiceApp.sample: min(largest, SAMPLE_BODY)}
+        most = {ServiceApp.forward_backward: self.largest, ServiceApp.sample: min(self.largest, SAMPLE_BODY)}
         limit = most.get(handler, SMALL_BODY)
         async for part in request.stream():
             body += part
             self.held += len(part)  # what has come, not what was announced: who sends nothing stops nobody
             if len(body) > limit:
-                option = ", --max-body-mb" if limit == largest else ""
+                option = ", --max-body-mb" if limit == self.largest else ""
                 raise HTTPException(413, f"the body has more than {limit >> 20} MiB{option}")
-            if self.held > 16 * largest and len(body) > SMALL_BODY:
+            if self.held > 16 * self.largest and len(body) > SMALL_BODY:
                 raise HTTPException(429, "too many bytes of other requests wait")
 
     # ---- what there is -----------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """`proxima reward serve`: serve a reward model over HTTP."""
 
-import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -53,16 +52,14 @@ def serve_reward(
     from proxima.model.quiet import quiet_transformers
     from proxima.reward import ModelReward
     from proxima.reward.http import bearer_token
-    from proxima.reward.server.bounded_server import BoundedServer, open_socket
+    from proxima.reward.server.bounded_server import BoundedServer, open_socket, require_secret
     from proxima.reward.server.scorer_app import ScorerApp
     from proxima.runtime.watch.interrupt import signals_restored
 
     scorer_limits = ScorerLimits(**{name.removeprefix("max_"): value for name, value in vars(limits).items()})
     token = "" if token_env is None else bearer_token(token_env, "--token-env")
     with open_socket(host, port) as listening, signals_restored():
-        if not token and not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback:
-            remedy = "give --token-env NAME, an environment variable with a bearer token, or listen on 127.0.0.1"
-            raise UserError(f"--host={host!r} can be reached from other machines, and needs a token", remedy=remedy)
+        require_secret(listening, token, "token", "--token-env")
         reward = ModelReward(path=model, encode="text", normalize=normalize, max_tokens=max_tokens, device=device)
         with quiet_transformers():
             reward.check()

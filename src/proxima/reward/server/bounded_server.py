@@ -1,6 +1,7 @@
 """An HTTP server with bounds on its connections, for a scorer, `proxima view` and the endpoint for agents."""
 
 import asyncio
+import ipaddress
 import math
 import signal
 import socket
@@ -103,6 +104,19 @@ def open_socket(host: str, port: int) -> socket.socket:
         reason = f"can't listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
         raise UserError(reason, remedy="choose another --port, or an address of this machine") from None
     return listening
+
+
+def from_elsewhere(listening: socket.socket) -> bool:
+    """True if other machines can reach the socket."""
+    return not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def require_secret(listening: socket.socket, secret: str, what: str, option: str) -> None:
+    """Raise UserError if other machines can reach the socket and there is no secret that keeps them out."""
+    if not secret and from_elsewhere(listening):
+        reason = f"--host={listening.getsockname()[0]!r} can be reached from other machines, and needs a {what}"
+        remedy = f"give {option} NAME, an environment variable with a {what}, or listen on 127.0.0.1"
+        raise UserError(reason, remedy=remedy)
 
 
 def bearer(request: Request) -> str:

@@ -77,12 +77,11 @@ def export(
         raise UserError(f"{run} was trained without model.lora, so it has no adapter", remedy="leave out --adapter")
     with atomic_folder(target) as aside:
         if is_adapter(str(source)) and not adapter:
-            scalar = (source / "config.json").is_file()
-            read = load_scalar_model if scalar else load
+            read = load_scalar_model if (source / "config.json").is_file() else load
             merged = read(str(source), dtype=DTYPES[base_of(str(source)).dtype or "float32"], device="cpu")
             save(merged.model, merged.tokenizer, aside)
         else:
             shutil.copytree(source, aside, dirs_exist_ok=True)
-        library = "peft" if adapter else "transformers"
-        (aside / "README.md").write_text(model_card(RunFolder(run), checkpoint.step, library), encoding="utf-8")
+        card = model_card(RunFolder(run), checkpoint.step, "peft" if adapter else "transformers")
+        (aside / "README.md").write_text(card, encoding="utf-8")
     return target

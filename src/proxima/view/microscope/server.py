@@ -1,9 +1,7 @@
 """The process of `proxima view`: its socket, its address and its key."""
 
 import asyncio
-import ipaddress
 import os
-import secrets
 import signal
 import socket
 import threading
@@ -18,8 +16,6 @@ from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.viewed_run import ViewedRun
-
-BACKLOG, KEY_BYTES = 64, 16
 
 
 def open_runs(folders: Sequence[str | Path], *, recompute: bool = False) -> list[ViewedRun]:
@@ -46,14 +42,8 @@ def listen(host: str, port: int, otherwise: int | None = None) -> socket.socket:
         if otherwise is None:
             raise
         listening = open_socket(host, otherwise)
-    listening.listen(BACKLOG)
+    listening.listen(64)
     return listening
-
-
-def new_key(listening: socket.socket) -> str:
-    """Generate a key for a socket that other machines can reach; empty on the loopback, where none is needed."""
-    place = ipaddress.ip_address(listening.getsockname()[0].partition("%")[0])
-    return "" if place.is_loopback else secrets.token_urlsafe(KEY_BYTES)
 
 
 def address_of(listening: socket.socket, host: str, key: str) -> str:
@@ -70,10 +60,9 @@ def make_server(app: MicroscopeApp, read_seconds: float = ScorerLimits.read_seco
 
 def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
     """Serve until a signal arrives."""
-    server = make_server(app)
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: leave the other cores to training
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
-    explaining = "proxima.view.microscope.explained_tokens"  # imports torch, which takes seconds
     with suppress(KeyboardInterrupt):
-        threading.Thread(target=import_module, args=(explaining,), daemon=True).start()
-        asyncio.run(server.serve([listening]))
+        # imports torch, which takes seconds
+        threading.Thread(target=import_module, args=("proxima.view.microscope.explained_tokens",), daemon=True).start()
+        asyncio.run(make_server(app).serve([listening]))
