@@ -39,17 +39,31 @@ class Start:
     words: tuple[str, ...]
 
 
+def of(task: str) -> tuple[str, str]:
+    """The overrides that put another task into recipes/sft.yaml."""
+    asked = f"kind: evidence.tasks:{task}"
+    return f"task={{{asked}, size: 15000}}", f"eval.task={{{asked}, split: test, size: 200}}"
+
+
+COUNTDOWN, PROGRAMS = "Countdown", "Programs, lines: [20]"
 STAGES = (
     Stage("short", "start", ("task.terms=[3, 8]", "train.steps=600", "checkpoint.every=20")),
     Stage("long", "short", ("train.steps=420", "checkpoint.every=5")),
+    Stage("countdown_all", "start", (*of(COUNTDOWN), "train.steps=1500", "checkpoint.every=25")),
+    Stage("programs_all", "start", (*of(PROGRAMS), "train.steps=600", "checkpoint.every=20")),
 )
-STARTS = tuple(
-    Start(
-        f"chain_{terms}",
-        "short" if terms < 8 else "long",
-        (f"eval.task.terms=[{terms}]", f"sampling.max_tokens={tokens}"),
-    )
-    for terms, tokens in ((3, 18), (15, 68), (49, 206), (99, 410))
+SEARCHED = "reward={kind: function, path: evidence.tasks:countdown_reward}"  # any solution is right
+STARTS = (
+    *(
+        Start(
+            f"chain_{terms}",
+            "short" if terms < 8 else "long",
+            (f"eval.task.terms=[{terms}]", f"sampling.max_tokens={tokens}"),
+        )
+        for terms, tokens in ((3, 18), (15, 68), (49, 206), (99, 410))
+    ),
+    Start("countdown", "countdown_all", (of(COUNTDOWN)[1], SEARCHED, "sampling.max_tokens=24")),
+    Start("programs", "programs_all", (of(PROGRAMS)[1], "sampling.max_tokens=50")),
 )
 
 
@@ -103,7 +117,7 @@ def accuracy(start: Start, run: Path, step: int) -> float:
         options = ["--checkpoint", str(step), "--temperature", "1", "--samples", "1", "--out", str(out), "--overwrite"]
         call("eval", str(run), str(RECIPES / "chain.yaml"), *start.words, *options)
     (suite,) = json.loads((out / "result.json").read_text())["suites"].values()
-    return float(suite["estimates"]["accuracy"]["value"])
+    return float(suite["estimates"]["reward/mean"]["value"])
 
 
 def call(*words: str) -> None:

@@ -147,10 +147,10 @@ def _operations(a: int, b: int) -> list[tuple[str, int]]:
     return [(f"{a}{sign}{b}={value}", value) for sign, value in results.items()]
 
 
-def countdown_reward(text: str, answer: str) -> float:
-    """1 if the text is a solution of the question, else 0."""
+def countdown_reward(completion: str, answer: str) -> float:
+    """1 if the completion is a solution of the question, else 0: a reward of the kind `function`."""
     numbers, _, target = answer.partition(">")
-    return float(text in countdown_solutions(tuple(map(int, numbers.split(",")))).get(int(target), ()))
+    return float(completion in countdown_solutions(tuple(map(int, numbers.split(",")))).get(int(target), ()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,25 +91,26 @@ HALF = {"param_dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize(
-    ("model", "size", "layout"),
+    ("model", "size", "layout", "lora"),
     [
-        ("qwen2", 4, HALF),
-        ("qwen3_moe", 4, HALF | E2),
-        ("split/qwen2", 2, T2 | HALF),
+        ("qwen2", 4, HALF, None),
+        ("qwen2", 4, HALF, NOT_DORA),
+        ("qwen3_moe", 4, HALF | E2, None),
+        ("split/qwen2", 2, T2 | HALF, None),
         *campaign(
             "test_passes.py::test_bfloat16_is_that_of_one_process_but_for_rounding",
             [
-                ("qwen3", 4, C4),
-                ("split/experts", 2, T2),
-                ("split/qwen2", 4, T2 | C2 | HALF),
-                ("split/sparse", 4, T2 | C2 | HALF),
-                ("split/sparse", 4, C2 | E2 | HALF),
+                ("qwen3", 4, C4, None),
+                ("split/experts", 2, T2, None),
+                ("split/qwen2", 4, T2 | C2 | HALF, None),
+                ("split/sparse", 4, T2 | C2 | HALF, None),
+                ("split/sparse", 4, C2 | E2 | HALF, None),
             ],
         ),
     ],
 )
-def test_bfloat16_is_that_of_one_process_but_for_rounding(model, size, layout, models):
-    run_ranks(rounded, size, models, model, layout)
+def test_bfloat16_is_that_of_one_process_but_for_rounding(model, size, layout, lora, models):
+    run_ranks(rounded, size, models, model, layout, lora)
 
 
 @pytest.mark.parametrize("size", [4, *campaign("test_passes.py::test_the_head_of_a_vocabulary_that_is_split", [2])])
