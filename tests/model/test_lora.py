@@ -30,6 +30,7 @@ KINDS_OF_LORA = {
     "rslora": Lora(rank=4, alpha=8, rslora=True),
     "dora": Lora(rank=4, alpha=8, dora=True),
     "head": Lora(rank=4, alpha=8, targets=("lm_head", "q_proj")),
+    "transposed and not": Lora(rank=4, alpha=8, targets=("c_attn", "lm_head")),
     "dora head": Lora(rank=4, alpha=8, dora=True, targets=("lm_head", "down_proj")),
 }
 TOKENS = torch.arange(3, 40)[None]
@@ -112,7 +113,8 @@ def test_a_model_without_an_adapter_has_none_to_switch_off():
         pass
 
 
-@pytest.mark.parametrize(("kind", "name"), [*PAIRS, ("gpt2", "dora")])  # which has transposed layers
+# gpt2 has transposed layers, and a head that is not
+@pytest.mark.parametrize(("kind", "name"), [*PAIRS, ("gpt2", "dora"), ("gpt2", "transposed and not")])
 def test_merged_is_the_same_function(kind, name, tiny_model, tmp_path):
     """In memory, through `plain_weights`, and after saving; a tied head gets a weight of its own."""
     adapted = with_adapter(tiny_model(kind), KINDS_OF_LORA[name])

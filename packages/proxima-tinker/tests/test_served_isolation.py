@@ -1,5 +1,6 @@
 """A client's numbers are its own: who else is there, what rests, what comes twice or late changes no bit of them."""
 
+import asyncio
 import shutil
 import threading
 import time
@@ -12,7 +13,9 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as protocol
 
 from proxima.data import UserError
+from proxima.engine.protocol import Sampling
 from proxima_tinker import service
+from proxima_tinker.samplers import SampleOrder
 
 from .conftest import running
 from .data_of_clients import examples
@@ -250,6 +253,35 @@ def test_snapshots_of_one_model_sampled_at_once(tmp_path, tiny_model, monkeypatc
         thread.join()
         assert found == [alone[item] for item in asked]
         assert len(served.service.samplers._engines) == 1 and not served.log
+
+
+def test_a_name_that_is_used_again_has_the_new_weights(tmp_path, tiny_model):
+    with running(tmp_path, tiny_model("llama")) as served:
+        client, drawn = Client(served, rank=4, seed=1), []
+        for step in range(2):
+            passes(client, [step])
+            client.of_model("optim_step", adam_params={"learning_rate": 0.5})
+            saved = client.of_model("save_weights_for_sampler", path="best").json()
+            body = {"session_id": client.session, "sampling_session_seq_id": step + 20, "base_model": "tests/tiny"}
+            name = client.made("create_sampling_session", **body, model_path=saved["path"])["sampling_session_id"]
+            answer = client.sampled({"seed": 1, "max_tokens": 8}, sampling_session_id=name)
+            drawn.append(answer.content)
+            client.http.delete(f"training_runs/{client.model}/checkpoints/sampler_weights/best").raise_for_status()
+        assert drawn[0] != drawn[1]
+
+
+def test_a_sample_that_is_cancelled_before_it_begins_is_answered(tmp_path, tiny_model):
+    with running(tmp_path, tiny_model("llama")) as served:
+        client, service = Client(served, rank=4, seed=1), served.service
+
+        async def at_once():
+            order = SampleOrder(name="x", prompt=np.array([7, 8], np.int32), count=1, sampling=Sampling(max_tokens=3))
+            request = service.submit_sample(client.sampler, 77, order)
+            service.cancel(request)
+            return await service.answer(request, 10)
+
+        content, _ = asyncio.run_coroutine_threadsafe(at_once(), served._loop).result(30)
+        assert b"cancelled by its client" in content and not service._waiting and not service._sampling
 
 
 def sample_body(sampler, number, tokens=30, **params):

@@ -217,7 +217,14 @@ def overflowing(datum):
         ),
         ("ppo", {"surrogate": "cppo", "surrogate.delta": -1.0}, "surrogate.delta=-1: must be > 0"),
         ("ppo", {"surrogate": "cppo", "proximal": "next"}, "proximal='next' must be behavior or recompute"),
-        ("ppo", {"surrogate": "os:system"}, "surrogate.kind=os:system: is code outside proxima"),
+        ("ppo", {"surrogate": "proxima.engine.local:Local"}, "no surrogate 'proxima.engine.local:Local'"),
+        ("ppo", {"surrogate": "{<<: [{kind: cppo}]}"}, "no surrogate '{<<: [{kind: cppo}]}'"),
+        ("ppo", {"surrogate": "cppo" + " #" * 5000}, "no surrogate 'cppo # #"),
+        ("ppo", {"surrogate": "cppo", "surrogate.delta": "9" * 90}, "surrogate.delta=999"),
+        ("ppo", {"surrogate": "cppo", "surrogate.kind": "dppo"}, "unknown 'surrogate.kind'"),
+        ("ppo", {"surrogate": "cppo", "aggregate": "null"}, "no aggregate 'null'"),
+        ("ppo", {"surrogate": "cppo", **{f"k{n}": 1.0 for n in range(40)}}, "has 41 keys; at most 32"),
+        ("ppo", {"surrogate": "os:system"}, "no surrogate 'os:system'; see proxima list surrogate"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(base, name, config, message):
@@ -227,4 +234,13 @@ def test_what_is_not_understood_is_refused_by_name(base, name, config, message):
         return
     with pytest.raises(UserError) as error:
         ClientLoss(name, config)
-    assert message in str(error.value)
+    assert message in str(error.value) and len(str(error.value)) < 1200
+
+
+def test_texts_and_whole_numbers_mean_what_they_say():
+    config = {"surrogate": "ppo_clip", "surrogate.epsilon_high": float("inf"), "surrogate.dual_clip": 3.0}
+    config |= {"correction": "importance", "correction.apply": "false", "penalty": "log_ratio_sq"}
+    told = ClientLoss("ppo", config).algorithm
+    assert (told["surrogate"]["epsilon_high"], told["surrogate"]["dual_clip"]) == (float("inf"), 3.0)
+    assert told["correction"][0]["apply"] is False and told["penalty"][0]["kind"] == "log_ratio_sq"
+    assert ClientLoss("ppo", {"surrogate": "cppo", "correction": "decoupled_token_is"}).algorithm["correction"]

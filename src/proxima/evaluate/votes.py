@@ -16,7 +16,7 @@ from proxima.reward.math.extract import as_number, first_number, last_number
 from proxima.reward.math.marked import as_fraction, last_boxed, last_tagged
 
 if TYPE_CHECKING:
-    from proxima.reward import Accuracy152, Exact, Gsm8kReward
+    from proxima.reward import Exact, Gsm8kReward
 
 LONGEST = 200  # characters of an answer that is normalized as mathematics
 
@@ -43,10 +43,6 @@ def _gsm8k(reward: "Gsm8kReward", text: str) -> str | None:
     return None if reward.strict else _number(reward, text)
 
 
-def _boxed(reward: Any, text: str) -> str | None:
-    return _filled(last_boxed(text))
-
-
 def _math(reward: Any, text: str) -> str | None:
     """Like the reward: the last box, else the last tag, else the last formula or number."""
     answer = last_boxed(text)
@@ -57,10 +53,6 @@ def _math(reward: Any, text: str) -> str | None:
     tail = text[-2000:]
     formulas = re.findall(r"\$([^$]{1,200})\$", tail)
     return _filled(formulas[-1]) if formulas else _number(reward, tail)
-
-
-def _tagged(reward: "Accuracy152", text: str) -> str | None:
-    return _filled(text if reward.tag is None else last_tagged(text, reward.tag))
 
 
 def _exact(reward: "Exact", text: str) -> str | None:
@@ -74,8 +66,8 @@ def _filled(text: str | None) -> str | None:
 
 
 ANSWER_EXTRACTORS: dict[str, Callable[[Any, str], str | None]] = {  # kind of reward → function of reward and text
-    "accuracy_1_5_2": _tagged,
-    "boxed": _boxed,
+    "accuracy_1_5_2": lambda reward, text: _filled(text if reward.tag is None else last_tagged(text, reward.tag)),
+    "boxed": lambda reward, text: _filled(last_boxed(text)),
     "exact": _exact,
     "gsm8k": _gsm8k,
     "math": _math,

@@ -92,7 +92,8 @@ def attach(model: nn.Module, lora: Lora, seed: int) -> None:
     from proxima.model.merged_lora import MergedLora
 
     config = peft_config(model, lora)
-    config._register_custom_module({nn.Linear: MergedLora})
+    if not config.fan_in_fan_out:  # GPT-2's layers are no `Linear`
+        config._register_custom_module({nn.Linear: MergedLora})
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied heads: `merge_adapter` unties them
         torch.default_generator.manual_seed(mix(ADAPTER_INIT, seed) >> 1)

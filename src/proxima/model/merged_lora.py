@@ -20,7 +20,7 @@ class MergedLora(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         kind = x.device.type
-        if self.disable_adapters or not torch.is_autocast_enabled(kind):
+        if self.disable_adapters or self.merged or not torch.is_autocast_enabled(kind):
             return super().forward(x)
         if NAME in self.lora_magnitude_vector:
             return F.linear(x, weight_of(self), self.bias)

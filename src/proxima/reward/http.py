@@ -122,7 +122,8 @@ class Http(WeightedReward):
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         data = self._post(prompt, completions)
         try:
-            response = parse_json(data, parse_int=_finite_int)
+            # an integer that is too large for a float is infinite, and not a valid score
+            response = parse_json(data, parse_int=lambda digits: int(digits) if len(digits) <= 300 else float(digits))
         except (TooLargeError, UnreadableError) as error:
             verb = "has" if isinstance(error, TooLargeError) else "is"
             raise ValueError(f"the answer {verb} {error}") from None
@@ -225,11 +226,6 @@ def _check_url(url: str) -> None:
     require(valid, "url", url, "must be an address such as http://localhost:8000/score")
     redacted = f"{parts.scheme}://…@{parts.host}"
     require(not parts.password, "url", redacted, "must hold no password: it would be written down; use token_env")
-
-
-def _finite_int(digits: str) -> int | float:
-    """An integer of JSON; infinite, and therefore not a valid score, if it is too large for a float."""
-    return int(digits) if len(digits) <= 300 else float(digits)
 
 
 def _score(item: Any) -> Score:

@@ -125,5 +125,7 @@ def atomic_folder(target: Path, check: Callable[[Path], object] = Path.exists) -
         flush_to_disk(target.parent)
         shutil.rmtree(former, ignore_errors=True)
     finally:
+        if former.exists() and not target.exists():
+            former.rename(target)
         shutil.rmtree(part, ignore_errors=True)
         remove_empty(created)

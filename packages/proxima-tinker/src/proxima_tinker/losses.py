@@ -12,7 +12,7 @@ The SDK's own are sums over all targets, with p = exp(log_prob), q = exp(logprob
 low and high are `clip_low_threshold` and `clip_high_threshold`, .8 and 1.2 unless the config or the example gives
 others; β is `beta`, which has no default. A `mask` in an example multiplies the loss of each token.
 
-Where a clip takes the gradient away, `keep` in the outputs is 0.
+Where a bound applies, `keep` in the outputs is 0.
 
 Source: the SDK's documentation of its losses. Differs: `dro` without `beta` is refused, since no default is documented;
 an unknown key of the config is refused.
@@ -35,6 +35,7 @@ from proxima.data.errors import nearest
 
 Config = Mapping[str, float | str]
 Columns = Mapping[str, Tensor]
+LONGEST, MOST_KEYS = 100, 32  # characters of a key or a text; keys of a config
 FIELDS = ("surrogate", "correction", "penalty", "aggregate", "proximal")  # of an `algorithm`, for `loss_fn_config`
 
 
@@ -179,23 +180,35 @@ def _core_algorithm(name: str, config: tuple[tuple[str, float | str], ...]) -> t
     `token_sum` by default. `proximal` is the centre: `behavior`, the policy that sampled, or `recompute`, the policy of
     this pass, for a first update; `proximal_logprobs` in the examples are any other."""
     asked = {"aggregate": "token_sum"} | ({"surrogate": "gspo"} if name == "gspo" else {}) | dict(config)
-    for key in asked:
-        if key.partition(".")[0] not in FIELDS:
-            near = nearest(key, FIELDS)
+    if len(asked) > MOST_KEYS:
+        raise UserError(f"loss_fn_config has {len(config)} keys; at most {MOST_KEYS}")
+    tree: dict[str, dict[str, Any]] = {}
+    for key, value in sorted(asked.items()):
+        slot, _, inner = key.partition(".")
+        if slot not in FIELDS or inner == "kind" or len(key) > LONGEST:
+            near = nearest(key[:LONGEST], FIELDS)
             raise UserError(f"loss_fn_config: unknown {key!r:.40}" + (f"; did you mean {near}?" if near else ""))
-    texts = {key: f"{value:.17g}" if isinstance(value, float) else value for key, value in sorted(asked.items())}
+        if isinstance(value, str) and (":" in value or len(value) > LONGEST):  # a kind outside the table is code
+            raise UserError(f"loss_fn_config: no {key} {value!r:.60}; see proxima list {slot}")
+        tree.setdefault(slot, {})[inner or "kind"] = _plain(value)
+    written = {slot: own["kind"] if own.keys() == {"kind"} else own for slot, own in tree.items()}
     try:
-        found = resolve(
-            {}, [f"algorithm.{key}={text}" for key, text in texts.items()], root=LossConfig, import_code=False
-        )
+        found = resolve({"algorithm": written}, root=LossConfig, import_code=False)
     except ConfigError as error:
-        reason = str(error).replace("algorithm.", "").replace(" (command line)", "").replace("; add --import-code", "")
-        raise UserError(f"loss_fn_config: {reason}") from None
+        reason = " ".join(str(error).split()).replace("algorithm.", "").replace(" (mapping)", "")
+        raise UserError(f"loss_fn_config: {reason:.1000}") from None
     algorithm = found.config.algorithm
     if algorithm.proximal not in ("behavior", "recompute"):
         raise UserError(f"loss_fn_config: proximal={algorithm.proximal!r} must be behavior or recompute")
-    written = yaml.safe_load(dump(found))["algorithm"]
-    return algorithm, {field: written[field] for field in FIELDS}
+    told = yaml.safe_load(dump(found))["algorithm"]
+    return algorithm, {field: told[field] for field in FIELDS}
+
+
+def _plain(value: float | str) -> float | str:
+    """The SDK sends whole numbers as floats, and true and false as texts."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
 def _core_loss(algorithm: AlgorithmConfig, b: Targets) -> LossResult:

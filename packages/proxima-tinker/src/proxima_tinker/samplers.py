@@ -176,9 +176,11 @@ class Samplers:
     def _entered(self, model: str, weights: str, load: Callable[[], LoadedModel]) -> _LoadedEngine | None:
         """The engine with these weights; None while there is no room for it."""
         if weights not in self._engines:
-            idle = [(other.model != model, name) for name, other in self._engines.items() if not other.tasks]
-            for foreign, name in sorted(idle, key=lambda pair: pair[0]):
-                if not foreign or len(self._engines) >= self.most:
+            idle = [name for name, other in self._engines.items() if not other.tasks]
+            own = [name for name in idle if self._engines[name].model == model]
+            for name in sorted(idle, key=lambda name: name not in own):
+                # of its model one more may stay, for programs that sample from two in turn
+                if name in own[:-1] or len(self._engines) >= self.most:
                     del self._engines[name]
             if len(self._engines) >= self.most:
                 return None

@@ -156,7 +156,7 @@ class Service:
         self.samplers = Samplers(spec, self.workers, settings.engines)
         self.answers: dict[str, asyncio.Future[Answer]] = {}  # that are awaited, or not in the journal
         self._sampled: deque[tuple[float, str]] = deque()  # samples by the time when they were ready
-        self._sampling: dict[str, asyncio.Task[None]] = {}  # by the id of the request
+        self._sampling: dict[str, asyncio.Task[Answer]] = {}  # by the id of the request
         self._waiting = Counter[str]()  # samples by their sampler
         self.models: dict[str, Model] = {}
         self._seen: dict[str, float] = {}  # sessions, and when they were last heard of
@@ -548,25 +548,34 @@ class Service:
                 raise RefusedRequest(429, f"{self._waiting[sampler]} requests of this sampler wait")
             self._waiting[sampler] += 1
             self.answers[request_id] = asyncio.get_running_loop().create_future()
-            self._sampling[request_id] = asyncio.create_task(self._sample(sampler, record, request_id, order))
+            task = self._sampling[request_id] = asyncio.create_task(self._sample(record, request_id, order))
+            task.add_done_callback(partial(self._sample_ended, sampler, request_id))
         return request_id
 
-    async def _sample(self, sampler: str, record: Mapping[str, Any], request_id: str, order: SampleOrder) -> None:
+    def _sample_ended(self, sampler: str, request_id: str, task: asyncio.Task[Answer]) -> None:
+        del self._sampling[request_id]
+        self._waiting[sampler] -= 1
+        if not self._waiting[sampler]:
+            del self._waiting[sampler]
+        self._sampled.append((time.monotonic(), request_id))
+        cancelled = task.cancelled()  # by its client
+        self.answers[request_id].set_result(CANCELLED if cancelled else task.result())
+
+    async def _sample(self, record: Mapping[str, Any], request_id: str, order: SampleOrder) -> Answer:
         try:
-            model, path, source = "base", record["path"], partial(_identity, self.base)
+            model, path, weights, source = "base", record["path"], "base", partial(_identity, self.base)
             if path is not None:
                 checkpoint = self.checkpoint(path)
                 model, source = checkpoint["model"], partial(self._weights, path, ModelSpec(**checkpoint["spec"]))
-            found = await self.samplers.sample(model, path or "base", record["session"], source, order)
-            answer = sample_answer(*found), PROTOBUF
-        except asyncio.CancelledError as error:  # by its client, or with a reason by `Samplers`
-            answer = _failure(*(error.args[0], "server") if error.args else ("cancelled by its client", "user"))
+                weights = f"{path} of {checkpoint['time']}"  # a name may be used again
+            found = await self.samplers.sample(model, weights, record["session"], source, order)
+            return sample_answer(*found), PROTOBUF
+        except asyncio.CancelledError as error:
+            if not error.args:
+                raise
+            return _failure(error.args[0], "server")  # with a reason by `Samplers`
         except Exception as error:
-            answer = self._failed(request_id, error)
-        del self._sampling[request_id]
-        self._waiting[sampler] -= 1
-        self._sampled.append((time.monotonic(), request_id))
-        self.answers[request_id].set_result(answer)
+            return self._failed(request_id, error)
 
     def _weights(self, path: str, spec: ModelSpec) -> LoadedModel:
         """The base with the weights of a checkpoint, in a lane."""
@@ -592,6 +601,8 @@ class Service:
                 raise RefusedRequest(410, f"no request {request_id!r:.100}; samples do not outlive the server")
             if known.answer is not None:
                 return known.answer, known.media or JSON
+            if known.body is None:
+                raise RefusedRequest(410, f"request {request_id} was run, but its answer could not be written")
             self.answers[request_id] = asyncio.get_running_loop().create_future()
         done, _ = await asyncio.wait({self.answers[request_id]}, timeout=seconds)
         return done.pop().result() if done else None
@@ -644,3 +655,6 @@ def _identity(loaded: LoadedModel) -> LoadedModel:
 
 def _json(**values: Any) -> Answer:
     return json.dumps(values).encode(), JSON
+
+
+CANCELLED = _failure("cancelled by its client", "user")

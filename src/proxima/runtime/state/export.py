@@ -71,11 +71,9 @@ def export(
     if critic and not source.is_dir():
         reason = f"{checkpoint.path} has no critic: the run has none, or it is a head on the policy"
         raise UserError(reason, remedy="leave out --critic")
-    if target.exists():
-        raise UserError(f"{target} exists already; give a new folder")
     if adapter and not is_adapter(str(source)):
         raise UserError(f"{run} was trained without model.lora, so it has no adapter", remedy="leave out --adapter")
-    with atomic_folder(target) as aside:
+    with atomic_folder(target, _refuse_existing) as aside:
         if is_adapter(str(source)) and not adapter:
             read = load_scalar_model if (source / "config.json").is_file() else load
             merged = read(str(source), dtype=DTYPES[base_of(str(source)).dtype or "float32"], device="cpu")
@@ -85,3 +83,8 @@ def export(
         card = model_card(RunFolder(run), checkpoint.step, "peft" if adapter else "transformers")
         (aside / "README.md").write_text(card, encoding="utf-8")
     return target
+
+
+def _refuse_existing(target: Path) -> None:
+    if target.exists():
+        raise UserError(f"{target} exists already; give a new folder")
