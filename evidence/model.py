@@ -39,18 +39,18 @@ class Start:
     words: tuple[str, ...]
 
 
-def of(task: str) -> tuple[str, str]:
-    """The overrides that put another task into recipes/sft.yaml."""
-    asked = f"kind: evidence.tasks:{task}"
-    return f"task={{{asked}, size: 15000}}", f"eval.task={{{asked}, split: test, size: 200}}"
+def of(task: str, asked: str) -> tuple[str, str]:
+    """The overrides that put other tasks, to train on and to ask, into recipes/sft.yaml."""
+    kind = "kind: evidence.tasks:"
+    return f"task={{{kind}{task}, size: 15000}}", f"eval.task={{{kind}{asked}, split: test, size: 200}}"
 
 
-COUNTDOWN, PROGRAMS = "Countdown", "Programs, lines: [20]"
+COUNTDOWN, PROGRAMS = of("Countdown", "Countdown"), of("Programs, lines: [3, 4, 5, 6, 8]", "Programs, lines: [8]")
 STAGES = (
     Stage("short", "start", ("task.terms=[3, 8]", "train.steps=600", "checkpoint.every=20")),
     Stage("long", "short", ("train.steps=420", "checkpoint.every=5")),
-    Stage("countdown_all", "start", (*of(COUNTDOWN), "train.steps=1500", "checkpoint.every=25")),
-    Stage("programs_all", "start", (*of(PROGRAMS), "train.steps=600", "checkpoint.every=20")),
+    Stage("countdown_all", "start", (*COUNTDOWN, "train.steps=1500", "checkpoint.every=25")),
+    Stage("programs_all", "start", (*PROGRAMS, "train.steps=2000", "checkpoint.every=25")),
 )
 SEARCHED = "reward={kind: function, path: evidence.tasks:countdown_reward}"  # any solution is right
 STARTS = (
@@ -62,8 +62,8 @@ STARTS = (
         )
         for terms, tokens in ((3, 18), (15, 68), (49, 206), (99, 410))
     ),
-    Start("countdown", "countdown_all", (of(COUNTDOWN)[1], SEARCHED, "sampling.max_tokens=24")),
-    Start("programs", "programs_all", (of(PROGRAMS)[1], "sampling.max_tokens=50")),
+    Start("countdown", "countdown_all", (COUNTDOWN[1], SEARCHED, "sampling.max_tokens=24")),
+    Start("programs", "programs_all", (PROGRAMS[1], "sampling.max_tokens=24")),
 )
 
 
