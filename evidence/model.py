@@ -39,13 +39,14 @@ class Start:
     words: tuple[str, ...]
 
 
-def of(task: str, asked: str) -> tuple[str, str]:
+def task_words(task: str, asked: str) -> tuple[str, str]:
     """The overrides that put other tasks, to train on and to ask, into recipes/sft.yaml."""
     kind = "kind: evidence.tasks:"
     return f"task={{{kind}{task}, size: 15000}}", f"eval.task={{{kind}{asked}, split: test, size: 200}}"
 
 
-COUNTDOWN, PROGRAMS = of("Countdown", "Countdown"), of("Programs, lines: [3, 4, 5, 6, 8]", "Programs, lines: [8]")
+COUNTDOWN = task_words("Countdown", "Countdown")
+PROGRAMS = task_words("Programs, lines: [3, 4, 5, 6, 8]", "Programs, lines: [8]")
 STAGES = (
     Stage("short", "start", ("task.terms=[3, 8]", "train.steps=600", "checkpoint.every=20")),
     Stage("long", "short", ("train.steps=420", "checkpoint.every=5")),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from proxima.api.local_answers import ShownEngine
-from proxima.data import Completion, FieldError, Prompt, UserError
+from proxima.data import Completion, Episode, FieldError, Prompt, UserError
 from proxima.data.episode import Cut
 from proxima.engine.local import LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
@@ -238,5 +238,8 @@ def play_episodes(
     requests = [Request(prompt=p, sample=s, sampling=sampling, seed=seed) for p in prompts for s in range(samples)]
     player: Any = table.world.player(engine)
     completions = asyncio.run(collect(player, requests))
-    rewarded = [e and replace(e, reward=table.reward(e.reward)) for e in (c.episode for c in completions)]
-    return [replace(c, episode=e) for c, e in zip(completions, rewarded, strict=True)]
+    return [replace(c, episode=_with_reward(c.episode, table)) for c in completions]
+
+
+def _with_reward(episode: Episode | None, table: Table) -> Episode | None:
+    return episode and replace(episode, reward=table.reward(episode.reward))

@@ -16,6 +16,7 @@ from typing import Annotated
 from proxima.cli.parameters import Argument
 from proxima.data import require
 from proxima.runtime.state.folder import RunFolder, existing_run
+from proxima.system.web_requests import is_loopback
 from proxima.view.microscope import PORT
 from proxima.view.microscope.viewer_process import require_server
 
@@ -42,13 +43,12 @@ def view(
         existing_run(runs[0])
     if export is not None:
         return _export(runs, export, recompute)
-    from proxima.reward.server.bounded_server import from_elsewhere
     from proxima.view.microscope.app import MicroscopeApp
     from proxima.view.microscope.server import address_of, listen, open_runs, serve_pages
 
     viewed = open_runs(runs, recompute=recompute)
     with listen(host, port, otherwise=0 if port == PORT else None) as listening:
-        secret = key or (secrets.token_urlsafe(16) if from_elsewhere(listening) else "")
+        secret = key or ("" if is_loopback(listening.getsockname()[0]) else secrets.token_urlsafe(16))
         address = address_of(listening, host, secret)
         print(f"{address}  Ctrl-C stops it", flush=True)
         if not no_browser and sys.stdout.isatty():

@@ -78,9 +78,7 @@ def _parse(text: str, name: str) -> Node | None:
     try:
         loader = Loader(text)  # refuses control characters
         lines = enumerate(text.splitlines(), 1)
-        loader.stand_ins = frozenset(
-            number for number, line in lines if FILL_IN in line and re.search(rf"\s#.*\b{FILL_IN}\b", line)
-        )
+        loader.stand_ins = frozenset(number for number, line in lines if re.search(rf"\s#.*\b{FILL_IN}\b", line))
         node = loader.get_single_node()
         return None if node is None else _convert(loader, node, name, ())
     except (yaml.YAMLError, RecursionError) as error:

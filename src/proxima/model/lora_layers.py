@@ -92,7 +92,7 @@ def attach(model: nn.Module, lora: Lora, seed: int) -> None:
     from proxima.model.merged_lora import MergedLora
 
     config = peft_config(model, lora)
-    if not config.fan_in_fan_out:  # GPT-2's layers are no `Linear`
+    if not config.fan_in_fan_out:  # it is one setting for all layers: those of GPT-2, its head too, stay peft's
         config._register_custom_module({nn.Linear: MergedLora})
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied heads: `merge_adapter` unties them

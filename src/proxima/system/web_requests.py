@@ -4,6 +4,7 @@ A web page in a browser can address a server on the browser's machine: by a name
 the page's own site (`Origin`). Programs send no `Origin`.
 """
 
+import ipaddress
 import re
 from collections.abc import Collection, Mapping
 
@@ -31,3 +32,13 @@ def refused(headers: Mapping[str, str], names: Collection[str], remedy: str) -> 
     if separator and not name_in_host(place):
         return 400, f"Origin {origin!a:.60} is malformed"
     return 403, f"Origin {origin!a:.60} is not allowed: requests of web pages of other sites are refused"
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if a host name or address can only be this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

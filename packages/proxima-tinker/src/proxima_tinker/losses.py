@@ -12,7 +12,7 @@ The SDK's own are sums over all targets, with p = exp(log_prob), q = exp(logprob
 low and high are `clip_low_threshold` and `clip_high_threshold`, .8 and 1.2 unless the config or the example gives
 others; β is `beta`, which has no default. A `mask` in an example multiplies the loss of each token.
 
-Where a bound applies, `keep` in the outputs is 0.
+`keep` in the outputs of ppo and cispo is 0 where a bound applies.
 
 Source: the SDK's documentation of its losses. Differs: `dro` without `beta` is refused, since no default is documented;
 an unknown key of the config is refused.
@@ -20,7 +20,7 @@ an unknown key of the config is refused.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -115,7 +115,7 @@ def _number(key: str, value: float | str) -> float:
 
 
 Numbers = Mapping[str, float]
-PerToken = tuple[Tensor, Tensor | None]  # the loss, and whether its gradient passes
+PerToken = tuple[Tensor, Tensor | None]  # the loss, and where no bound applies; None: the loss has none
 
 
 def _cross_entropy(b: Targets, config: Numbers) -> PerToken:
@@ -151,18 +151,18 @@ def _dro(b: Targets, config: Numbers) -> PerToken:
     return -(b.log_prob * b["advantages"] - config["beta"] / 2 * (b.log_prob - b["logprobs"]).square()), None
 
 
-def _clip_of(kind: str) -> Callable[[float, float], Any]:
+def _clip(kind: str, low: float, high: float) -> dict[str, Any]:
     # rounded: the difference of two decimals is not the decimal that was meant
-    return lambda low, high: {"kind": kind, "epsilon_low": round(1 - low, 9), "epsilon_high": round(high - 1, 9)}
+    return {"kind": kind, "epsilon_low": round(1 - low, 9), "epsilon_high": round(high - 1, 9)}
 
 
 CLIP: dict[str, Any] = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 # by name: the loss, keys of its config with their defaults, and the surrogate that has the same gradient
 NAMED: dict[str, tuple[Callable[[Targets, Numbers], PerToken], dict[str, Any], Callable[..., Any]]] = {
     "cross_entropy": (_cross_entropy, {}, lambda: None),
-    "importance_sampling": (_importance_sampling, {}, lambda: _clip_of("ppo_clip")(0.0, float("inf"))),
-    "ppo": (_ppo, CLIP, _clip_of("ppo_clip")),
-    "cispo": (_cispo, CLIP, _clip_of("cispo")),
+    "importance_sampling": (_importance_sampling, {}, partial(_clip, "ppo_clip", 0.0, float("inf"))),
+    "ppo": (_ppo, CLIP, partial(_clip, "ppo_clip")),
+    "cispo": (_cispo, CLIP, partial(_clip, "cispo")),
     "dro": (_dro, {"beta": None}, lambda beta: {"kind": "dro", "beta": beta}),
 }
 

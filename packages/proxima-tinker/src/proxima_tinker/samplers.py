@@ -1,8 +1,8 @@
 """Engines with the weights of a model at some moment.
 
-An engine has a copy of the model, with the adapter merged, as a sampler of these weights is asked for the first time.
-Completions of one engine are batched; on a CPU their tokens do not depend on one another, so neither on other clients.
-An engine makes room for the next weights of its model, or for others when it was not used for longest.
+An engine is a copy of the model with the weights of one sampler, adapter merged; it is built when that sampler is first
+asked. Completions of one engine are batched; on a CPU their tokens do not depend on one another, so neither on other
+clients. An idle engine makes room for newer weights of its model, and the one that was not used for longest for others.
 """
 
 import asyncio
@@ -77,8 +77,8 @@ class _LoadedEngine:
 
     @asynccontextmanager
     async def places(self, client: str, count: int) -> AsyncIterator[None]:
-        """So many places for completions, within the block; a client has no more than the engine, so that the next
-        completion of another one waits for no more."""
+        """So many places for completions, within the block. A client takes about as many as the engine has slots, and
+        another client's next completion waits for no more than these."""
         most, taken = self.slots + self.slots // 8, 0
         turn, free = self._clients.setdefault(client, (asyncio.Lock(), asyncio.Semaphore(most)))
         try:
@@ -145,9 +145,9 @@ class Samplers:
         for done in sorted(completions, key=lambda completion: completion.sample):
             top_k = None
             if order.top_k_sample:
-                whole, before = np.concatenate([order.prompt, done.tokens]), len(order.prompt) - 1
-                scored = await held.lane.run(_scored, engine.scheduler.decoder, whole, order.top_k_sample)
-                top_k = scored[1][before:], scored[2][before:]
+                whole, first = np.concatenate([order.prompt, done.tokens]), len(order.prompt)
+                scored = await held.lane.run(_scored, engine.scheduler.decoder, whole, first, order.top_k_sample)
+                top_k = scored[1:3]
             stopped = done.finish_reason == "stop"
             out.append(SampledAnswer(tokens=done.tokens, log_probs=done.sampled_log_prob, stopped=stopped, top_k=top_k))
         return out
@@ -204,9 +204,10 @@ class Samplers:
 
 
 def _scored_prompt(decoder: Decoder, order: SampleOrder) -> PromptAnswer:
-    own, ids, values, others = _scored(decoder, order.prompt, order.top_k_prompt, order.targets)
     unknown = 1 if order.last is None else max(1, len(order.prompt) - order.last)
-    own, ids, values = (np.pad(x, [(1, 0)] + [(0, 0)] * (x.ndim - 1)) for x in (own, ids, values))
+    first = unknown if order.targets is None else 1
+    own, ids, values, others = _scored(decoder, order.prompt, first, order.top_k_prompt, order.targets)
+    own, ids, values = (np.pad(x, [(first, 0)] + [(0, 0)] * (x.ndim - 1)) for x in (own, ids, values))
     own[:unknown], ids[:unknown], values[:unknown] = np.nan, 0, NO_LOG_PROB
     return PromptAnswer(
         log_probs=own if order.prompt_log_probs else None,
@@ -216,17 +217,19 @@ def _scored_prompt(decoder: Decoder, order: SampleOrder) -> PromptAnswer:
 
 
 @torch.no_grad()
-def _scored(decoder: Decoder, tokens: Array, k: int, targets: Array | None = None) -> tuple[Array, Array, Array, Array]:
-    """Of the T - 1 tokens after the first: their log-probs; the k most likely ids and log-probs [T - 1, k]; and
-    log-probs of `targets` [T - 1, K], 0 where an id is -1."""
-    states, count = decoder.hidden([tokens])[0], len(tokens) - 1
+def _scored(
+    decoder: Decoder, tokens: Array, first: int, k: int, targets: Array | None = None
+) -> tuple[Array, Array, Array, Array]:
+    """Of the n tokens from `first` on: their log-probs; the k most likely ids and log-probs [n, k]; and log-probs of
+    `targets` [n, K], 0 where an id is -1."""
+    states, count = decoder.hidden([tokens])[0][first - 1 :], len(tokens) - first
     wanted = np.zeros((count, 0), np.int64) if targets is None else targets.astype(np.int64)
     own, others = np.zeros(count, np.float32), np.zeros(wanted.shape, np.float32)
     ids, values = np.zeros((count, k), np.int32), np.zeros((count, k), np.float32)
     for at in range(0, count, ROWS):
         rows = slice(at, min(at + ROWS, count))
         log_prob = decoder.logits(states[rows]).float().log_softmax(1).cpu()
-        own[rows] = log_prob.gather(1, torch.from_numpy(tokens[1:][rows].astype(np.int64))[:, None])[:, 0]
+        own[rows] = log_prob.gather(1, torch.from_numpy(tokens[first:][rows].astype(np.int64))[:, None])[:, 0]
         chosen = torch.from_numpy(wanted[rows])
         others[rows] = log_prob.gather(1, chosen.clamp(min=0)).masked_fill(chosen < 0, 0.0)
         values[rows], ids[rows] = log_prob.topk(k)

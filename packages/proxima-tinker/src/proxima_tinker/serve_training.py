@@ -83,7 +83,7 @@ def serve_training(
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # those of the journal and of checkpoints must stay free
     connections = max(16, min(MOST_CONNECTIONS, files // 2))
     with open_socket(host, port) as listening, signals_restored():
-        require_secret(listening, key, "key", "--key-env")
+        require_secret(listening, host, key, "key", "--key-env")
         with quiet_transformers():
             service = Service(settings, _log)
         app = ServiceApp(service, counts.max_body_mb, key, (host, *allow_host))

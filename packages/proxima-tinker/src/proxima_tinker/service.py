@@ -205,7 +205,7 @@ class Service:
                         del self._seen[session]
                         await self.finish_session(session)
             except Exception as error:
-                self.log(f"tidying: {''.join(traceback.format_exception(error))}")
+                self._log_error("tidying", error)
 
     def _rest(self, model: Model) -> None:
         if model.trained is not None and not model.waiting:
@@ -224,9 +224,12 @@ class Service:
         try:
             call()
         except Exception as error:
-            self._failed(what, RuntimeError(str(error)) if isinstance(error, UserError) else error)
+            self._log_error(what, error)
             return False
         return True
+
+    def _log_error(self, what: str, error: Exception) -> None:
+        self.log(f"{what}: {''.join(traceback.format_exception(error))}")
 
     # ---- requests of a model -----------------------------------------------------------------------------------------
 
@@ -354,7 +357,7 @@ class Service:
         """The answer to a request that failed; an error that is not the client's is in the log."""
         if isinstance(error, UserError):
             return _failure(" ".join(str(error).split()), "user")
-        self.log(f"{what}: {''.join(traceback.format_exception(error))}")
+        self._log_error(what, error)
         return _failure(f"{type(error).__name__}: {error}", "server")
 
     def _trained(self, model: Model) -> TrainedModel:

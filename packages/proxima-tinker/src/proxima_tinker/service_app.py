@@ -291,14 +291,12 @@ class ServiceApp:
         self.base_model(asked.base_model)
         source = {"path": asked.path, "optimizer": asked.optimizer}
         if asked.session_id is None:
-            return await self._submit("load", _need(asked, "model_id"), asked.seq_id, source)
+            return await self._submit("load", _need(asked, "model_id"), _need(asked, "seq_id"), source)
         spec, number = ModelSpec(**self.service.checkpoint(asked.path)["spec"]), _need(asked, "model_seq_id")
         id = await self.service.create_model(asked.session_id, number, spec, asked.user_metadata, source)
         return {"request_id": id}
 
-    async def _submit(self, kind: str, model: str, seq: int | None, values: Any) -> Any:
-        if seq is None:
-            raise HTTPException(422, "seq_id is missing")
+    async def _submit(self, kind: str, model: str, seq: int, values: Any) -> Any:
         body = values if isinstance(values, bytes) else json.dumps(values).encode()
         return {"request_id": await self.service.submit(model, seq, kind, body), "model_id": model}
 
@@ -309,7 +307,7 @@ class ServiceApp:
     async def optim_step(self, asked: Any) -> Any:
         if not isinstance(asked.optim_params, types.AdamParams):
             raise HTTPException(400, "only AdamW is served; leave optimizer_params out and give adam_params")
-        return await self._submit("optim_step", asked.model_id, asked.seq_id, asked.optim_params.model_dump())
+        return await self._submit("optim_step", asked.model_id, _need(asked, "seq_id"), asked.optim_params.model_dump())
 
     async def save(self, asked: Any) -> Any:
         """Training weights, those of a sampler, or a folder to download, by the type of the request."""
@@ -322,7 +320,7 @@ class ServiceApp:
             if asked.age_encryption_recipients:
                 raise HTTPException(400, "age_encryption_recipients: files are not encrypted here; leave it out")
             values |= {"kind": "external"}
-        return await self._submit("save", asked.model_id, asked.seq_id, values)
+        return await self._submit("save", asked.model_id, _need(asked, "seq_id"), values)
 
     def get_info(self, asked: Any) -> Any:
         model, settings = self.service.model(asked.model_id), self.service.settings

@@ -69,9 +69,9 @@ def serve_section(config: Any) -> "tuple[Any, str]":
 
     from proxima.data import FieldError
     from proxima.engine import ENGINES
-    from proxima.engine.http.client import is_loopback
     from proxima.engine.http.server_spec import ServerSpec
     from proxima.engine.serve import Serve
+    from proxima.system.web_requests import is_loopback
 
     engine = config.engine
     kind = ENGINES.name_of(type(engine)) or type(engine).__name__

@@ -59,7 +59,7 @@ def serve_reward(
     scorer_limits = ScorerLimits(**{name.removeprefix("max_"): value for name, value in vars(limits).items()})
     token = "" if token_env is None else bearer_token(token_env, "--token-env")
     with open_socket(host, port) as listening, signals_restored():
-        require_secret(listening, token, "token", "--token-env")
+        require_secret(listening, host, token, "token", "--token-env")
         reward = ModelReward(path=model, encode="text", normalize=normalize, max_tokens=max_tokens, device=device)
         with quiet_transformers():
             reward.check()

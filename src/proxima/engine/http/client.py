@@ -2,7 +2,6 @@
 are refused."""
 
 import asyncio
-import ipaddress
 import os
 import re
 import ssl
@@ -20,6 +19,7 @@ from proxima.data.random import BUSY_SERVER, mix
 from proxima.engine.http.answer_values import error_message, missing, one_line
 from proxima.system.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body, stream_lines
 from proxima.system.secret_values import HIDDEN, is_secret_value
+from proxima.system.web_requests import is_loopback
 
 # Servers close a connection that has been idle for five seconds; a call sent at that moment may be lost.
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
@@ -107,16 +107,6 @@ class Address:
         """The `Authorization` header, if there is a token."""
         token = self.token if self.token_env is None else os.environ[self.token_env]
         return {} if token is None else {"Authorization": f"Bearer {token}"}
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if a host name can only be this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """An HTTP server with bounds on its connections, for a scorer, `proxima view` and the endpoint for agents."""
 
 import asyncio
-import ipaddress
 import math
 import signal
 import socket
@@ -11,6 +10,7 @@ import uvicorn
 from starlette.requests import Request
 
 from proxima.data import UserError
+from proxima.system.web_requests import is_loopback
 
 WRITE_SECONDS = 30.0  # for a client that has stopped reading to read again
 GRACE_SECONDS = 1  # for requests that are being answered when the server shuts down
@@ -106,15 +106,10 @@ def open_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
-def from_elsewhere(listening: socket.socket) -> bool:
-    """True if other machines can reach the socket."""
-    return not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
-
-
-def require_secret(listening: socket.socket, secret: str, what: str, option: str) -> None:
+def require_secret(listening: socket.socket, host: str, secret: str, what: str, option: str) -> None:
     """Raise UserError if other machines can reach the socket and there is no secret that keeps them out."""
-    if not secret and from_elsewhere(listening):
-        reason = f"--host={listening.getsockname()[0]!r} can be reached from other machines, and needs a {what}"
+    if not secret and not is_loopback(listening.getsockname()[0]):
+        reason = f"--host={host!r} can be reached from other machines, and needs a {what}"
         remedy = f"give {option} NAME, an environment variable with a {what}, or listen on 127.0.0.1"
         raise UserError(reason, remedy=remedy)
 

@@ -17,6 +17,8 @@ from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.viewed_run import ViewedRun
 
+BACKLOG = 64  # connections that wait
+
 
 def open_runs(folders: Sequence[str | Path], *, recompute: bool = False) -> list[ViewedRun]:
     """Open the runs of some folders; with `recompute`, columns not stored are computed from their weights.
@@ -42,7 +44,7 @@ def listen(host: str, port: int, otherwise: int | None = None) -> socket.socket:
         if otherwise is None:
             raise
         listening = open_socket(host, otherwise)
-    listening.listen(64)
+    listening.listen(BACKLOG)
     return listening
 
 
