@@ -42,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Delete what tested programs leave in the temporary folder after the tests, except pytest's own folders."""
+    if config.option.markexpr != "gpu":  # what the other tests say of bits, devices and ranks is said of CPUs
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if not hasattr(config, "workerinput"):  # a worker inherits the variables of the process that starts it
         if config.getoption("progress"):
             from tests.progress import Progress

@@ -168,7 +168,7 @@ def full_log_probs(policy: Policy, rows: Sequence[Trajectory]) -> list[Any]:
     """[T, V] log-probs of each answer, nats."""
     log_probs = policy(policy.pack(rows)).top_k_log_prob
     assert log_probs is not None
-    return [part.numpy() for part in log_probs.split([len(row.tokens) for row in rows])]
+    return [part.cpu().numpy() for part in log_probs.split([len(row.tokens) for row in rows])]
 
 
 def update(stack: TrainStack, mask: Mask, rows: Sequence[Trajectory]) -> dict[str, Any]:

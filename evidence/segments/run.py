@@ -134,7 +134,7 @@ class Chain:
     @torch.no_grad()
     def scored(self, rows: Sequence[Trajectory]) -> list[Any]:
         parts = self.policy(self.policy.pack(rows)).log_prob.split([len(row.tokens) for row in rows])
-        return [part.numpy() for part in parts]
+        return [part.cpu().numpy() for part in parts]
 
     # ---- stale answers
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed.fsdp
 import transformers as hf
 
-from proxima.data import FieldError
+from proxima.data import FieldError, UserError
 from proxima.model import load, load_scalar_model
 from proxima.model.lora import Lora
 from proxima.model.parallel.context import ContextGroup
@@ -100,3 +101,9 @@ def test_what_has_no_plan_or_another(tmp_path):
 def test_only_packed_attention_splits_tokens():
     with pytest.raises(FieldError, match=r"placement\.context_parallel=2 .*model\.attention=padded"):
         ContextGroup.of(Sharding(context_parallel=2), torch.device("cpu"), "padded")
+
+
+def test_an_older_torch_is_refused_before_the_config_is_read(monkeypatch):
+    monkeypatch.delattr(torch.distributed.fsdp.FSDPModule, "set_reduce_scatter_unused_params")
+    with pytest.raises(UserError, match=r"ranks need torch 2\.13 or newer, and .* is installed"):
+        load("no-such-folder", sharding=Sharding())

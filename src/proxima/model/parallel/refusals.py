@@ -5,6 +5,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
+from proxima.data import UserError
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import load_config, load_shape
 
@@ -14,13 +17,18 @@ POLICY = "model.path"
 def require_splittable(
     path: str, revision: str | None, sharding: Sharding, ranks: int = 0, *, adapters: bool, name: str = POLICY
 ) -> None:
-    """Raise FieldError for a model that can't be split over ranks as `sharding` says; only its config is read.
+    """Raise FieldError for a model that can't be split over ranks as `sharding` says; only its config is read. Raise
+    UserError for a torch that is too old for ranks.
 
     Args:
         ranks: of the run; 0: unknown.
         adapters: the model is to get adapters.
         name: of the model in a message.
     """
+    from torch.distributed.fsdp import FSDPModule
+
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        raise UserError(f"ranks need torch 2.13 or newer, and {torch.__version__} is installed", remedy="update torch")
     if sharding.together * sharding.expert_parallel > 1:
         shape = partial(load_shape, path, revision)
         check_split(load_config(path, revision), shape, sharding, ranks, adapters=adapters, name=name)
