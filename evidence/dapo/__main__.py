@@ -14,6 +14,17 @@ PARTS = {"c": "clip-higher", "d": "dynamic sampling", "t": "token-level loss", "
 
 
 def report(runs: Sequence[Run]) -> None:
+    panels = []
+    for sweep, title in (("sweep", "12 to 21 terms, 5 seeds"), ("known", "15 and 21 terms, 5 seeds")):
+        print(f"\n## {title}")
+        of_sweep = [run for run in runs if run["sweep"] == sweep]
+        if of_sweep:
+            tables(of_sweep)
+            panels.append(panel(of_sweep, CELLS, "accuracy", STEPS, title=title, y="share right"))
+    draw(Path(__file__).with_name("dapo.svg"), panels)
+
+
+def tables(runs: Sequence[Run]) -> None:
     tokens = min(total(run, "generated") for run in runs)
     columns: dict[str, tuple[Outcome, int]] = {
         "held-out accuracy": (after, 3),
@@ -28,9 +39,6 @@ def report(runs: Sequence[Run]) -> None:
     for letter, name in PARTS.items():
         effects = [told(effect(runs, letter, f), MARGIN) for f in (mean("accuracy", STEPS), until(tokens))]
         print(f"| {name} | {' | '.join(effects)} |")
-    draw(
-        Path(__file__).with_name("dapo.svg"), [panel(runs, CELLS, "accuracy", STEPS, title="5 seeds", y="share right")]
-    )
 
 
 def until(tokens: float) -> Outcome:
@@ -52,4 +60,4 @@ def effect(runs: Sequence[Run], part: str, outcome: Outcome) -> SeedMean | None:
 
 
 if __name__ == "__main__":
-    run_claim(__file__, report, "sweep")
+    run_claim(__file__, report, "sweep", "known")
