@@ -217,7 +217,7 @@ def test_lines_that_end_in_carriage_returns_alone_are_refused(tmp_path):
         ([{"role": "robot", "content": "Hi"}], "expected a role among system, user, assistant"),
         ([{"role": "user"}], "expected a role among"),
         ([{"role": "user", "content": 3}], "and a text content"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image': proxima trains on text alone"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image', which the model would not see"),
     ],
 )
 def test_a_chat_that_is_none(tmp_path, chat, message):
@@ -226,11 +226,23 @@ def test_a_chat_that_is_none(tmp_path, chat, message):
 
 
 @both
-def test_images_are_refused_unless_they_are_for_the_rewards_alone(cls, tmp_path):
+def test_images_are_shown_or_for_the_rewards_and_never_dropped(cls, tmp_path):
     path = written(cls, tmp_path, [ROWS[0] | {"images": ["cat.png"]}])
-    with pytest.raises(ValueError, match=r"has a column 'images', which proxima can't show to a model.* metadata=\["):
+    with pytest.raises(ValueError, match=r"has a column 'images', which the model would not see; show it with images="):
         cls(path=path).rows(1)
     assert cls(path=path, metadata=("images",)).rows(1)[0].metadata == {"images": ["cat.png"]}
+    row = cls(path=path, images="images").rows(1)[0]
+    assert "images" not in row.metadata
+    assert row.images == (str(tmp_path / "cat.png") if cls is Jsonl else "cat.png",)
+
+
+def test_parts_of_messages_are_texts_and_images(tmp_path):
+    parts = [{"type": "text", "text": "left "}, {"type": "image", "path": "a.png"}, {"type": "text", "text": " right"}]
+    path = written(Jsonl, tmp_path, [{"chat": [{"role": "user", "content": parts}], "answer": "1"}])
+    row = Jsonl(path=path, messages="chat", images="chat").rows(1)[0]
+    assert (row.messages, row.images) == (user("left <image> right"), (str(tmp_path / "a.png"),))
+    with pytest.raises(ValueError, match=r"a part of type 'image'.* images=chat shows it"):
+        Jsonl(path=path, messages="chat").rows(1)
 
 
 def test_an_empty_list_of_images_is_none(tmp_path):

@@ -94,11 +94,11 @@ class StepEstimate:
 def longest_prompt(config: RunConfig) -> int:
     """The length of the longest prompt among the first questions, in tokens, chat template included; ValueError, with
     the reason, if the data or the tokenizer can't be read."""
-    tokenizer: Any = load_tokenizer(config.model.path, config.model.revision)
+    model = config.model.unloaded([config.task])
     rows = config.task.rows(config.seed)
     count = min(SAMPLE_PROMPTS, len(rows))
-    asked = config.data.system, config.data.template_arguments
-    return max((len(to_prompt(rows[i], i, tokenizer, *asked).tokens) for i in range(count)), default=1)
+    asked = config.data.system, config.data.template_arguments, model.images
+    return max((len(to_prompt(rows[i], i, model.tokenizer, *asked).tokens) for i in range(count)), default=1)
 
 
 def example_lengths(config: OfflineConfig) -> tuple[int, list[int]]:

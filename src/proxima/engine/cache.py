@@ -16,6 +16,7 @@ class KVCache:
         slots: rows; most completions that run at once.
         parts: 2 for keys and values; 1 for a decoder that keeps a single tensor per position.
     `capacity`, tokens a row holds, starts at 0 and grows on `reserve`.
+    `shift` [slots] int64: of each row, see `Decoder.shift`; None: 0 for all.
     `leaders` [2, slots] int64: for each row, another row with the same content at its first positions, and the number
     of these positions. Reading them from that row hits the processor's cache; the row's own copy would come from
     memory.
@@ -35,6 +36,7 @@ class KVCache:
         self.shape = (parts, slots, heads, 0, head_dim)
         self.layers = [torch.zeros(self.shape, dtype=dtype, device=device) for _ in range(layers)]
         self.capacity, self.device = 0, device
+        self.shift: Tensor | None = None
         self.leaders = torch.zeros(2, slots, dtype=torch.int64)
 
     def reserve(self, tokens: int) -> None:
@@ -48,14 +50,20 @@ class KVCache:
             self.layers[i] = grown
         self.capacity = capacity
 
-    def put(self, slots: Tensor, prompt: Tensor) -> None:
+    def put(self, slots: Tensor, prompt: Tensor, shift: int = 0) -> None:
         """Copy one prompt's KV, [layers, 2, H_kv, P, D], into several rows."""
+        if shift and self.shift is None:
+            self.shift = torch.zeros(self.shape[1], dtype=torch.int64, device=self.device)
+        if self.shift is not None:
+            self.shift[slots] = shift
         length = prompt.shape[3]
         for i, layer in enumerate(self.layers):
             layer[:, slots, :, :length] = prompt[i][:, None]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy row `source` to row `target`: the last running completion takes the slot of a finished one."""
+        if self.shift is not None:
+            self.shift[target] = self.shift[source]
         for layer in self.layers:
             layer[:, target, :, :length] = layer[:, source, :, :length]
 

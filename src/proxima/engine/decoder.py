@@ -44,6 +44,11 @@ class Decoder(Protocol):
         """Copy the weights of `model`, which has the same shapes."""
         ...
 
+    def shift(self, tokens: Ints) -> int:
+        """What is added to the number of a token that follows these to get its position: not 0 for a model that counts
+        images otherwise."""
+        ...
+
     def new_cache(self, slots: int) -> KVCache:
         """An empty cache for this model."""
         ...
@@ -93,6 +98,14 @@ class CachingDecoder:
         `attend(layer, q [n, H, D], kv [n, 2, H_kv, D], scale, window)` → [n, H, D]."""
         raise NotImplementedError
 
+    def shift(self, tokens: Ints) -> int:
+        return 0
+
+    def _positions(self, prompts: Sequence[Ints], begin: Sequence[int], position: Tensor) -> Tensor:
+        """[L] or [3, L] the positions of packed prompts, each from its token `begin` on; `position` [L] if they are
+        counted."""
+        return position
+
     def new_cache(self, slots: int) -> KVCache:
         return KVCache(self.depth, slots, self.kv_heads, self.head_dim, self.dtype, self.device)
 
@@ -136,6 +149,7 @@ class CachingDecoder:
                 out[start:end] = causal_attention(q[None, start:end], key, value, scale, window)[0]
             return out
 
+        position = self._positions(prompts, begin, position)
         return self._run(tokens, position, max(map(len, prompts)), attend), cached, spans
 
     @torch.no_grad()
@@ -154,7 +168,8 @@ class CachingDecoder:
                 masks[window] = reach_mask(position, reach, window)
             return cached_attention(q.to(self.dtype), key, value, masks[window], scale)
 
-        return self._run(tokens, position, reach, attend)
+        shifted = position if cache.shift is None else (position + cache.shift[: len(tokens)]).expand(3, -1)
+        return self._run(tokens, shifted, reach, attend)
 
 
 def padded_rows(count: int) -> int:

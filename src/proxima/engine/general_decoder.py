@@ -8,7 +8,7 @@ full sequence again for every token.
 import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits, 
 from proxima.model.attention import hugging_face_name
 from proxima.model.lora_layers import merge_adapter, plain_weights
 from proxima.model.policy import parts
+
+if TYPE_CHECKING:
+    from proxima.model.images import ImageStore
 
 
 class ModelCopy:
@@ -62,12 +65,29 @@ class ModelCopy:
 class GeneralDecoder(CachingDecoder, ModelCopy):
     """For architectures that call their attention through Hugging Face's attention interface."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, *, routes: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, *, routes: bool = False, images: "ImageStore | None" = None
+    ) -> None:
         ModelCopy.__init__(self, model, dtype)
         CachingDecoder.__init__(self, self.model.config.get_text_config(), dtype, self.device)
         self.records_routes = routes
         self.takes_past = not routes  # routes are needed for all tokens
-        self.model.set_attn_implementation(hugging_face_name("packed"))
+        self.images: Any = None  # an `ImageReader`
+        if images is not None:
+            from proxima.model.image_inputs import ImageReader
+
+            self.images = ImageReader(self.model, images)
+        (self.model if images is None else self.backbone).set_attn_implementation(hugging_face_name("packed"))
+
+    def shift(self, tokens: Ints) -> int:
+        return 0 if self.images is None else int(self.images.shift(tokens))
+
+    def _positions(self, prompts: Sequence[Ints], begin: Sequence[int], position: Tensor) -> Tensor:
+        if self.images is None or not self.images.three_axes:
+            return position
+        parts = [torch.from_numpy(self.images.position(p)[:, first:]) for p, first in zip(prompts, begin, strict=True)]
+        padding = position[sum(part.shape[1] for part in parts) :]
+        return torch.cat([*(part.to(self.device) for part in parts), padding.expand(3, -1)], 1)
 
     def _run(self, tokens: Tensor, position: Tensor, longest: int, attend: Attend) -> Tensor:
         def attend_to(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
@@ -80,9 +100,10 @@ class GeneralDecoder(CachingDecoder, ModelCopy):
             connect_routers(self.backbone)
             more["routing"] = RoutingPass()
         with SteadyRows(self.dtype), self.autocast():
-            answer = self.backbone(
-                input_ids=tokens[None], position_ids=position[None], use_cache=False, attend=attend_to, **more
-            )
+            given = {"input_ids": tokens[None], "position_ids": position[..., None, :]}
+            if self.images is not None:
+                given = self.images.inputs(tokens, position)
+            answer = self.backbone(**given, use_cache=False, attend=attend_to, **more)
         self.routes = more["routing"].chosen() if more else None
         hidden: Tensor = answer.last_hidden_state[0]
         return hidden
@@ -94,6 +115,9 @@ class RecomputeDecoder(ModelCopy):
 
     routes: Tensor | None = None
     takes_past = False
+
+    def shift(self, tokens: Ints) -> int:
+        return 0
 
     def new_cache(self, slots: int) -> KVCache:
         return KVCache(1, slots, 1, 1, torch.long, self.device, parts=1)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -32,6 +32,9 @@ from proxima.engine.scheduler import Scheduler
 from proxima.model.attention import unpackable
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import DTYPES, LoadedModel
+
+if TYPE_CHECKING:
+    from proxima.model.images import ImageStore
 
 STEPS_PER_TURN = 8  # steps decoded before another call may interrupt
 
@@ -129,7 +132,13 @@ def check_decoder(model: nn.Module, kind: str, routes: bool = False) -> None:
 
 
 def make_decoder(
-    model: nn.Module, dtype: torch.dtype, kind: str = "auto", *, routes: bool = False, graphs: int = 0
+    model: nn.Module,
+    dtype: torch.dtype,
+    kind: str = "auto",
+    *,
+    routes: bool = False,
+    graphs: int = 0,
+    images: "ImageStore | None" = None,
 ) -> Decoder:
     """Build the decoder requested by `kind`; with `routes` it records them. `graphs`: most rows of a step that runs as
     a CUDA graph; 0: none.
@@ -138,11 +147,15 @@ def make_decoder(
         UserError: as for `check_decoder`.
     """
     check_decoder(model, kind, routes)
-    if kind in ("auto", "fast") and supports(model) is None:
+    if images is None and kind in ("auto", "fast") and supports(model) is None:
         return FastDecoder(model, dtype, graphs=graphs)
     from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
 
-    return RecomputeDecoder(model, dtype) if unpackable(model) else GeneralDecoder(model, dtype, routes=routes)
+    return (
+        RecomputeDecoder(model, dtype)
+        if unpackable(model)
+        else GeneralDecoder(model, dtype, routes=routes, images=images)
+    )
 
 
 class LocalEngine:
@@ -310,11 +323,13 @@ def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None, se
     check_decoder(loaded.model, spec.decoder, spec.routed_experts)
     slots = padded_rows(spec.slots)
     graphs = slots if spec.cuda_graphs else 0
-    make = make_decoder
+    make: Any = make_decoder
     if spec.mismatch:
         from proxima.engine.perturbed_decoder import make_perturbed_decoder
 
         make = partial(make_perturbed_decoder, weights=spec.weights, noise=spec.noise, seed=seed)
+    if loaded.images is not None:
+        make = partial(make, images=loaded.images)
     return Scheduler(
         make(loaded.model, DTYPES[spec.dtype], spec.decoder, routes=spec.routed_experts, graphs=graphs),
         loaded.tokenizer,

@@ -256,7 +256,7 @@ class Scheduler:
             self.running.extend(admitted)
             longest = max(running.request.sampling.max_tokens for running in admitted) + len(entry.prompt.tokens)
             self.cache.reserve(min(longest, self.max_length))
-            self.cache.put(slots, entry.kv)
+            self.cache.put(slots, entry.kv, self.decoder.shift(entry.prompt.tokens))
             for running in admitted:
                 running.beginnings = entry.beginnings
         self._lead()
@@ -311,7 +311,7 @@ class Scheduler:
                 for running in self.running[at : at + ROWS]
             ]
             for i, kv in enumerate(self.decoder.prefill(sequences)[1]):
-                self.cache.put(torch.tensor([at + i], device=self.cache.device), kv)
+                self.cache.put(torch.tensor([at + i], device=self.cache.device), kv, self.decoder.shift(sequences[i]))
                 self.running[at + i].beginnings = ()
         self._lead()
         self._rebuild = False

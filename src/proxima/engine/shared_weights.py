@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from proxima.model.lora import is_adapted
 from proxima.model.lora_layers import plain_weights
-from proxima.model.pretrained import load_config, load_tokenizer
+from proxima.model.pretrained import load_config, load_tokenizer, reader_of
 
 ALIGNMENT = 64  # bytes
 HEADER = 8  # words of 8 bytes: version, checksum
@@ -152,7 +152,6 @@ class ModelOverWeights:
     """
 
     def __init__(self, files: Mapping[str, bytes], weights: SharedWeights, device: torch.device) -> None:
-        from transformers import AutoModelForCausalLM
         from transformers.initialization import no_init_weights
 
         with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +159,7 @@ class ModelOverWeights:
                 (Path(folder) / name).write_bytes(content)
             config, self.tokenizer = load_config(folder), load_tokenizer(folder)
         with no_init_weights():
-            self.model: Any = AutoModelForCausalLM.from_config(config).eval().to(device)
+            self.model: Any = reader_of(config).from_config(config).eval().to(device)
         if GENERATION in files:
             self.model.generation_config.eos_token_id = json.loads(files[GENERATION])["eos_token_id"]
         self.weights = weights

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def run_eval(
     observer.progress("load", 0, 1, "models")
     with quiet_transformers(), ThreadPoolExecutor(1) as background, ExitStack() as opened:
         sha = background.submit(model_sha, config.model.path, config.model.revision)
-        model = config.model.source(config.seed).load()
+        model = replace(config.model.source(config.seed), images=suites[0].images).load()
         compute = ComputeThread()
         log = None if folder is None else folder / ENGINE_LOG
         engine, notes = suites[0].engine.build(lambda: model, compute=compute, log=log, seed=config.seed)

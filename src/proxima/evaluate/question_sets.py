@@ -52,6 +52,7 @@ class LoadedSuite:
     questions: HeldOutSet
     engine: EngineChoice  # the same for all suites of the evaluation
     notes: tuple[str, ...] = ()
+    images: Any = None  # an `ImageStore`, if the questions show images
 
 
 def named_suite(
@@ -132,7 +133,7 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     data = [(suite, *_rows(config, suite)) for suite in suites]  # missing data is reported before transformers loads
     with quiet_transformers():
-        model = config.model.unloaded()
+        model = config.model.unloaded(suite.task for suite in suites)
     samplings = tuple(dict.fromkeys(suite.sampling for suite in suites))
     needs = EngineRequirements.of(
         model, compute_dtype=config.model.compute_dtype, samplings=samplings, publishes=True
@@ -141,7 +142,13 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     data[0][2].extend(engine.check())
     data[0][2].extend(template_note(model.tokenizer, model.path))  # once, whatever the number of suites
     loaded = [
-        LoadedSuite(suite=suite, questions=_questions(config, suite, rows, model), engine=engine, notes=tuple(notes))
+        LoadedSuite(
+            suite=suite,
+            questions=_questions(config, suite, rows, model),
+            engine=engine,
+            notes=tuple(notes),
+            images=model.images,
+        )
         for suite, rows, notes in data
     ]
     played = {part.suite.path: part for part in loaded if is_played(part.suite.task)}

@@ -181,9 +181,13 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     return F.scaled_dot_product_attention(queries, keys, values, **how).transpose(1, 2)
 
 
-def packed_states(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    """The states that predict the response tokens, with the packed axis as one row."""
-    answer = backbone(input_ids=batch.tokens[None], position_ids=batch.position[None], use_cache=False, **more)
+def packed_states(
+    backbone: nn.Module, batch: PackedBatch, *, inputs: dict[str, Any] | None = None, **more: Any
+) -> Tensor:
+    """The states that predict the response tokens, with the packed axis as one row; `inputs`: those of the decoder, if
+    they are not the tokens and their positions."""
+    given = inputs or {"input_ids": batch.tokens[None], "position_ids": batch.position[None]}
+    answer = backbone(**given, use_cache=False, **more)
     hidden: Tensor = answer.last_hidden_state[0]
     return hidden.index_select(0, batch.predict)
 

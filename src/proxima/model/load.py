@@ -16,6 +16,7 @@ from proxima.model.pretrained import (
     load_config,
     load_tokenizer,
     model_place,
+    reader_of,
     refuse_not_finite,
     resolve_device,
     unreadable_model,
@@ -98,9 +99,8 @@ def on_ranks(loaded: LoadedModel, sharding: "Sharding | None", device: str) -> L
 
 
 def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: str, **ranks: Any) -> LoadedModel:
-    from transformers import AutoModelForCausalLM
-
-    if scorer := next((x for x in load_config(path, revision).architectures or () if "Classification" in x), None):
+    config = load_config(path, revision)
+    if scorer := next((x for x in config.architectures or () if "Classification" in x), None):
         remedy = "give a language model, such as the one that it was trained from"
         raise FieldError("model.path", path, f"is a {scorer}, which scores text and writes none", remedy=remedy)
     _, extra = model_place(path)
@@ -110,7 +110,7 @@ def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: 
         # without dequantize the weights keep their quantised classes, and save_pretrained fails later
         extra["quantization_config"] = GgufConfig(gguf_file=extra["gguf_file"], dequantize=True)
     place: dict[str, Any] = {"revision": revision, "dtype": dtype, "device": device}
-    return load_weights(AutoModelForCausalLM, path, **place, **ranks, **extra)[0]
+    return load_weights(reader_of(config), path, **place, **ranks, **extra)[0]
 
 
 def bound_product_caches() -> None:

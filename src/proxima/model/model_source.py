@@ -12,6 +12,7 @@ from proxima.model.policy import Policy
 from proxima.model.pretrained import DTYPES, LoadedModel, resolve_device
 
 if TYPE_CHECKING:
+    from proxima.model.images import ImageStore
     from proxima.model.parallel.sharding import Sharding
     from proxima.model.scalar_model import ScalarModel
 
@@ -26,6 +27,7 @@ class ModelSource:
         seed: of the random initialisation of new adapters and heads.
         attention, share_prompt, gradient_checkpointing: see `PackedModel`; `compute_dtype` is a name of `DTYPES`.
         log_prob_chunk: see `Policy`.
+        images: those that its prompts show; None: text alone.
         sharding: spread over the ranks of torch.distributed, see `load`; loading is then collective. None: one process.
     """
 
@@ -41,13 +43,16 @@ class ModelSource:
     gradient_checkpointing: bool = False
     log_prob_chunk: int = 512
     sharding: "Sharding | None" = None
+    images: "ImageStore | None" = None
 
     def load(self, saved: str | None = None) -> LoadedModel:
         """Load the model, or the one of the same architecture that a checkpoint stored in the folder `saved`."""
         if self.lora is not None:
             lora = self.lora if saved is None else replace(self.lora, path=saved)
-            return load(self.path, revision=self.revision, lora=lora, seed=self.seed, **self._place)
-        return load(saved or self.path, revision=None if saved else self.revision, **self._place)
+            loaded = load(self.path, revision=self.revision, lora=lora, seed=self.seed, **self._place)
+        else:
+            loaded = load(saved or self.path, revision=None if saved else self.revision, **self._place)
+        return loaded if self.images is None else replace(loaded, images=self.images)
 
     def load_scalar(self, saved: str | None = None, *, head_std: float) -> LoadedModel:
         """Load the model with a scalar head, see `load_scalar_model`, or the one that a checkpoint stored in

@@ -103,7 +103,15 @@ class PackedModel:
         self.compute_dtype, self.replays_routes = compute_dtype, replays_routes
         # a model without attention takes no name for it
         if attention != "padded" or getattr(self.model, "_supports_sdpa", False):
-            self.model.set_attn_implementation(hugging_face_name(attention))
+            shows = loaded.images is not None  # whose tower attends as it always does
+            (self.model.get_decoder() if shows else self.model).set_attn_implementation(hugging_face_name(attention))
+        self.images: Any = None  # an `ImageReader`, where prompts show images
+        if loaded.images is not None:
+            from proxima.model.image_inputs import ImageReader
+
+            if attention != "packed":
+                raise FieldError("model.attention", attention, "can't be shown images", remedy="set it to packed")
+            self.images = ImageReader(self.model, loaded.images)
         self.reroutes = False  # layers are recomputed in the backward pass, and their routers would choose again
         if any(hasattr(module, "_apply_gate") for module in self.model.modules()):
             from proxima.model.grouped_experts import compute_in_autocast
@@ -198,7 +206,9 @@ class PackedModel:
     def hidden(self, batch: PackedBatch, routing: "RoutingPass | None" = None) -> Tensor:
         """[N, D] the states that predict the response tokens; to be called within `run`, under `autocast`."""
         routing = routing or self.routing(batch)
-        more = {} if routing is None else {"routing": routing}
+        more: dict[str, Any] = {} if routing is None else {"routing": routing}
+        if self.images is not None:
+            more["inputs"] = self.images.of_batch(batch)
         compute = ATTENTION[self.attention] if self.context is None else self.context.hidden
         states: Tensor = compute(self.backbone, batch, **more)
         return states

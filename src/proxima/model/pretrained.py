@@ -19,13 +19,15 @@ if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe mus
     from proxima.model.parallel.sharding import Sharding
 
 
+SHOWN_IMAGES = frozenset({"idefics3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})  # families
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
     """A model with its tokenizer and path; `base` is the base of its adapter, None without one. On many ranks,
-    `sharding` says how it is split, and `device` is where this rank computes; its weights may be stored elsewhere."""
+    `sharding` says how it is split, and `device` is where this rank computes; its weights may be stored elsewhere.
+    `images`: the `ImageStore` of its prompts; None: they are of text alone."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
@@ -33,6 +35,7 @@ class LoadedModel:
     base: "BaseModel | None" = None
     sharding: "Sharding | None" = None
     device: torch.device | None = None
+    images: Any = None
 
     @property
     def name(self) -> str:
@@ -68,13 +71,14 @@ class LoadedModel:
 @dataclass(frozen=True, kw_only=True)
 class UnloadedModel:
     """The facts of a model that are known before its weights are loaded; prompt and completion may have `context`
-    tokens together."""
+    tokens together. `images`: the `ImageStore` of its prompts; None: they are of text alone."""
 
     path: str
     revision: str | None
     config: "PretrainedConfig"
     tokenizer: Any
     context: int
+    images: Any = None
 
     @classmethod
     def read(cls, path: str, revision: str | None = None, max_length: int | None = None) -> "UnloadedModel":
@@ -210,19 +214,28 @@ def load_generation_config(path: str, revision: str | None = None) -> "Generatio
         return None
 
 
+def reader_of(config: Any) -> Any:
+    """The class of transformers that loads a language model with this config."""
+    import transformers
+
+    if config.model_type in SHOWN_IMAGES:
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
+
+
 def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":
     """The model without weights (on the meta device), from its config.
 
     Raises:
         UserError: the config can't be read, or its architecture is not known.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification
 
     with torch.device("meta"):
         try:
             config: Any = load_config(path, revision)
             scores = any("SequenceClassification" in name for name in config.architectures or ())
-            kind: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+            kind: Any = AutoModelForSequenceClassification if scores else reader_of(config)
             model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
         except (ValueError, KeyError) as error:
             if isinstance(error, UserError):

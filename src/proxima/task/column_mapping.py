@@ -4,6 +4,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from proxima.data import FieldError, Message, UserError
@@ -27,12 +28,16 @@ class ColumnMapping(PlayedTask):
         answer: column with the answer, or a template; null: the rows have no answer, which is also the case if the data
             lacks the default column `answer`.
         metadata: columns that are passed to rewards and reports; null: all.
+        images: column with an image, or a list of them: paths, bytes, or images of `datasets`. Each is shown where the
+            messages have `<image>`, or before the question if none has it. The column of `messages` itself: they have
+            parts, `{type: image, path}` among them. null: text alone.
     """
 
     question: str = "question"
     messages: str | None = None
     answer: str | None = ANSWER
     metadata: tuple[str, ...] | None = None
+    images: str | None = None
 
     def __post_init__(self) -> None:
         if self.metadata is not None:
@@ -45,6 +50,8 @@ class ColumnMapping(PlayedTask):
         if self.answer is not None:
             texts["answer"] = self.answer
         columns = dict.fromkeys(self.metadata or (), "metadata")
+        if self.images is not None:
+            texts["images"] = self.images
         for field, text in texts.items():
             columns |= dict.fromkeys(sorted(template_fields(text, field)) if "{" in text else [text], field)
         return columns
@@ -76,13 +83,14 @@ class ColumnMapping(PlayedTask):
         return None
 
     def refuse_media(self, columns: Iterable[str], source: str) -> None:
-        """Raise UserError for a column of images, video or sound, unless `metadata` names it."""
-        if media := sorted(MEDIA.intersection(columns) - set(self.metadata or ())):
-            what = f"{source} has a column {media[0]!r}, which proxima can't show to a model: it trains on text alone"
-            raise UserError(what, remedy=f"remove the column, or keep it for rewards with metadata=[{media[0]}]")
+        """Raise UserError for a column of images, video or sound, unless `metadata` or `images` names it."""
+        if media := sorted(MEDIA.intersection(columns) - {*(self.metadata or ()), self.images}):
+            show = f"show it with images={media[0]}, " if media[0].startswith("image") and not self.images else ""
+            what = f"{source} has a column {media[0]!r}, which the model would not see"
+            raise UserError(what, remedy=f"{show}remove it, or keep it for rewards with metadata=[{media[0]}]")
 
-    def row(self, values: Mapping[str, Any], source: str) -> Row:
-        """Build the row from these values.
+    def row(self, values: Mapping[str, Any], source: str, folder: Path = Path()) -> Row:
+        """Build the row from these values; paths of images are relative to `folder`.
 
         Raises:
             EmptyPromptError: its question or its chat is empty.
@@ -91,21 +99,28 @@ class ColumnMapping(PlayedTask):
         self.refuse_media((name for name in MEDIA & values.keys() if values[name]), source)
         try:
             answer = None if self.answer is None or self.lacks_answer(values) else _value(self.answer, values)
-            names = values if self.metadata is None else self.metadata
+            names = [name for name in values if name != self.images] if self.metadata is None else self.metadata
             metadata = {name: to_json_value(look_up(values, name)) for name in names}
+            chat = None if self.messages is None else look_up(values, self.messages)
+            images: tuple[Any, ...] = ()
+            if self.images is not None:
+                from proxima.task.image_files import image_list, without_parts
+
+                among = self.images == self.messages
+                chat, column = without_parts(chat) if among else (chat, look_up(values, self.images))
+                images = image_list(column, folder, source)
             if self.messages is not None:
-                chat = look_up(values, self.messages)
                 if chat is None or (isinstance(chat, (str, list, tuple)) and not chat):
                     raise _without_prompt("messages", chat, self.messages, source)
                 messages = as_messages(chat, f"{source}: column {self.messages!r}")
-                return Row(messages=messages, answer=answer, metadata=metadata, chat=True)
+                return Row(messages=messages, answer=answer, metadata=metadata, chat=True, images=images)
             question = _value(self.question, values)
         except KeyError as error:
             columns = ", ".join(values) or "none"
             raise UserError(f"{source} has no column {error.args[0]!r}; columns: {columns}") from None
         if question is None or question == "":
             raise _without_prompt("question", question, self.question, source)
-        return Row(messages=user_message(as_text(question)), answer=answer, metadata=metadata)
+        return Row(messages=user_message(as_text(question)), answer=answer, metadata=metadata, images=images)
 
 
 def as_messages(value: Any, source: str) -> tuple[Message, ...]:
@@ -123,8 +138,10 @@ def as_messages(value: Any, source: str) -> tuple[Message, ...]:
         content = message["content"] if fits and isinstance(message.get("content"), (list, tuple)) else ()
         kinds = [str(part.get("type")) for part in content if isinstance(part, Mapping)]
         if other := next((kind for kind in kinds if kind != "text"), None):
-            what = f"{source} holds a message with a part of type {other!r}: proxima trains on text alone"
-            raise UserError(what, remedy="remove these rows, or give the text as the message's content")
+            column = source.rpartition("column ")[2].strip("'")
+            show = f"images={column} shows it; else " if other == "image" else ""
+            what = f"{source} holds a message with a part of type {other!r}, which the model would not see"
+            raise UserError(what, remedy=f"{show}remove these rows, or give the text as the message's content")
         if not fits or not isinstance(message.get("content"), str):
             expected = f"expected a role among {', '.join(ROLES)} and a text content"
             raise UserError(f"{source} holds the message {message!r:.80}, {expected}")

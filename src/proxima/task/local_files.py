@@ -66,7 +66,7 @@ class Jsonl(LocalFiles):
             if not offsets:
                 self.require_columns(values, place)
             try:
-                self.row(values, place)
+                self.row(values, place, file.parent)
             except EmptyPromptError as error:
                 unusable.append(error)
             lacking.setdefault(self.lacks_answer(values), place)
@@ -85,7 +85,7 @@ class Jsonl(LocalFiles):
         place = f"{files[number]}, byte {offset}"
         with files[number].open("rb") as stream:
             stream.seek(offset)
-            return self.row(_parsed(stream.readline(), place), place)
+            return self.row(_parsed(stream.readline(), place), place, files[number].parent)
 
 
 def _place(files: Sequence[Path], position: tuple[int, int]) -> str:

@@ -6,13 +6,16 @@ from dataclasses import replace
 from functools import cached_property
 from threading import Thread
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from proxima.data import FieldError, Message, Prompt, UserError, require
 from proxima.data.columns import Ints
 from proxima.model.chat import Tokenizer, prompt_tokens
 from proxima.task.cursor import Cursor
 from proxima.task.protocol import Row, Rows
+
+if TYPE_CHECKING:
+    from proxima.model.images import ImageStore
 
 TEMPLATE_SECONDS = 20.0
 OPENING = 64  # common openings of prompts are counted in steps of this many tokens, so that chance matches don't count
@@ -41,10 +44,18 @@ def to_prompt(
     tokenizer: Tokenizer,
     system: str | None = None,
     arguments: Mapping[str, Any] = MappingProxyType({}),
+    images: "ImageStore | None" = None,
 ) -> Prompt:
-    """Build the prompt of a row; `arguments` are those of the chat template."""
+    """Build the prompt of a row; `arguments` are those of the chat template, `images` keeps those of the rows."""
     chat = with_system(row.messages, system)
-    tokens = prompt_tokens(chat, tokenizer, arguments)
+    if row.images:
+        if images is None:
+            raise UserError("the row has images, which are shown in `proxima train` and `eval` alone")
+        from proxima.task.image_files import open_image
+
+        tokens = images.prompt_tokens(chat, [open_image(image) for image in row.images], arguments)
+    else:
+        tokens = prompt_tokens(chat, tokenizer, arguments)
     return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata, chat=row.chat)
 
 
@@ -66,6 +77,7 @@ class PromptSource:
         system: system prompt for rows without one; null: off.
         template_arguments: variables that the chat template reads besides the messages.
         over_length: `skip` counts and skips a prompt that is too long, `refuse` raises.
+        images: keeps the images of the rows; None: they have none.
 
     `skipped` counts the draws skipped so far, `longest` the tokens of the longest prompt.
     """
@@ -82,13 +94,14 @@ class PromptSource:
         system: str | None = None,
         template_arguments: Mapping[str, Any] = MappingProxyType({}),
         over_length: Literal["skip", "refuse"] = "skip",
+        images: "ImageStore | None" = None,
     ) -> None:
         require(context >= 2, "context", context, "must be >= 2 tokens: one of prompt and one to generate")
         require(over_length in ("skip", "refuse"), "over_length", over_length, "must be 'skip' or 'refuse'")
         require(cursor.size == len(rows), "cursor.size", cursor.size, f"must be the number of rows, {len(rows)}")
         self.rows, self.tokenizer, self.cursor = rows, tokenizer, cursor
         self.context, self.system, self.over_length = context, system, over_length
-        self.template_arguments = template_arguments
+        self.template_arguments, self.images = template_arguments, images
         self.skipped = 0
         self.longest = 0
 
@@ -144,7 +157,11 @@ class PromptSource:
         return examples
 
     def _made(self, row: int, uid: int) -> Prompt:
-        return to_prompt(self.rows[row], uid, self.tokenizer, self.system, self.template_arguments)
+        arguments = self.template_arguments
+        try:
+            return to_prompt(self.rows[row], uid, self.tokenizer, self.system, arguments, self.images)
+        except UserError as error:
+            raise error if self.images is None else UserError(f"row {row}: {error}", remedy=error.remedy) from None
 
     def check_template(self) -> None:
         """Refuse a chat template that does not end: Jinja bounds single loops, but not nested ones. The first row is

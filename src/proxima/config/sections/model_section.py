@@ -2,7 +2,8 @@
 
 import json
 import os
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -38,9 +39,15 @@ class ModelConfig:
         require(self.log_prob_chunk >= 1, "log_prob_chunk", self.log_prob_chunk, "must be >= 1")
         require(self.max_length is None or self.max_length >= 2, "max_length", self.max_length, "must be >= 2")
 
-    def unloaded(self) -> UnloadedModel:
-        """The model before its weights are loaded. Raises as `UnloadedModel.read`."""
-        return UnloadedModel.read(self.path, self.revision, self.max_length)
+    def unloaded(self, tasks: Iterable[Any] = (), run: Path | None = None) -> UnloadedModel:
+        """The model before its weights are loaded, with a store of images if any of the tasks shows them: those of the
+        folder of a `run`, if it has begun. Raises as `UnloadedModel.read` and `ImageStore`."""
+        model = UnloadedModel.read(self.path, self.revision, self.max_length)
+        if not any(getattr(task, "images", None) for task in tasks):
+            return model
+        from proxima.model.images import ImageStore  # most runs are of text alone
+
+        return replace(model, images=ImageStore(self.path, self.revision, run and run / "images"))
 
     def source(self, seed: int = 0, placement: Any = None) -> "ModelSource":
         """The model by its name, with the settings of its forward pass; `seed` is for new adapters and heads. With a

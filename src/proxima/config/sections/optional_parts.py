@@ -386,6 +386,17 @@ def _vocabulary(path: str, revision: str | None) -> int | None:
     return getattr(config, "vocab_size", None)
 
 
+def images_can_be_shown(r: Resolved[Any]) -> Findings:
+    """Images are shown in RL, and read by the policy in this process alone."""
+    if (engine := r.get("engine")) is None:
+        yield "task.images", "are shown in reinforcement learning alone; set it to null"
+    elif (kind := kind_of(engine)) != "local":
+        yield "engine", f"{kind} can't be shown images; set engine.kind=local"
+    for path in ("placement.sharding", "critic", "algorithm.distillation", "task.environment", "task.tools"):
+        if r.get(path):
+            yield path, "can't be combined with task.images"
+
+
 def adapters_are_ready(r: Resolved[Any], model: ModelConfig) -> Findings:
     """The targets must be layers of the model, and an adapter to start from must be one for this model."""
     from proxima.model.adapter_files import check_start  # most recipes with another part have no adapter

@@ -106,11 +106,18 @@ def rows_sha(rows: Rows) -> str:
     for number in numbers:
         try:
             row = rows[number]
-            content = [row.messages, row.answer, row.metadata]
+            content = [row.messages, row.answer, row.metadata, *map(image_sha, row.images)]
         except EmptyPromptError as error:  # skipped by the run
             content = [error.field, error.value]
         digest.update(json.dumps(content, sort_keys=True, default=repr).encode())
     return digest.hexdigest()
+
+
+def image_sha(image: Any) -> str:
+    """SHA-256 of an image of a row."""
+    if isinstance(image, str):
+        image = Path(image).read_bytes() if Path(image).is_file() else image.encode()
+    return sha256(image if isinstance(image, bytes) else image.tobytes()).hexdigest()
 
 
 def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = False) -> list[str]:

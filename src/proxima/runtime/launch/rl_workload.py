@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,8 @@ class RlWorkload:
 
     def __init__(self, config: "RunConfig", stages: StageFactory | None = None) -> None:
         self.config, self.stages = config, stages
-        self.model = config.model.source(config.seed, config.placement)
         self.data = load_run_data(config)
+        self.model = replace(config.model.source(config.seed, config.placement), images=self.data.images)
         self.notes = self.data.notes
         self.restored = Restored()
 
@@ -76,6 +77,8 @@ class RlWorkload:
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> Controller:
         """The loop and everything that it uses."""
         store, restored = services.store, self.restored
+        if self.data.images is not None:
+            self.data.images.keep_in(store.folder.path / "images")
         with ExitStack() as opened:  # closed if building fails, and otherwise by the loop
             learner = self._learner(loaded, services.compute, store.ranks, restored.path, store.folder.engine_log)
             opened.callback(learner.close)

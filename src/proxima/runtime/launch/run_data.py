@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from proxima.config.sections.algorithm_section import asks_routers
+from proxima.config.sections.data_section import tasks_of
 from proxima.data import Prompt
 from proxima.engine.choice import EngineChoice
 from proxima.evaluate.held_out import HeldOutSet
@@ -24,6 +26,7 @@ from proxima.task.protocol import Rows, is_played, open_tasks
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
+    from proxima.model.images import ImageStore
     from proxima.rollout.episodes.worlds import AgentWorld, World
     from proxima.runtime.state.replay import StoredRollouts
 
@@ -49,6 +52,7 @@ class RunData:
     engines: dict[str, EngineChoice]  # of the run, by their paths in the config
     notes: list[str]
     world: "World | AgentWorld | None" = None  # of the training task
+    images: "ImageStore | None" = None  # that prompts show
 
     def close(self) -> None:
         """Stop the processes that were started for the tasks."""
@@ -72,7 +76,8 @@ def load_run_data(config: "RunConfig") -> RunData:
         UserError: something is wrong with the model folder, a task or the prompts.
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
-    model = config.model.unloaded()
+    run = config.replayed or (Path(config.folder) if config.folder else None)
+    model = config.model.unloaded(tasks_of(config).values(), run)
     teacher = _checked_teacher(config, model)
     engines = engine_choices(config, model, teacher)
     notes = _asked(engines, later=starts_later(config.placement)) if is_first() else []
@@ -119,7 +124,7 @@ def load_run_data(config: "RunConfig") -> RunData:
         worlds = config.data.worlds(config.episode, played, opened, model, config.seed, notes)
         world = worlds.get("task")
         held_out = [replace(part, world=worlds.get(path)) for path, part in zip(paths, held_out, strict=True)]
-    return RunData(source=source, held_out=held_out, engines=engines, notes=notes, world=world)
+    return RunData(source=source, held_out=held_out, engines=engines, notes=notes, world=world, images=model.images)
 
 
 def _check_rewards(config: "RunConfig", scored: Sequence[ScoredRows], tokenizer: Any) -> list[str]:

@@ -5,6 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from proxima.data.image_tokens import PATCHES
+
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # the text of a token that is part of a character
 
 
@@ -41,13 +43,15 @@ class TokenText:
         have an empty text."""
         if self._tokenizer is None:
             return [f"⟨{token}⟩" for token in ids]
+        shown = {at: shown_patch(token) for at, token in enumerate(ids) if token < 0}
+        ids = [max(token, 0) for token in ids]
         texts = self._tokenizer.decode_batch([[token] for token in ids], skip_special_tokens=False)
         for at, token in enumerate(ids):
             if not texts[at] or (piece := texts[at])[0].isspace():
                 continue
             if piece[0] != BROKEN and (self._tokenizer.id_to_token(token) or "").startswith("▁"):
                 texts[at] = f" {piece}"  # decoders of such tokens drop the leading space
-        return self._joined(list(ids), texts)
+        return [shown.get(at, text) for at, text in enumerate(self._joined(ids, texts))]
 
     def _joined(self, ids: list[int], texts: list[str]) -> list[str]:
         """Join the parts that together make whole characters."""
@@ -61,6 +65,12 @@ class TokenText:
                         break
             at += 1
         return texts
+
+
+def shown_patch(token: int) -> str:
+    """The text of a token of an image: the first says which one."""
+    image, patch = divmod(-1 - token, PATCHES)
+    return f"⟨image {image}⟩" if patch == 0 else "⟨·⟩"
 
 
 def _cached(model: str) -> Path | None:

@@ -1,0 +1,195 @@
+"""The images of a run: each is kept once, by its content, and becomes tokens and pixels through the model's own
+processor."""
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from proxima.data import FieldError, Message, UserError
+from proxima.data.columns import Ints
+from proxima.data.image_tokens import IMAGES, MARK, PATCHES, image_tokens
+from proxima.model.chat import SafeMessage, encode_opening, encode_part, render_safe
+from proxima.model.pretrained import SHOWN_IMAGES, load_config, load_tokenizer
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class ImageStore:
+    """The images that prompts show to a model, by number.
+
+    Numbers are given in the order in which images are first seen. Until `keep_in` they are in memory alone.
+
+    Args:
+        model: whose processor is used.
+        folder: images of an earlier attempt at the run; None, or a folder that does not exist: there are none.
+
+    Raises:
+        FieldError: the architecture is not among `SHOWN_IMAGES`.
+    """
+
+    def __init__(self, model: str, revision: str | None = None, folder: Path | None = None) -> None:
+        self.model, self.revision, self.folder = model, revision, folder
+        self.config: Any = load_config(model, revision)
+        kind = str(self.config.model_type)
+        if kind not in SHOWN_IMAGES:
+            known = ", ".join(sorted(SHOWN_IMAGES))
+            raise FieldError("model.path", model, f"is a {kind}, which can't be shown images: {known} can")
+        self.tiled = kind in ("idefics3", "smolvlm")
+        self.tokenizer: Any = load_tokenizer(model, revision)
+        self.placeholder = str(self.tokenizer.convert_ids_to_tokens(self.config.image_token_id))  # a template writes it
+        self._numbers: dict[str, int] = {}
+        self._unwritten: dict[str, bytes] = {}
+        self._tokens: dict[int, list[int]] = {}  # of the prompt, with the tokens of the image
+        if folder is not None and (folder / "index.json").is_file():
+            names = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+            self._numbers = {name: number for number, name in enumerate(names)}
+
+    @cached_property
+    def processor(self) -> Any:
+        """Makes pixels of an image; without torchvision, whose resizing differs in the last bits."""
+        from transformers import AutoImageProcessor
+
+        return AutoImageProcessor.from_pretrained(
+            self.model, revision=self.revision, trust_remote_code=False, backend="pil"
+        )
+
+    def add(self, image: "Image") -> int:
+        """The number of an RGB image."""
+        name = hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
+        if name not in self._numbers:
+            if len(self._numbers) == IMAGES:
+                raise UserError(f"a run shows at most {IMAGES:,} images", remedy="take fewer rows")
+            content = io.BytesIO()
+            image.save(content, "PNG")
+            self._unwritten[name] = content.getvalue()
+            self._numbers[name] = len(self._numbers)
+            self._write()
+        return self._numbers[name]
+
+    def keep_in(self, folder: Path) -> None:
+        """Write the images to a folder, now and from now on."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self._writes = folder, True
+        self._write()
+
+    _writes = False
+
+    def _write(self) -> None:
+        from proxima.system.atomic_files import write_atomic
+
+        if self._writes and self._unwritten and self.folder is not None:
+            for name, content in self._unwritten.items():
+                write_atomic(self.folder / f"{name}.png", content)
+            write_atomic(self.folder / "index.json", json.dumps(list(self._numbers)))
+            self._unwritten.clear()
+
+    def image(self, number: int) -> "Image":
+        """The RGB image of this number."""
+        from PIL import Image
+
+        name = self.name(number)
+        content = self._unwritten.get(name)
+        if content is None:
+            assert self.folder is not None
+            content = (self.folder / f"{name}.png").read_bytes()
+        return Image.open(io.BytesIO(content)).convert("RGB")
+
+    def name(self, number: int) -> str:
+        """The SHA-256 of an image: its file is NAME.png."""
+        if number >= len(self._numbers):
+            raise UserError(f"image {number} is not among the {len(self._numbers)} of this run")
+        return list(self._numbers)[number]
+
+    def processed(self, number: int) -> tuple[str, dict[str, Tensor]]:
+        """The text that stands for an image in a prompt, and its pixels as `get_image_features` takes them."""
+        tiled = {"return_row_col_info": True} if self.tiled else {}
+        pixels: dict[str, Any] = dict(self.processor(images=[self.image(number)], return_tensors="pt", **tiled))
+        vision = self.config.vision_config
+        if not self.tiled:
+            patches = int(pixels["image_grid_thw"].prod())
+            return self.placeholder * (patches // vision.spatial_merge_size**2), pixels
+        (rows,), (columns,) = pixels.pop("rows")[0:1], pixels.pop("cols")[0:1]
+        own = self.placeholder * int((vision.image_size // vision.patch_size) ** 2 / self.config.scale_factor**2)
+        return _tiles(int(np.max(rows)), int(np.max(columns)), own), pixels
+
+    def tokens(self, number: int) -> list[int]:
+        """What stands for an image in a prompt: its tokens, and those that the processor puts around and between."""
+        if number not in self._tokens:
+            ids = np.array(self.tokenizer(self.processed(number)[0], add_special_tokens=False)["input_ids"], np.int32)
+            own = ids == self.config.image_token_id
+            if (count := int(own.sum())) > PATCHES:
+                width, height = self.image(number).size
+                remedy = "show smaller images, or lower the processor's largest size in the model's folder"
+                raise UserError(f"an image of {width} x {height} has {count} tokens, at most {PATCHES}", remedy=remedy)
+            ids[own] = image_tokens(number, count)
+            self._tokens[number] = ids.tolist()
+        return self._tokens[number]
+
+    def prompt_tokens(
+        self, messages: Sequence[Message], images: Sequence["Image"], arguments: Mapping[str, Any]
+    ) -> Ints:
+        """`chat.prompt_tokens` of messages with a `MARK` for each image; if they have no mark, the images stand before
+        the text of the last message of the user.
+
+        Raises:
+            UserError: as `chat.prompt_tokens`; there is another number of marks than of images.
+        """
+        tokenizer, shown = self.tokenizer, _marked(messages, len(images))
+        chat = render_safe([_Parts(message, tokenizer) for message in shown], tokenizer, arguments)
+        opening, *rest = chat.split(self.placeholder)
+        if len(rest) != len(images):
+            remedy = "repair the template in the model's folder"
+            raise UserError(f"the chat template wrote {len(rest)} of {len(images)} images", remedy=remedy)
+        ids = encode_opening(opening, tokenizer)
+        for image, part in zip(images, rest, strict=True):
+            ids = [*ids, *self.tokens(self.add(image)), *encode_part(part, tokenizer)]
+        return np.array(ids, np.int32)
+
+
+class _Parts(SafeMessage):
+    """A message as the parts, texts and images, that a template of a model with images takes."""
+
+    def __init__(self, message: Message, tokenizer: Any) -> None:
+        pieces = [SafeMessage({**message, "content": text}, tokenizer) for text in message["content"].split(MARK)]
+        self.safe, self.neutral = (  # type: ignore[assignment]
+            {**message, "content": _joined([of["content"] for of in contents])}
+            for contents in ([piece.safe for piece in pieces], [piece.neutral for piece in pieces])
+        )
+
+
+def _tiles(rows: int, columns: int, own: str) -> str:
+    """The text for an image of Idefics3 and SmolVLM: its tiles row by row, if it was cut, then the whole."""
+    edge = "<fake_token_around_image>"
+    lines = [
+        "".join(f"{edge}<row_{row}_col_{column}>{own}" for column in range(1, columns + 1)) + "\n"
+        for row in range(1, rows + 1)
+    ]
+    return "".join(lines) + ("\n" if lines else "") + f"{edge}<global-img>{own}{edge}"
+
+
+def _joined(texts: Sequence[str]) -> list[dict[str, str]]:
+    parts: list[dict[str, str]] = []
+    for number, text in enumerate(texts):
+        parts += [{"type": "image"}] * (number > 0) + [{"type": "text", "text": text}] * bool(text)
+    return parts
+
+
+def _marked(messages: Sequence[Message], images: int) -> Sequence[Message]:
+    """The messages with as many marks as there are images."""
+    marks = sum(message["content"].count(MARK) for message in messages)
+    if marks == 0:
+        last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
+        shown = {**messages[last], "content": MARK * images + messages[last]["content"]}
+        return [*messages[:last], shown, *messages[last + 1 :]]
+    if marks != images:
+        remedy = f"write {MARK} once for each image, or nowhere: then they stand before the question"
+        raise UserError(f"a row has {images} images and {MARK} {marks} times in its messages", remedy=remedy)
+    return messages

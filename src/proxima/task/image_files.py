@@ -1,0 +1,93 @@
+"""Opens the images of a row: a path, the bytes of a file, or an image that `datasets` has decoded."""
+
+import io
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxima.data import UserError
+from proxima.data.image_tokens import MARK
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+BYTES = 32 << 20  # most bytes of a file
+PIXELS = 1 << 24  # most pixels of an image: 16.8 million
+COUNT = 64  # most images of a row
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+
+
+def image_list(value: Any, folder: Path, source: str) -> tuple[Any, ...]:
+    """The images of a column, none, one, or a list of at most `COUNT`, as `open_image` takes them; paths are relative
+    to `folder`."""
+    if value is None:
+        return ()
+    images = list(value) if isinstance(value, list | tuple) else [value]
+    if len(images) > COUNT:
+        raise UserError(f"{source} has {len(images)} images; at most {COUNT} are shown", remedy="remove the row")
+    stored = [(image.get("bytes") or image.get("path")) if isinstance(image, Mapping) else image for image in images]
+    return tuple(str(folder / Path(image).expanduser()) if isinstance(image, str) else image for image in stored)
+
+
+def without_parts(chat: Any) -> tuple[Any, list[Any]]:
+    """A chat with texts, and `MARK` for each image among the parts of its messages; and these images."""
+    images, out = list[Any](), list[Any]()
+    for message in chat if isinstance(chat, list | tuple) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
+            shown = [part for part in content if part.get("type") == "image"]
+            images += [part.get("bytes") or part.get("path") or part.get("image") for part in shown]
+            if all(part.get("type") == "text" or part in shown for part in content):
+                texts = [MARK if part in shown else str(part.get("text", "")) for part in content]
+                message = {**message, "content": "".join(texts)}
+        out.append(message)
+    return (out or chat), images
+
+
+def open_image(value: Any) -> "Image":
+    """An image in RGB, turned as its camera held it, transparent parts on white.
+
+    Args:
+        value: a path, the bytes of a file, or an image of PIL.
+
+    Raises:
+        UserError: it is missing, no image of `FORMATS`, damaged, animated, or larger than `BYTES` or `PIXELS`; one
+            line. No more is decoded than these allow.
+    """
+    from PIL import Image, ImageOps
+
+    shown = "an image"
+    try:
+        if isinstance(value, str):
+            shown = f"image {value!r:.120}"
+            if not Path(value).is_file():
+                raise UserError(f"{shown} is no file", remedy="give the path of one, or its bytes")
+            with Path(value).open("rb") as file:
+                value = file.read(BYTES + 1)
+        if isinstance(value, bytes | bytearray):
+            if len(value) > BYTES:
+                raise _too_large(shown, f"has more than {BYTES:,} bytes")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of PIL, for what is refused below
+                value = Image.open(io.BytesIO(value), formats=FORMATS)
+        if not isinstance(value, Image.Image):
+            raise UserError(f"{shown} is a {type(value).__name__}", remedy="give a path, bytes, or an image of PIL")
+        if value.width * value.height > PIXELS or not value.width * value.height:
+            raise _too_large(shown, f"has {value.width} x {value.height} pixels; at most {PIXELS:,}")
+        if getattr(value, "n_frames", 1) > 1:
+            raise UserError(f"{shown} is animated", remedy="give one frame of it")
+        value = ImageOps.exif_transpose(value)
+        if value.has_transparency_data:
+            value = Image.alpha_composite(Image.new("RGBA", value.size, "white"), value.convert("RGBA"))
+        image: Image.Image = value.convert("RGB")
+        return image
+    except UserError:
+        raise
+    except Exception as error:  # damaged files raise all kinds of errors
+        said = " ".join(str(error).split())[:100]
+        raise UserError(f"{shown} can't be read: {said or type(error).__name__}", remedy="repair it") from error
+
+
+def _too_large(shown: str, said: str) -> UserError:
+    return UserError(f"{shown} {said}", remedy="make it smaller, or remove the row")

@@ -1,0 +1,173 @@
+"""Prompts that show images: tokens, log-probs, gradients and completions against transformers, one sequence at a
+time."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+from proxima.data import FieldError, Prompt, Trajectory, UserError
+from proxima.data.image_tokens import image_and_patch
+from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
+from proxima.engine.local import collect
+from proxima.engine.protocol import ScoreRequest
+from proxima.model import Policy, load
+from proxima.model.images import ImageStore
+from tests.tiny_images import FAMILIES, make_tiny_reader, picture
+
+PICTURES = [picture(0, 20, 28), picture(1, 40, 17), picture(2, 16, 16)]
+ASKED = (("hi", 0, 0), ("a <image> b", 0, 1), ("<image><image>c", 1, 3), ("x", 0, 3), ("a <image> b", 2, 3))
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    made = {}
+
+    def folder(kind):
+        if kind not in made:
+            made[kind] = make_tiny_reader(kind, tmp_path_factory.mktemp(kind))
+        return str(made[kind])
+
+    return folder
+
+
+def prompts(store):
+    return [
+        store.prompt_tokens([{"role": "user", "content": text}], PICTURES[start:end], {}) for text, start, end in ASKED
+    ]
+
+
+def trajectories(store):
+    draws = np.random.default_rng(0)
+    return [
+        Trajectory(group=group, prompt_tokens=prompt, tokens=draws.integers(3, 200, length).astype(np.int32))
+        for group, prompt in enumerate(prompts(store))
+        for length in (5, 9)
+    ]
+
+
+def one_at_a_time(model, store, rows):
+    """Log-probs by the model's own forward, which gets ids, pixels and grids as its processor would give them."""
+    out = []
+    for row in rows:
+        sequence = np.concatenate([row.prompt_tokens, row.tokens])
+        ids = torch.tensor(np.where(sequence < 0, store.config.image_token_id, sequence))[None].long()
+        numbers = list(dict.fromkeys(image_and_patch(sequence[sequence < 0])[0].tolist()))
+        pixels = [store.processed(number)[1] for number in numbers]
+        shown = {name: torch.cat([p[name] for p in pixels], int(store.tiled)) for name in (pixels or [{}])[0]}
+        if not store.tiled:
+            shown["mm_token_type_ids"] = (torch.tensor(sequence)[None] < 0).int()
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **shown).logits[0]
+        answer = slice(len(row.prompt_tokens) - 1, len(sequence) - 1)
+        out.append(logits[answer].log_softmax(-1).gather(1, ids[0, len(row.prompt_tokens) :, None]).squeeze(1))
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("share_prompt", [True, False])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_packed_log_probs_and_gradients_are_those_of_one_sequence_at_a_time(kind, share_prompt, reader):
+    store = ImageStore(reader(kind))
+    policy = Policy(replace(load(reader(kind)), images=store), share_prompt=share_prompt)
+    theirs = hf.AutoModelForImageTextToText.from_pretrained(reader(kind))
+    rows = trajectories(store)
+    ours = policy(policy.pack(rows)).log_prob
+    expected = one_at_a_time(theirs, store, rows)
+    assert (ours - expected).abs().max() < 1e-5
+    weights = torch.linspace(-1, 1, len(ours))
+    (ours * weights).sum().backward()
+    (expected * weights).sum().backward()
+    decoder = dict(theirs.get_decoder().named_parameters())
+    trained = dict(policy.model.get_decoder().named_parameters())
+    largest = max(float(p.grad.abs().max()) for p in decoder.values() if p.grad is not None)
+    for name, parameter in decoder.items():
+        assert (trained[name].grad - parameter.grad).abs().max() < 1e-5 * largest, name
+    tower = getattr(policy.model.base_model, "visual", None) or policy.model.base_model.vision_model
+    assert all(p.grad is None for p in tower.parameters())
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_engine_samples_with_the_log_probs_of_the_trainer_before_and_after_an_update(kind, reader):
+    store = ImageStore(reader(kind))
+    policy = Policy(replace(load(reader(kind)), images=store))
+
+    async def compared(engine, version):
+        await engine.publish(WeightUpdate(version=version, module=policy.model))
+        asked = [Prompt(uid=i, messages=(), tokens=tokens) for i, tokens in enumerate(prompts(store))]
+        requests = [
+            Request(prompt=p, sample=s, sampling=Sampling(max_tokens=6 + s), seed=version)
+            for p in asked
+            for s in (0, 1)
+        ]
+        completions = await collect(engine, requests)
+        rows = [
+            Trajectory.of(r.prompt, c, group=c.prompt_uid, advantage=0.0)
+            for r, c in zip(requests, completions, strict=True)
+        ]
+        trainer = policy(policy.pack(rows)).log_prob.detach().numpy()
+        scored = await engine.score([ScoreRequest(prompt_tokens=r.prompt_tokens, tokens=r.tokens) for r in rows])
+        for theirs in (np.concatenate([c.untruncated_log_prob for c in completions]), np.concatenate(scored)):
+            assert np.abs(trainer - theirs).max() < 1e-5
+
+    async def both():
+        engine = LocalEngine(policy.loaded, Local(slots=8, dtype="float32", prefill_tokens=64))
+        await compared(engine, 1)
+        with torch.no_grad():
+            for parameter in policy.model.get_decoder().parameters():
+                parameter += 0.01 * torch.randn_like(parameter)
+        await compared(engine, 2)
+
+    torch.manual_seed(0)
+    asyncio.run(both())
+
+
+def test_prompts_are_those_of_the_processor(reader):
+    processor = hf.AutoProcessor.from_pretrained(reader("idefics3"))
+    store = ImageStore(reader("idefics3"))
+    parts = [{"type": "image"}] * 3 + [{"type": "text", "text": "x"}]
+    text = processor.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
+    expected = processor(text=text, images=[PICTURES])["input_ids"][0]
+    ours = store.prompt_tokens([{"role": "user", "content": "x"}], PICTURES, {})
+    assert np.where(ours < 0, store.config.image_token_id, ours).tolist() == expected
+
+
+def test_an_image_has_one_number_and_one_file_and_keeps_them_over_a_restart(reader, tmp_path):
+    store = ImageStore(reader("qwen2_vl"))
+    first = [store.add(image) for image in (*PICTURES, PICTURES[1].copy())]
+    assert first == [0, 1, 2, 1]
+    store.keep_in(tmp_path)
+    store.add(picture(3, 8, 8))
+    assert len(list(tmp_path.glob("*.png"))) == len(json.loads((tmp_path / "index.json").read_text())) == 4
+    again = ImageStore(reader("qwen2_vl"), folder=tmp_path)
+    assert [again.add(image) for image in reversed(PICTURES)] == [2, 1, 0]
+    assert again.image(1).tobytes() == PICTURES[1].tobytes()
+
+
+def test_unlike_images_of_one_size_are_unlike_prompts(reader):
+    store = ImageStore(reader("qwen2_vl"))
+    first, second = (store.prompt_tokens([{"role": "user", "content": "x"}], [picture(s, 24, 24)], {}) for s in (1, 2))
+    assert first.shape == second.shape
+    assert not np.array_equal(first, second)
+
+
+def test_a_text_that_looks_like_an_image_is_text(reader):
+    store = ImageStore(reader("qwen2_vl"))
+    text = "<|image_pad|> and <|vision_start|>"
+    plain = store.prompt_tokens([{"role": "user", "content": text}], PICTURES[:1], {})
+    assert int((plain < 0).sum()) == len(store.tokens(0))
+
+
+@pytest.mark.parametrize(
+    ("text", "images", "message"), [("<image>", 2, "2 images and <image> 1 times"), ("<image> <image>", 1, "1 images")]
+)
+def test_marks_and_images_must_agree(text, images, message, reader):
+    with pytest.raises(UserError, match=message):
+        ImageStore(reader("smolvlm")).prompt_tokens([{"role": "user", "content": text}], PICTURES[:images], {})
+
+
+def test_a_model_without_eyes_is_refused(tiny_model):
+    with pytest.raises(FieldError, match="is a llama, which can't be shown images: idefics3"):
+        ImageStore(str(tiny_model("llama")))
