@@ -6,6 +6,7 @@
 # make lint    check without its tests
 # make bench   every benchmark, side by side with its peer (alone on the machine, please)
 # make evidence-model    small models for experiments on long answers, trained from nothing
+# make vision-model    a small model that is shown images, for recipes/cpu/vision.yaml
 # make evidence CLAIM=cppo    one of these experiments, from where it stopped
 # make docs    pages and figures that are made from the code
 # make clean   what the others built; runs/ and models/ stay
@@ -18,7 +19,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo classic test test-all campaigns check lint style types fast bench evidence evidence-model docs clean
+.PHONY: help demo classic test test-all campaigns check lint style types fast bench evidence evidence-model vision-model docs clean
 
 PYTHON  ?= python3
 WORKERS ?= 2
@@ -87,6 +88,9 @@ bench: .venv/dev.stamp
 
 evidence-model: .venv/demo.stamp
 	@$(BIN)/python -m evidence.model
+
+vision-model: .venv/demo.stamp
+	@$(BIN)/python scripts/vision_model.py
 
 evidence: .venv/demo.stamp
 	@$(BIN)/python -m evidence.$(CLAIM)

@@ -130,7 +130,7 @@ def test_evaluation_is_greedy_and_takes_the_rest_from_training(recipe):
 def test_an_unknown_kind_with_no_near_name_lists_them_all(recipe):
     (line,) = lines(recipe, "task.kind=xyz")
     assert line.startswith("task.kind=xyz (command line): no task 'xyz'; known: arithmetic, ")
-    assert line.endswith("seeds, or package.module:Class")
+    assert line.endswith("shapes, or package.module:Class")
 
 
 def test_a_missing_part_is_named_with_its_meaning(recipe):

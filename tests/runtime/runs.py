@@ -12,6 +12,7 @@ from tests.runtime import tiny_run
 from tests.runtime.episode_world import episode_recipe, whole
 from tests.runtime.offline import tiny_dpo, tiny_reward, tiny_sft
 from tests.runtime.tiny_run import NO_EVAL, Watcher, traces
+from tests.tiny_images import make_tiny_reader
 
 ADAMW = {"kind": "adamw", "lr": 3e-2}
 EPOCHS = {"train__steps": 4, "train__updates_per_step": 2, "train__epochs_per_step": 2}
@@ -64,6 +65,14 @@ def distilled(runs: "Runs") -> dict[str, Any]:
     teacher = {"path": str(runs.tiny_model("qwen2", 5)), "divergence": divergence}
     algorithm = {"preset": "distill", "distillation": teacher}
     return {"algorithm": algorithm, "engine__top_k_log_probs": 4, "train__updates_per_step": 2, **NO_EVAL}
+
+
+def shown(runs: "Runs") -> dict[str, Any]:
+    folder = runs.folder / "reader"
+    if not folder.exists():
+        make_tiny_reader("qwen3_vl", folder)
+    task = {"kind": "shapes", "size": 20}
+    return {"model__path": str(folder), "task": task, "train__updates_per_step": 2, **NO_EVAL}
 
 
 def scored_by_a_model(runs: "Runs") -> dict[str, Any]:
@@ -124,6 +133,7 @@ RUNS = {
     "critic": Run(critic_settings(CRITIC | {"value_warmup_steps": 1})),
     "value head": Run(critic_settings(HEAD)),
     "carried groups": Run(CARRIED),
+    "images": Run(shown),
     "adapter": Run(ADAPTER),
     "adapter and critic": Run(ADAPTER | critic_settings(CRITIC)),
     "adapter and value head": Run(ADAPTER | critic_settings(HEAD)),

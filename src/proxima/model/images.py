@@ -3,7 +3,6 @@ processor."""
 
 import hashlib
 import io
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,16 +15,20 @@ from proxima.data import FieldError, Message, UserError
 from proxima.data.columns import Ints
 from proxima.data.image_tokens import IMAGES, MARK, PATCHES, image_tokens
 from proxima.model.chat import SafeMessage, encode_opening, encode_part, render_safe
-from proxima.model.pretrained import SHOWN_IMAGES, load_config, load_tokenizer
+from proxima.model.pretrained import SHOWN_IMAGES, load_config, load_tokenizer, unreadable_model
+from proxima.system.atomic_files import write_atomic
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+INDEX = "index.txt"  # the names of the images, in the order of their numbers
 
 
 class ImageStore:
     """The images that prompts show to a model, by number.
 
-    Numbers are given in the order in which images are first seen. Until `keep_in` they are in memory alone.
+    Numbers are given in the order in which images are first seen. Images are in memory alone until `keep_in`, and later
+    until `write`.
 
     Args:
         model: whose processor is used.
@@ -45,51 +48,60 @@ class ImageStore:
         self.tiled = kind in ("idefics3", "smolvlm")
         self.tokenizer: Any = load_tokenizer(model, revision)
         self.placeholder = str(self.tokenizer.convert_ids_to_tokens(self.config.image_token_id))  # a template writes it
-        self._numbers: dict[str, int] = {}
         self._unwritten: dict[str, bytes] = {}
+        self._seen: set[str] = set()  # those whose file was found
+        self._keeps = False
         self._tokens: dict[int, list[int]] = {}  # of the prompt, with the tokens of the image
-        if folder is not None and (folder / "index.json").is_file():
-            names = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-            self._numbers = {name: number for number, name in enumerate(names)}
+        index = folder and folder / INDEX
+        self._names = index.read_text(encoding="utf-8").split() if index and index.is_file() else []
+        self._numbers = {name: number for number, name in enumerate(self._names)}
 
     @cached_property
     def processor(self) -> Any:
         """Makes pixels of an image; without torchvision, whose resizing differs in the last bits."""
         from transformers import AutoImageProcessor
 
-        return AutoImageProcessor.from_pretrained(
-            self.model, revision=self.revision, trust_remote_code=False, backend="pil"
-        )
+        place: dict[str, Any] = {"revision": self.revision, "trust_remote_code": False, "backend": "pil"}
+        try:
+            return AutoImageProcessor.from_pretrained(self.model, **place)
+        except Exception as error:  # damaged files raise all kinds of errors
+            raise unreadable_model(self.model, "has no usable image processor", error) from error
 
     def add(self, image: "Image") -> int:
         """The number of an RGB image."""
         name = hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
         if name not in self._numbers:
-            if len(self._numbers) == IMAGES:
+            if len(self._names) == IMAGES:
                 raise UserError(f"a run shows at most {IMAGES:,} images", remedy="take fewer rows")
-            content = io.BytesIO()
-            image.save(content, "PNG")
-            self._unwritten[name] = content.getvalue()
-            self._numbers[name] = len(self._numbers)
-            self._write()
+            self._numbers[name] = len(self._names)
+            self._names.append(name)
+        elif name in self._unwritten or self._is_kept(name):
+            return self._numbers[name]
+        content = io.BytesIO()
+        image.save(content, "PNG")
+        self._unwritten[name] = content.getvalue()
         return self._numbers[name]
 
     def keep_in(self, folder: Path) -> None:
-        """Write the images to a folder, now and from now on."""
+        """Write the images to a folder, now and at each `write`."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._writes = folder, True
-        self._write()
+        self.folder, self._keeps = folder, True
+        self.write()
 
-    _writes = False
+    def write(self) -> None:
+        """Write the images that are new. Their names follow, and are on the disk before this returns."""
+        if not self._keeps or not self._unwritten:
+            return
+        assert self.folder is not None
+        for name, content in self._unwritten.items():
+            (self.folder / f"{name}.png").write_bytes(content)
+        write_atomic(self.folder / INDEX, "".join(f"{name}\n" for name in self._names))
+        self._unwritten.clear()
 
-    def _write(self) -> None:
-        from proxima.system.atomic_files import write_atomic
-
-        if self._writes and self._unwritten and self.folder is not None:
-            for name, content in self._unwritten.items():
-                write_atomic(self.folder / f"{name}.png", content)
-            write_atomic(self.folder / "index.json", json.dumps(list(self._numbers)))
-            self._unwritten.clear()
+    def _is_kept(self, name: str) -> bool:
+        if name not in self._seen and self.folder is not None and (self.folder / f"{name}.png").is_file():
+            self._seen.add(name)
+        return name in self._seen
 
     def image(self, number: int) -> "Image":
         """The RGB image of this number."""
@@ -104,9 +116,9 @@ class ImageStore:
 
     def name(self, number: int) -> str:
         """The SHA-256 of an image: its file is NAME.png."""
-        if number >= len(self._numbers):
-            raise UserError(f"image {number} is not among the {len(self._numbers)} of this run")
-        return list(self._numbers)[number]
+        if number >= len(self._names):
+            raise UserError(f"image {number} is not among the {len(self._names)} of this run")
+        return self._names[number]
 
     def processed(self, number: int) -> tuple[str, dict[str, Tensor]]:
         """The text that stands for an image in a prompt, and its pixels as `get_image_features` takes them."""

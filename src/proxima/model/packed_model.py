@@ -93,7 +93,8 @@ class PackedModel:
         sharding = loaded.sharding
         split = sharding if sharding is not None and sharding.context_parallel > 1 else None  # of tokens between ranks
         if attention == "auto":
-            flash = not other and split is None and has_flash(self.model, self.device, compute_dtype)
+            flash = not other and split is None and loaded.images is None
+            flash = flash and has_flash(self.model, self.device, compute_dtype)
             attention = "padded" if other else "varlen" if flash else "packed"
         elif other and attention != "padded":
             remedy = "set model.attention=auto, or padded"

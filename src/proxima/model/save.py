@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def save_trained(loaded: LoadedModel, folder: Path) -> Path:
-    """Write the trained weights and the tokenizer: the adapter alone if the model has one, else the model."""
+    """Write the trained weights and the tokenizer, and what makes pixels if prompts show images: the adapter alone if
+    the model has one, else the model."""
+    if loaded.images is not None:
+        loaded.images.processor.save_pretrained(folder)
     if loaded.base is not None:
         from proxima.model.adapter_files import save_adapter
 

@@ -34,6 +34,7 @@ __getattr__, __dir__ = lazy_imports(__name__)
 TASKS = Kinds(
     {
         "arithmetic": "proxima.task.arithmetic:Arithmetic",
+        "shapes": "proxima.task.shapes:Shapes",
         "dataset": "proxima.task.hub:Dataset",
         "gsm8k": "proxima.task.gsm8k:Gsm8kTask",
         "jsonl": "proxima.task.local_files:Jsonl",

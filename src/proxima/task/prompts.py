@@ -119,6 +119,8 @@ class PromptSource:
             self.skipped += 1
             skipped_in_a_row += 1
             self._require_some_fit(skipped_in_a_row)
+        if self.images is not None:
+            self.images.write()
         return prompts
 
     def prompts_for(self, uids: Sequence[int]) -> list[Prompt]:

@@ -392,6 +392,8 @@ def images_can_be_shown(r: Resolved[Any]) -> Findings:
         yield "task.images", "are shown in reinforcement learning alone; set it to null"
     elif (kind := kind_of(engine)) != "local":
         yield "engine", f"{kind} can't be shown images; set engine.kind=local"
+    if (attention := r.get("model.attention")) not in ("auto", "packed"):
+        yield "model.attention", f"{attention} can't be shown images; set it to auto"
     for path in ("placement.sharding", "critic", "algorithm.distillation", "task.environment", "task.tools"):
         if r.get(path):
             yield path, "can't be combined with task.images"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from proxima.data import UserError
 from proxima.view.microscope.viewed_run import ViewedRun
 
 ALTERNATIVES = 8  # the most probable tokens at each position
@@ -42,6 +43,8 @@ class RecomputedColumns:
         import torch
         from transformers import AutoModelForCausalLM
 
+        if (row["prompt_tokens"] < 0).any():
+            raise UserError("what was not stored is not recomputed where a prompt shows images")
         if folder not in self._models:
             for earlier in [path for path in self._models if path != Path(self.run.model)]:
                 del self._models[earlier]

@@ -68,9 +68,9 @@ class TokenText:
 
 
 def shown_patch(token: int) -> str:
-    """The text of a token of an image: the first says which one."""
+    """The text of a token of an image: the first says which one, the others are empty."""
     image, patch = divmod(-1 - token, PATCHES)
-    return f"⟨image {image}⟩" if patch == 0 else "⟨·⟩"
+    return f"⟨image {image}⟩" if patch == 0 else ""
 
 
 def _cached(model: str) -> Path | None:
