@@ -15,6 +15,7 @@ FIELDS = {  # of the kinds that read no file
     "mix": {"size": 6, "tasks": [WeightedTask(name=f"{n}", task=TASKS["arithmetic"](size=n)) for n in (2, 9)]},
     "seeds": {"count": 6, "environment": "guess"},
     "arithmetic": {"size": 6},
+    "shapes": {"size": 6},
 }
 
 

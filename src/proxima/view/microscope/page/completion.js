@@ -48,7 +48,7 @@ class Completion {
     const parts = Object.entries(data.parts || {});
     const facts = [["reward", figure(data.reward)], ...(parts.length > 1 ? parts.map(([name, value]) => [name, figure(value, 3)]) : []), ["advantage", signed(data.advantage)], ["tokens", count(this.length)],
       ["masked", masked === null ? null : count(masked)], ["outcome", data.outcome ? outcomeWords(data.outcome) : null], ["ended", words(data.finish_reason || "")], ["temperature", figure(data.temperature)], ["versions", data.versions && data.versions.length > 1 ? data.versions.join(", ") : null]];
-    return h("header", { class: "about" }, terms(facts, "strip"), h("details", {}, h("summary", {}, `prompt, ${count(data.prompt.text.length)} tokens`), h("p", { class: "text", tabindex: 0, role: "group", "aria-label": "The prompt" }, data.prompt.text.join(""))), ...(data.prompt.images ?? []).map((address, n) => address ? h("img", { src: address, alt: `image ${n + 1} of the prompt`, class: "shown" }) : h("p", { class: "muted" }, `image ${n + 1} of the prompt is larger than a megabyte, or gone`)));
+    return h("header", { class: "about" }, terms(facts, "strip"), h("details", {}, h("summary", {}, `prompt, ${count(data.prompt.text.length)} tokens`), h("p", { class: "text", tabindex: 0, role: "group", "aria-label": "The prompt" }, data.prompt.text.join(""))), (data.prompt.images ?? []).map((src) => h("img", { src, alt: "image" })));
   }
 
   noteName(index) {
