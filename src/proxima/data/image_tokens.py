@@ -6,8 +6,9 @@ So whatever compares or shares tokens, from the packed batch to the engine's cac
 of them; only the embedding looks one up.
 """
 
+from typing import Any
+
 import numpy as np
-from numpy.typing import NDArray
 
 from proxima.data.columns import Ints
 
@@ -21,7 +22,7 @@ def image_tokens(number: int, count: int) -> Ints:
     return (-1 - (number * PATCHES + np.arange(count))).astype(np.int32)
 
 
-def image_and_patch(tokens: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """The numbers of the images and of the patches of tokens below zero."""
-    image, patch = np.divmod(-1 - tokens, PATCHES)
+def image_and_patch(tokens: Any) -> tuple[Any, Any]:
+    """The numbers of the images and of the patches of tokens below zero, arrays or integers."""
+    image, patch = divmod(-1 - tokens, PATCHES)
     return image, patch

@@ -106,7 +106,7 @@ class ImageReader:
         """Rows and columns of an image's tokens."""
         if image not in self._grids:
             merged = int(self.core.config.vision_config.spatial_merge_size)
-            _, height, width = self.store.processed(image)[1]["image_grid_thw"][0].tolist()
+            _, height, width = self.store.grid(image)
             self._grids[image] = (height // merged, width // merged)
         return self._grids[image]
 

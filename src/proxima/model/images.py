@@ -51,6 +51,7 @@ class ImageStore:
         self._unwritten: dict[str, bytes] = {}
         self._seen: set[str] = set()  # those whose file was found
         self._keeps = False
+        self._grids: dict[int, list[int]] = {}
         self._tokens: dict[int, list[int]] = {}  # of the prompt, with the tokens of the image
         index = folder and folder / INDEX
         self._names = index.read_text(encoding="utf-8").split() if index and index.is_file() else []
@@ -126,11 +127,18 @@ class ImageStore:
         pixels: dict[str, Any] = dict(self.processor(images=[self.image(number)], return_tensors="pt", **tiled))
         vision = self.config.vision_config
         if not self.tiled:
+            self._grids[number] = pixels["image_grid_thw"][0].tolist()
             patches = int(pixels["image_grid_thw"].prod())
             return self.placeholder * (patches // vision.spatial_merge_size**2), pixels
         (rows,), (columns,) = pixels.pop("rows")[0:1], pixels.pop("cols")[0:1]
         own = self.placeholder * int((vision.image_size // vision.patch_size) ** 2 / self.config.scale_factor**2)
         return _tiles(int(np.max(rows)), int(np.max(columns)), own), pixels
+
+    def grid(self, number: int) -> list[int]:
+        """Time, rows and columns of an image's patches, of a model of three axes."""
+        if number not in self._grids:  # known since the prompt was made, but in a run that was resumed
+            self.processed(number)
+        return self._grids[number]
 
     def tokens(self, number: int) -> list[int]:
         """What stands for an image in a prompt: its tokens, and those that the processor puts around and between."""

@@ -163,7 +163,9 @@ class PromptSource:
         try:
             return to_prompt(self.rows[row], uid, self.tokenizer, self.system, arguments, self.images)
         except UserError as error:
-            raise error if self.images is None else UserError(f"row {row}: {error}", remedy=error.remedy) from None
+            raise (
+                error if self.images is None else UserError(f"row {row}: {error.reason}", remedy=error.remedy)
+            ) from None
 
     def check_template(self) -> None:
         """Refuse a chat template that does not end: Jinja bounds single loops, but not nested ones. The first row is

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from proxima.data.image_tokens import PATCHES
+from proxima.data.image_tokens import image_and_patch
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # the text of a token that is part of a character
 
@@ -69,7 +69,7 @@ class TokenText:
 
 def shown_patch(token: int) -> str:
     """The text of a token of an image: the first says which one, the others are empty."""
-    image, patch = divmod(-1 - token, PATCHES)
+    image, patch = image_and_patch(token)
     return f"⟨image {image}⟩" if patch == 0 else ""
 
 
