@@ -1,8 +1,9 @@
 """Random models of a few thousand weights that are shown images, with their processors, and images to show; see
 `tests.tiny`.
 
-`smolvlm` and `idefics3` cut an image into tiles, with tokens of text between them; the three of Qwen have positions of
-three axes, and `qwen3_vl` adds features to the first layers too.
+`gemma3` has patches that attend to each other, and a sliding window; `smolvlm` and `idefics3` cut an image into tiles,
+with tokens of text between them; the three of Qwen have positions of three axes, and `qwen3_vl` adds features to the
+first layers too.
 """
 
 from pathlib import Path
@@ -24,13 +25,14 @@ TEMPLATE = (
 QWEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 TILES = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>")
 GRID = tuple(f"<row_{row}_col_{column}>" for row in range(1, 3) for column in range(1, 3))
-FAMILIES = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+GEMMA = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+FAMILIES = ("gemma3", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 def make_tiny_reader(kind: str, folder: Path) -> Path:
     """Create a random model of a family, with tokenizer and processor."""
     tokenizer = tiny_tokenizer()
-    own = (*TILES, *GRID) if kind in ("idefics3", "smolvlm") else QWEN
+    own = {"idefics3": (*TILES, *GRID), "smolvlm": (*TILES, *GRID), "gemma3": GEMMA}.get(kind, QWEN)
     tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(t, special=True) for t in own]})
     ids = dict(zip(own, tokenizer.convert_tokens_to_ids(list(own)), strict=True))
     text: dict[str, Any] = {
@@ -39,7 +41,9 @@ def make_tiny_reader(kind: str, folder: Path) -> Path:
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
     }  # fmt: skip
     torch.manual_seed(0)
-    if kind in ("idefics3", "smolvlm"):
+    if kind == "gemma3":
+        place, model, processor = _gemma(text, ids)
+    elif kind in ("idefics3", "smolvlm"):
         place, model, processor = _tiled(kind, text, ids, tokenizer)
     else:
         place, model, processor = _qwen(kind, text, ids, tokenizer)
@@ -68,6 +72,22 @@ def _tiled(kind: str, text: dict[str, Any], ids: dict[str, int], tokenizer: Any)
     images = getattr(hf, f"{name}ImageProcessorPil")(size={"longest_edge": 32}, max_image_size={"longest_edge": 16})
     processor = hf.Idefics3Processor(images, tokenizer, image_seq_len=4) if kind == "idefics3" else images
     return "<image>", getattr(hf, f"{name}ForConditionalGeneration")(config), processor
+
+
+def _gemma(text: dict[str, Any], ids: dict[str, int]) -> tuple[str, Any, Any]:
+    vision = {
+        "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16,
+        "patch_size": 4,
+    }  # fmt: skip
+    text |= {"head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+    config = hf.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, boi_token_index=ids["<start_of_image>"],
+        eoi_token_index=ids["<end_of_image>"], image_token_index=ids["<image_soft_token>"], tie_word_embeddings=False,
+    )  # fmt: skip
+    model = hf.Gemma3ForConditionalGeneration(config)
+    torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, 0, 0.25)
+    images = hf.Gemma3ImageProcessorPil(size={"height": 16, "width": 16})
+    return "<start_of_image>", model, images
 
 
 def _qwen(kind: str, text: dict[str, Any], ids: dict[str, int], tokenizer: Any) -> tuple[str, Any, Any]:

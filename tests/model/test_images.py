@@ -15,7 +15,9 @@ from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from proxima.model import Policy, load
-from proxima.model.images import ImageStore
+from proxima.model.chat import prompt_tokens
+from proxima.model.images import ImageStore, ImageTokenizer
+from proxima.model.pretrained import beside_decoder, load_tokenizer
 from tests.tiny_images import FAMILIES, make_tiny_reader, picture
 
 PICTURES = [picture(0, 20, 28), picture(1, 40, 17), picture(2, 16, 16)]
@@ -34,10 +36,14 @@ def reader(tmp_path_factory):
     return folder
 
 
+def asked(store, text, images):
+    """The tokens of a question with images."""
+    chat = store.numbered([{"role": "user", "content": text}], images)
+    return prompt_tokens(chat, ImageTokenizer(load_tokenizer(store.model), store))
+
+
 def prompts(store):
-    return [
-        store.prompt_tokens([{"role": "user", "content": text}], PICTURES[start:end], {}) for text, start, end in ASKED
-    ]
+    return [asked(store, text, PICTURES[start:end]) for text, start, end in ASKED]
 
 
 def trajectories(store):
@@ -58,7 +64,9 @@ def one_at_a_time(model, store, rows):
         numbers = list(dict.fromkeys(image_and_patch(sequence[sequence < 0])[0].tolist()))
         pixels = [store.processed(number)[1] for number in numbers]
         shown = {name: torch.cat([p[name] for p in pixels], int(store.tiled)) for name in (pixels or [{}])[0]}
-        if not store.tiled:
+        if store.joined:
+            shown["token_type_ids"] = (torch.tensor(sequence)[None] < 0).int()
+        elif not store.tiled:
             shown["mm_token_type_ids"] = (torch.tensor(sequence)[None] < 0).int()
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **shown).logits[0]
         answer = slice(len(row.prompt_tokens) - 1, len(sequence) - 1)
@@ -66,11 +74,12 @@ def one_at_a_time(model, store, rows):
     return torch.cat(out)
 
 
-@pytest.mark.parametrize("share_prompt", [True, False])
+@pytest.mark.parametrize(("share_prompt", "vision"), [(True, 0.0), (False, 0.0), (True, 1.0)])
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_packed_log_probs_and_gradients_are_those_of_one_sequence_at_a_time(kind, share_prompt, reader):
+def test_packed_log_probs_and_gradients_are_those_of_one_sequence_at_a_time(kind, share_prompt, vision, reader):
     store = ImageStore(reader(kind))
-    policy = Policy(replace(load(reader(kind)), images=store), share_prompt=share_prompt)
+    loaded = replace(load(reader(kind)), images=store, vision_lr_ratio=vision)
+    policy = Policy(loaded, share_prompt=share_prompt)
     theirs = hf.AutoModelForImageTextToText.from_pretrained(reader(kind))
     rows = trajectories(store)
     ours = policy(policy.pack(rows)).log_prob
@@ -79,13 +88,15 @@ def test_packed_log_probs_and_gradients_are_those_of_one_sequence_at_a_time(kind
     weights = torch.linspace(-1, 1, len(ours))
     (ours * weights).sum().backward()
     (expected * weights).sum().backward()
-    decoder = dict(theirs.get_decoder().named_parameters())
-    trained = dict(policy.model.get_decoder().named_parameters())
-    largest = max(float(p.grad.abs().max()) for p in decoder.values() if p.grad is not None)
-    for name, parameter in decoder.items():
-        assert (trained[name].grad - parameter.grad).abs().max() < 1e-5 * largest, name
-    tower = getattr(policy.model.base_model, "visual", None) or policy.model.base_model.vision_model
-    assert all(p.grad is None for p in tower.parameters())
+    trained, eyes = dict(policy.model.named_parameters()), beside_decoder(policy.model)
+    wanted = {
+        name: p.grad for name, p in theirs.named_parameters() if p.grad is not None and (vision or name not in eyes)
+    }
+    largest = max(float(gradient.abs().max()) for gradient in wanted.values())
+    for name, gradient in wanted.items():
+        assert (trained[name].grad - gradient).abs().max() < 1e-5 * largest, name
+    assert any(name in eyes for name in wanted) == bool(vision)
+    assert all(p.grad is None for name, p in trained.items() if name not in wanted)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -95,10 +106,10 @@ def test_the_engine_samples_with_the_log_probs_of_the_trainer_before_and_after_a
 
     async def compared(engine, version):
         await engine.publish(WeightUpdate(version=version, module=policy.model))
-        asked = [Prompt(uid=i, messages=(), tokens=tokens) for i, tokens in enumerate(prompts(store))]
+        shown = [Prompt(uid=i, messages=(), tokens=tokens) for i, tokens in enumerate(prompts(store))]
         requests = [
             Request(prompt=p, sample=s, sampling=Sampling(max_tokens=6 + s), seed=version)
-            for p in asked
+            for p in shown
             for s in (0, 1)
         ]
         completions = await collect(engine, requests)
@@ -129,7 +140,7 @@ def test_prompts_are_those_of_the_processor(reader):
     parts = [{"type": "image"}] * 3 + [{"type": "text", "text": "x"}]
     text = processor.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
     expected = processor(text=text, images=[PICTURES])["input_ids"][0]
-    ours = store.prompt_tokens([{"role": "user", "content": "x"}], PICTURES, {})
+    ours = asked(store, "x", PICTURES)
     assert np.where(ours < 0, store.config.image_token_id, ours).tolist() == expected
 
 
@@ -148,7 +159,7 @@ def test_an_image_has_one_number_and_one_file_and_keeps_them_over_a_restart(read
 
 def test_unlike_images_of_one_size_are_unlike_prompts(reader):
     store = ImageStore(reader("qwen2_vl"))
-    first, second = (store.prompt_tokens([{"role": "user", "content": "x"}], [picture(s, 24, 24)], {}) for s in (1, 2))
+    first, second = (asked(store, "x", [picture(seed, 24, 24)]) for seed in (1, 2))
     assert first.shape == second.shape
     assert not np.array_equal(first, second)
 
@@ -156,8 +167,7 @@ def test_unlike_images_of_one_size_are_unlike_prompts(reader):
 def test_a_text_that_looks_like_an_image_is_text(reader):
     store = ImageStore(reader("qwen2_vl"))
     text = "<|image_pad|> and <|vision_start|>"
-    plain = store.prompt_tokens([{"role": "user", "content": text}], PICTURES[:1], {})
-    assert int((plain < 0).sum()) == len(store.tokens(0))
+    assert int((asked(store, text, PICTURES[:1]) < 0).sum()) == int((asked(store, "x", PICTURES[:1]) < 0).sum()) > 0
 
 
 @pytest.mark.parametrize(
@@ -165,9 +175,9 @@ def test_a_text_that_looks_like_an_image_is_text(reader):
 )
 def test_marks_and_images_must_agree(text, images, message, reader):
     with pytest.raises(UserError, match=message):
-        ImageStore(reader("smolvlm")).prompt_tokens([{"role": "user", "content": text}], PICTURES[:images], {})
+        asked(ImageStore(reader("smolvlm")), text, PICTURES[:images])
 
 
 def test_a_model_without_eyes_is_refused(tiny_model):
-    with pytest.raises(FieldError, match="is a llama, which can't be shown images: idefics3"):
+    with pytest.raises(FieldError, match="is a llama, which can't be shown images: gemma3, idefics3"):
         ImageStore(str(tiny_model("llama")))

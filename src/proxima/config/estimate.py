@@ -17,7 +17,6 @@ from proxima.core.advantage import needs_baseline
 from proxima.data import FieldError, Trajectory
 from proxima.model.demo_path import is_downloadable
 from proxima.model.micro_batch import micro_batches
-from proxima.model.pretrained import context_limit, load_config, load_tokenizer
 from proxima.task import TASKS
 from proxima.task.prompts import to_prompt
 
@@ -97,19 +96,17 @@ def longest_prompt(config: RunConfig) -> int:
     model = config.model.unloaded([config.task])
     rows = config.task.rows(config.seed)
     count = min(SAMPLE_PROMPTS, len(rows))
-    asked = config.data.system, config.data.template_arguments, model.images
+    asked = config.data.system, config.data.template_arguments
     return max((len(to_prompt(rows[i], i, model.tokenizer, *asked).tokens) for i in range(count)), default=1)
 
 
 def example_lengths(config: OfflineConfig) -> tuple[int, list[int]]:
     """The number of rows, and the lengths in tokens of the first usable ones."""
-    tokenizer: Any = load_tokenizer(config.model.path, config.model.revision)
-    text = load_config(config.model.path, config.model.revision).get_text_config()
-    limit = context_limit(text)
-    context, rows, lengths = min(config.model.max_length or limit, limit), config.task.rows(config.seed), []
+    model = config.model.unloaded([config.task])
+    rows, lengths = config.task.rows(config.seed), list[int]()
     for number in range(min(SAMPLE_EXAMPLES, len(rows))):
         try:
-            lengths.append(sum(map(len, config.sequences_of(number, rows[number], tokenizer, context))))
+            lengths.append(sum(map(len, config.sequences_of(number, rows[number], model.tokenizer, model.context))))
         except FieldError:  # the run skips such a row, or is refused
             continue
     return len(rows), [length for length in lengths if length]

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort"]
 REPAIR = "the engine is at fault: repair it or use another, and resume (--resume)"
 Key = tuple[int, int, int]  # of a completion, from the engine to the Parquet: prompt uid, sample, turn
-Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": …}
+# {"role": "system" | "user" | "assistant", "content": text, "images": numbers in the run, one for each `<image>` of it}
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,6 +9,7 @@ of them; only the embedding looks one up.
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proxima.data.columns import Ints
 
@@ -17,12 +18,23 @@ PATCHES = 1 << 12  # most tokens of an image
 IMAGES = (1 << 31) // PATCHES  # most images of a run
 
 
-def image_tokens(number: int, count: int) -> Ints:
-    """[count] the tokens of an image."""
-    return (-1 - (number * PATCHES + np.arange(count))).astype(np.int32)
+def image_tokens(number: int, count: int, first: int = 0) -> Ints:
+    """[count] the tokens of an image, from its patch `first` on."""
+    return (-1 - (number * PATCHES + first + np.arange(count))).astype(np.int32)
 
 
 def image_and_patch(tokens: Any) -> tuple[Any, Any]:
     """The numbers of the images and of the patches of tokens below zero, arrays or integers."""
     image, patch = divmod(-1 - tokens, PATCHES)
     return image, patch
+
+
+def image_starts(tokens: NDArray[np.integer]) -> NDArray[np.integer]:
+    """[T] for a token of an image the place of the image's first one, if its tokens follow each other; -1 for text."""
+    _, patch = image_and_patch(tokens)
+    return np.where(tokens < 0, np.arange(len(tokens)) - patch, -1)
+
+
+def outside_image(tokens: Ints, at: int) -> int:
+    """A place among tokens, or the beginning of the image that it is inside of."""
+    return at if at >= len(tokens) or tokens[at] >= 0 else max(0, int(image_starts(tokens[: at + 1])[at]))

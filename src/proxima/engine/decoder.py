@@ -101,6 +101,11 @@ class CachingDecoder:
     def shift(self, tokens: Ints) -> int:
         return 0
 
+    def _images(self, tokens: Ints) -> Tensor | None:
+        """[T] the image of a token, -1 for text, where the patches of an image attend to each other; None: nowhere in
+        this sequence."""
+        return None
+
     def _positions(self, prompts: Sequence[Ints], begin: Sequence[int], position: Tensor) -> Tensor:
         """[L] or [3, L] the positions of packed prompts, each from its token `begin` on; `position` [L] if they are
         counted."""
@@ -131,9 +136,13 @@ class CachingDecoder:
         tokens, position, spans = packed(prompts, self.device, begin)
         cached: dict[int, Tensor] = {}
         starts: dict[int, list[int]] = {}
-        continued = [(span, earlier) for span, earlier in zip(spans, past, strict=False) if earlier is not None]
-        for start, end in (span for span, earlier in zip_longest(spans, past) if earlier is None):
-            starts.setdefault(end - start, []).append(start)
+        apart: list[tuple[tuple[int, int], Tensor | None, Tensor | None]] = []
+        for span, earlier, prompt in zip_longest(spans, past, prompts):
+            image = self._images(prompt)
+            if earlier is None and image is None:
+                starts.setdefault(span[1] - span[0], []).append(span[0])
+            else:
+                apart.append((span, earlier, image))
         alike = [torch.tensor(first)[:, None] + torch.arange(length) for length, first in starts.items()]
         alike = [rows.to(self.device) for rows in alike]
 
@@ -143,10 +152,11 @@ class CachingDecoder:
             for rows in alike:
                 key, value = kv[rows].unbind(2)
                 out[rows] = causal_attention(q[rows], key, value, scale, window)
-            for (start, end), earlier in continued:
-                whole = torch.cat([earlier[layer].transpose(1, 2).to(kv.dtype), kv[start:end].transpose(0, 1)], 1)
-                key, value = whole[:, None]
-                out[start:end] = causal_attention(q[None, start:end], key, value, scale, window)[0]
+            for (start, end), earlier, image in apart:
+                own = kv[start:end].transpose(0, 1)
+                seen = [] if earlier is None else [earlier[layer].transpose(1, 2).to(kv.dtype)]
+                key, value = torch.cat([*seen, own], 1)[:, None]
+                out[start:end] = causal_attention(q[None, start:end], key, value, scale, window, image)[0]
             return out
 
         position = self._positions(prompts, begin, position)
@@ -199,18 +209,23 @@ def head_logits(hidden: Tensor, head: "Matrix") -> Tensor:
     return head(F.pad(hidden, (0, 0, 0, padded_rows(count) - count)).to(head.dtype))[:count]
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+def causal_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None, image: Tensor | None = None
+) -> Tensor:
     """Sequences of one length: query [B, T, H, D] of their last T positions, key and value [B, S, H_kv, D] of all → [B,
-    T, H, D]."""
+    T, H, D]. Equal numbers from 0 on in `image` [S] attend to each other, whichever is first."""
     _, count, heads, _ = query.shape
     length, repeat = key.shape[1], heads // key.shape[2]
     q = query.transpose(1, 2)
     k, v = (x.transpose(1, 2).repeat_interleave(repeat, dim=1) for x in (key, value))
-    if count == length and (window is None or window >= length):
+    if count == length and (window is None or window >= length) and image is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
     step = torch.arange(length, device=query.device)
     here = step[length - count :, None]
-    mask = (step <= here) & (here - step < (window or length))
+    mask = step <= here
+    if image is not None:
+        mask = mask | (image == image[length - count :, None]) & (image >= 0)
+    mask = mask & (here - step < (window or length))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
 
 

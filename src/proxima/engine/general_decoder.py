@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from proxima.data.columns import Ints
+from proxima.data.image_tokens import image_starts
 from proxima.engine.cache import KVCache
 from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits, in_rows, row_limits
 from proxima.model.attention import hugging_face_name
@@ -79,8 +80,18 @@ class GeneralDecoder(CachingDecoder, ModelCopy):
             self.images = ImageReader(self.model, images)
         (self.model if images is None else self.backbone).set_attn_implementation(hugging_face_name("packed"))
 
+    def load(self, model: nn.Module) -> None:
+        super().load(model)
+        if self.images is not None:
+            self.images.forget()
+
     def shift(self, tokens: Ints) -> int:
         return 0 if self.images is None else int(self.images.shift(tokens))
+
+    def _images(self, tokens: Ints) -> Tensor | None:
+        if self.images is None or not self.images.joined or (tokens >= 0).all():
+            return None
+        return torch.from_numpy(image_starts(tokens)).to(self.device)
 
     def _positions(self, prompts: Sequence[Ints], begin: Sequence[int], position: Tensor) -> Tensor:
         if self.images is None or not self.images.three_axes:

@@ -6,7 +6,7 @@ exact, needs no [L, L] mask, and lets the parts that sequences share be run once
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -36,12 +36,14 @@ class SegmentBlock:
         query: [R, T] index into L, of the segment's own tokens; padding repeats token 0.
         context: [R, C] index into L, of the tokens before them in their sequences; C = 0 for prompts.
         own, seen: [R] lengths of the segments and of these contexts.
+        image: [R, T] the image of a token, -1 for text; None: all attend only to what is before them.
     """
 
     query: Tensor
     context: Tensor
     own: Tensor
     seen: Tensor
+    image: Tensor | None = None
 
     def mask(self, window: int | None) -> Tensor:
         """[R, 1, T, C + T] bool: True where a query attends. Padding attends to padding, so that no row is empty."""
@@ -49,6 +51,8 @@ class SegmentBlock:
         step, past = (torch.arange(size, device=self.query.device) for size in (width, reach))
         in_context = (past < self.seen[:, None])[:, None, :].expand(-1, width, -1)
         in_self = (step <= step[:, None])[None].expand(len(self.own), -1, -1)
+        if self.image is not None:
+            in_self = in_self | (self.image[:, :, None] == self.image[:, None]) & (self.image >= 0)[:, None]
         if window is not None:
             position = self.seen[:, None] + step  # of the query, [R, T]
             in_context = in_context & (position[:, :, None] - past < window)
@@ -58,9 +62,10 @@ class SegmentBlock:
 
 class Segments:
     """The layout of a packed batch inside attention, computed once per micro-batch and shared by all layers. Only the
-    batch's host-side fields are read."""
+    batch's host-side fields are read. `image` [L]: the patches of one image, which have the same number here, attend to
+    each other, whichever is first; -1 is text; None: nothing does."""
 
-    def __init__(self, batch: PackedBatch) -> None:
+    def __init__(self, batch: PackedBatch, image: Tensor | None = None) -> None:
         parent, seen, contexts = batch.parents, batch.seen, batch.contexts()
         spans = list(pairwise(batch.edges))
         device = batch.tokens.device
@@ -81,7 +86,8 @@ class Segments:
             before = _rectangle([contexts[g] for g in members])
             lengths = [[spans[g][1] - spans[g][0] for g in members], [seen[g] for g in members]]
             parts = (to_device(x, device) for x in (query, before, *map(torch.tensor, lengths)))
-            self.blocks.append(SegmentBlock(**dict(zip(("query", "context", "own", "seen"), parts, strict=True))))
+            block = SegmentBlock(**dict(zip(("query", "context", "own", "seen"), parts, strict=True)))
+            self.blocks.append(block if image is None else replace(block, image=_of_rows(image, block)))
         self.inverse = to_device(inverse, device)
 
     def mask(self, index: int, window: int | None) -> Tensor | None:
@@ -89,12 +95,19 @@ class Segments:
         block = self.blocks[index]
         if window is not None and window >= block.query.shape[1] + block.context.shape[1]:
             window = None
-        if block.context.shape[1] == 0 and window is None:
+        if block.context.shape[1] == 0 and window is None and block.image is None:
             return None
         key = (index, window)
         if key not in self.masks:
             self.masks[key] = block.mask(window)
         return self.masks[key]
+
+
+def _of_rows(image: Tensor, block: SegmentBlock) -> Tensor | None:
+    """[R, T] the images of a block's tokens, -1 in its padding; None if it has none."""
+    inside = torch.arange(block.query.shape[1], device=block.own.device) < block.own[:, None]
+    of_rows = torch.where(inside, image[block.query], -1)
+    return of_rows if bool((of_rows >= 0).any()) else None
 
 
 def _rectangle(rows: list[list[tuple[int, int]]]) -> Tensor:
@@ -199,7 +212,8 @@ def hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
 
         if (states := fused_states(backbone, batch)) is not None:
             return states
-    return packed_states(backbone, batch, segments=Segments(batch), **more)
+    segments = more.pop("segments", None) or Segments(batch)
+    return packed_states(backbone, batch, segments=segments, **more)
 
 
 def unpackable(model: nn.Module) -> str | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from proxima.data import Message, UserError
 from proxima.data.columns import Ints
+from proxima.data.image_tokens import MARK, image_tokens
 
 
 class Tokenizer(Protocol):
@@ -65,28 +66,48 @@ def render_chat(
 
 class SafeMessage:
     """A message as it is passed to a template: `safe`, with stand-ins for control texts, and `neutral`, with other
-    words. Built once for each message of a chat that is rendered repeatedly."""
+    words. Built once for each message of a chat that is rendered repeatedly. `text` is the safe content; where the
+    tokenizer shows images, the template gets it in parts, and `images` has the numbers of those that it shows."""
 
-    __slots__ = ("neutral", "safe")
+    __slots__ = ("images", "neutral", "safe", "text")
 
     def __init__(self, message: Message, tokenizer: Tokenizer) -> None:
-        self.safe = {**message, "content": with_stand_ins(message["content"], tokenizer)}
-        self.neutral = {**message, "content": re.sub(r"\S+", "x", message["content"])}
+        self.images: tuple[int, ...] = tuple(message.get("images", ()))
+        pieces = message["content"].split(MARK) if self.images else [message["content"]]
+        safe = [with_stand_ins(piece, tokenizer) for piece in pieces]
+        neutral = [re.sub(r"\S+", "x", piece) for piece in pieces]
+        self.text = MARK.join(safe)
+        parts = safe, neutral
+        if getattr(tokenizer, "images", None) is not None:
+            message = {name: value for name, value in message.items() if name != "images"}
+            contents: list[Any] = [_parts(texts) for texts in parts]
+        else:
+            contents = [texts[0] for texts in parts]
+        self.safe, self.neutral = ({**message, "content": content} for content in contents)
+
+
+def _parts(texts: Sequence[str]) -> list[dict[str, str]]:
+    """The parts of a message with an image between each two texts."""
+    parts: list[dict[str, str]] = []
+    for number, text in enumerate(texts):
+        parts += [{"type": "image"}] * (number > 0) + [{"type": "text", "text": text}] * bool(text)
+    return parts
 
 
 def render_safe(
     messages: Sequence[SafeMessage], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool = False
 ) -> str:
     """As `render_chat`."""
-    safe = [message.safe for message in messages]
     if tokenizer.chat_template is not None:
-        chat = _rendered(safe, tokenizer, arguments, complete)
+        chat = _rendered([message.safe for message in messages], tokenizer, arguments, complete)
         _refuse_made_tokens(chat, messages, tokenizer, arguments, complete)
-        return chat
+        return _with_images(chat, messages, tokenizer)
+    if any(message.images for message in messages):
+        raise UserError("the tokenizer has no chat template that could show an image")
     if arguments:
         remedy = "remove data.template_arguments, or put a chat_template.jinja into the model's folder"
         raise UserError(f"the tokenizer has no chat template that could read {', '.join(arguments)}", remedy=remedy)
-    return "\n".join(message["content"] for message in safe) + ("" if complete else "\n")
+    return "\n".join(message.text for message in messages) + ("" if complete else "\n")
 
 
 def encode_opening(chat: str, tokenizer: Tokenizer) -> list[int]:
@@ -99,12 +120,32 @@ def encode_opening(chat: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def encode_part(chat: str, tokenizer: Any) -> list[int]:
-    """The tokens of a part of a text of `render_chat`; control texts with stand-ins are split into ordinary tokens."""
+    """The tokens of a part of a text of `render_chat`; control texts with stand-ins are split into ordinary tokens, and
+    images have tokens of their own."""
     split, ids = _split_controls(tokenizer), list[int]()
-    for part in re.split(f"([{''.join(split)}])", chat) if split else [chat]:
+    mark = _image_mark(tokenizer)
+    pattern = "|".join([f"{mark}[0-9 ]+{mark}", *split])
+    for part in re.split(f"({pattern})", chat):
+        if part.startswith(mark):
+            ids += image_tokens(*map(int, part.strip(mark).split())).tolist()
+            continue
         text = re.sub(f"{chr(STAND_INS)}(.)", lambda m: chr(ord(m[1]) - ESCAPED + STAND_INS), part)
         ids += split[part] if part in split else tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
+
+
+def _with_images(chat: str, messages: Sequence[SafeMessage], tokenizer: Any) -> str:
+    """The rendered text with what stands for an image where the template shows one: the texts that its processor puts
+    around and between its tokens, and these as their number, count and first patch between marks."""
+    if getattr(tokenizer, "images", None) is None:
+        return chat
+    numbers, mark = [number for message in messages for number in message.images], _image_mark(tokenizer)
+    opening, *rest = chat.split(tokenizer.images.placeholder)
+    if len(rest) != len(numbers):
+        remedy = "repair the template in the model's folder"
+        raise UserError(f"the chat template wrote {len(rest)} of {len(numbers)} images", remedy=remedy)
+    shown = (tokenizer.images.text(number, mark) for number in numbers)
+    return opening + "".join(image + part for image, part in zip(shown, rest, strict=True))
 
 
 def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool) -> str:
@@ -142,7 +183,7 @@ def _refuse_made_tokens(
     written = Counter(pattern.findall(_rendered(neutral, tokenizer, arguments, complete)))
     if made := Counter(pattern.findall(chat)) - written:
         what = f"the chat template makes the control token {next(iter(made))} of a message's own text"
-        shown = " | ".join(message.safe["content"] for message in messages)
+        shown = " | ".join(message.text for message in messages)
         raise UserError(f"{what}: {shown!r:.100}", remedy="remove or change the row, or repair the template")
 
 
@@ -157,12 +198,17 @@ def with_stand_ins(text: str, tokenizer: Any) -> str:
 
 @lru_cache(maxsize=8)
 def _stand_ins(tokenizer: Any) -> dict[str, str]:
-    """Map each control text, the longest first, to its stand-in character, and each such character to two, the first
-    stand-in and an escape, so that a text that already contains them is restored exactly."""
+    """Map each control text, the longest first, to its stand-in character, and each such character, and the mark of
+    images, to two, the first stand-in and an escape, so that a text that already contains them is restored exactly."""
     control = control_texts(tokenizer)
-    characters = [chr(STAND_INS + i) for i in range(len(control) + 1)]
+    characters = [chr(STAND_INS + i) for i in range(len(control) + 2)]
     escaped = {character: characters[0] + chr(ESCAPED + i) for i, character in enumerate(characters)}
-    return dict(zip(control, characters[1:], strict=True)) | escaped
+    return dict(zip(control, characters[1:-1], strict=True)) | escaped
+
+
+def _image_mark(tokenizer: Any) -> str:
+    """The character around the number of an image, in a text of `render_chat`."""
+    return chr(STAND_INS + len(control_texts(tokenizer)) + 1)
 
 
 @lru_cache(maxsize=8)

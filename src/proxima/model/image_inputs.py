@@ -9,47 +9,64 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from proxima.data import PackedBatch, UserError
-from proxima.data.image_tokens import image_and_patch
+from proxima.data.image_tokens import image_and_patch, image_starts
 from proxima.data.packed_batch import indices_of
+from proxima.model.attention import Segments
 from proxima.model.images import ImageStore
 
 KEPT = 1 << 16  # most tokens whose features are kept
 
 
 class ImageReader:
-    """Reads the images of a model's prompts. The vision tower and what follows it up to the decoder are not trained, so
-    that an image's features are computed once.
+    """Reads the images of a model's prompts. An image's features are computed once, as long as the vision tower and
+    what follows it up to the decoder are not trained, or `forget` is called.
 
     Args:
         model: with its tower; `get_decoder` is what gets the input.
         store: the images.
+        trained: the tower is; features have gradients, and are computed in each pass.
     """
 
-    def __init__(self, model: nn.Module, store: ImageStore) -> None:
+    def __init__(self, model: nn.Module, store: ImageStore, *, trained: bool = False) -> None:
         self.core: Any = model.base_model
-        self.store = store
+        self.store, self.trained = store, trained
+        self.joined = store.joined
         self.three_axes = hasattr(self.core, "get_rope_index")
         self._features: dict[int, list[Tensor]] = {}
         self._grids: dict[int, tuple[int, int]] = {}
 
     def of_batch(self, batch: PackedBatch) -> dict[str, Any]:
-        """The inputs of a pass over a packed batch."""
-        return self.inputs(batch.tokens, self._batch_position(batch) if self.three_axes else batch.position)
+        """What a pass over a packed batch gets besides the batch."""
+        position = self._batch_position(batch) if self.three_axes else batch.position
+        more: dict[str, Any] = {"inputs": self.inputs(batch.tokens, position)}
+        if self.joined:
+            image = torch.from_numpy(image_starts(batch.tokens.cpu().numpy()))
+            more["segments"] = Segments(batch, image.to(batch.tokens.device))
+        return more
 
-    @torch.no_grad()
+    def forget(self) -> None:
+        """Compute features anew: the weights have changed."""
+        self._features.clear()
+
     def _features_of(self, image: int) -> list[Tensor]:
         """[T, D] in place of the embeddings of an image's tokens; then what is added to the states of those tokens
         after the first layers, one for each, if the model does."""
+        if self.trained:
+            return self._computed(image)
         if image not in self._features:
-            device = next(self.core.parameters()).device
-            _, pixels = self.store.processed(image)
-            moved = {name: value.to(device) for name, value in pixels.items()}
-            out = self.core.get_image_features(**moved, return_dict=True)
             while sum(len(kept[0]) for kept in self._features.values()) > KEPT:
                 del self._features[next(iter(self._features))]
-            deep = getattr(out, "deepstack_features", None) or []
-            self._features[image] = [_rows(features) for features in (out.pooler_output, *deep)]
+            with torch.no_grad():
+                self._features[image] = self._computed(image)
         return self._features[image]
+
+    def _computed(self, image: int) -> list[Tensor]:
+        device = next(self.core.parameters()).device
+        _, pixels = self.store.processed(image)
+        moved = {name: value.to(device) for name, value in pixels.items()}
+        out = self.core.get_image_features(**moved, return_dict=True)
+        deep = getattr(out, "deepstack_features", None) or []
+        return [_rows(features) for features in (out.pooler_output, *deep)]
 
     def inputs(self, tokens: Tensor, position: Tensor) -> dict[str, Any]:
         """Of tokens [L] at `position` [L], or [3, L] for a model of three axes."""

@@ -3,8 +3,10 @@ processor."""
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from proxima.data import FieldError, Message, UserError
-from proxima.data.columns import Ints
-from proxima.data.image_tokens import IMAGES, MARK, PATCHES, image_tokens
-from proxima.model.chat import SafeMessage, encode_opening, encode_part, render_safe
+from proxima.data.image_tokens import IMAGES, MARK, PATCHES
 from proxima.model.pretrained import SHOWN_IMAGES, load_config, load_tokenizer, unreadable_model
 from proxima.system.atomic_files import write_atomic
 
@@ -46,13 +46,17 @@ class ImageStore:
             known = ", ".join(sorted(SHOWN_IMAGES))
             raise FieldError("model.path", model, f"is a {kind}, which can't be shown images: {known} can")
         self.tiled = kind in ("idefics3", "smolvlm")
-        self.tokenizer: Any = load_tokenizer(model, revision)
-        self.placeholder = str(self.tokenizer.convert_ids_to_tokens(self.config.image_token_id))  # a template writes it
+        self.joined = kind == "gemma3"  # the patches of an image attend to each other
+        name_of = load_tokenizer(model, revision).convert_ids_to_tokens
+        self.token = str(name_of(self.config.image_token_id))
+        begins = getattr(self.config, "boi_token_index", None)
+        self.placeholder = self.token if begins is None else str(name_of(begins))  # what a template writes
+        self.around = ("", "") if begins is None else ("\n\n", str(name_of(self.config.eoi_token_index)) + "\n\n")
         self._unwritten: dict[str, bytes] = {}
         self._seen: set[str] = set()  # those whose file was found
         self._keeps = False
         self._grids: dict[int, list[int]] = {}
-        self._tokens: dict[int, list[int]] = {}  # of the prompt, with the tokens of the image
+        self._texts: dict[int, str] = {}
         index = folder and folder / INDEX
         self._names = index.read_text(encoding="utf-8").split() if index and index.is_file() else []
         self._numbers = {name: number for number, name in enumerate(self._names)}
@@ -126,12 +130,17 @@ class ImageStore:
         tiled = {"return_row_col_info": True} if self.tiled else {}
         pixels: dict[str, Any] = dict(self.processor(images=[self.image(number)], return_tensors="pt", **tiled))
         vision = self.config.vision_config
+        if self.placeholder != self.token:
+            before, behind = self.around
+            return before + self.placeholder + self.token * int(self.config.mm_tokens_per_image) + behind, {
+                "pixel_values": pixels["pixel_values"]
+            }
         if not self.tiled:
             self._grids[number] = pixels["image_grid_thw"][0].tolist()
             patches = int(pixels["image_grid_thw"].prod())
-            return self.placeholder * (patches // vision.spatial_merge_size**2), pixels
+            return self.token * (patches // vision.spatial_merge_size**2), pixels
         (rows,), (columns,) = pixels.pop("rows")[0:1], pixels.pop("cols")[0:1]
-        own = self.placeholder * int((vision.image_size // vision.patch_size) ** 2 / self.config.scale_factor**2)
+        own = self.token * int((vision.image_size // vision.patch_size) ** 2 / self.config.scale_factor**2)
         return _tiles(int(np.max(rows)), int(np.max(columns)), own), pixels
 
     def grid(self, number: int) -> list[int]:
@@ -140,49 +149,57 @@ class ImageStore:
             self.processed(number)
         return self._grids[number]
 
-    def tokens(self, number: int) -> list[int]:
-        """What stands for an image in a prompt: its tokens, and those that the processor puts around and between."""
-        if number not in self._tokens:
-            ids = np.array(self.tokenizer(self.processed(number)[0], add_special_tokens=False)["input_ids"], np.int32)
-            own = ids == self.config.image_token_id
-            if (count := int(own.sum())) > PATCHES:
+    def text(self, number: int, mark: str) -> str:
+        """What stands for an image in the text of a chat: its tokens as `NUMBER COUNT FIRST` between marks, wherever
+        they follow each other, and the texts that the processor puts around and between them.
+
+        Raises:
+            UserError: it has more than `PATCHES` tokens.
+        """
+        if number not in self._texts:
+            text, _ = self.processed(number)
+            if (count := text.count(self.token)) > PATCHES:
                 width, height = self.image(number).size
                 remedy = "show smaller images, or lower the processor's largest size in the model's folder"
                 raise UserError(f"an image of {width} x {height} has {count} tokens, at most {PATCHES}", remedy=remedy)
-            ids[own] = image_tokens(number, count)
-            self._tokens[number] = ids.tolist()
-        return self._tokens[number]
+            runs = re.split(f"((?:{re.escape(self.token)})+)", text)
+            lengths = [run.count(self.token) for run in runs]
+            firsts = [0, *accumulate(lengths)]
+            self._texts[number] = "".join(
+                f"{mark}{number} {length} {first}{mark}" if length else run
+                for run, length, first in zip(runs, lengths, firsts, strict=False)
+            )
+        return self._texts[number]
 
-    def prompt_tokens(
-        self, messages: Sequence[Message], images: Sequence["Image"], arguments: Mapping[str, Any]
-    ) -> Ints:
-        """`chat.prompt_tokens` of messages with a `MARK` for each image; if they have no mark, the images stand before
-        the text of the last message of the user.
+    def numbered(self, messages: Sequence[Message], images: Sequence["Image"]) -> tuple[Message, ...]:
+        """A chat in which each message has the numbers of the images that its `MARK`s stand for, as `images`; if no
+        message has a mark, they stand before the text of the last message of the user.
 
         Raises:
-            UserError: as `chat.prompt_tokens`; there is another number of marks than of images.
+            UserError: there is another number of marks than of images.
         """
-        tokenizer, shown = self.tokenizer, _marked(messages, len(images))
-        chat = render_safe([_Parts(message, tokenizer) for message in shown], tokenizer, arguments)
-        opening, *rest = chat.split(self.placeholder)
-        if len(rest) != len(images):
-            remedy = "repair the template in the model's folder"
-            raise UserError(f"the chat template wrote {len(rest)} of {len(images)} images", remedy=remedy)
-        ids = encode_opening(opening, tokenizer)
-        for image, part in zip(images, rest, strict=True):
-            ids = [*ids, *self.tokens(self.add(image)), *encode_part(part, tokenizer)]
-        return np.array(ids, np.int32)
+        out, left = list[Message](), [self.add(image) for image in images]
+        for message in _marked(messages, len(images)):
+            count = message["content"].count(MARK)
+            out.append({**message, "images": left[:count]} if count else message)
+            left = left[count:]
+        return tuple(out)
 
 
-class _Parts(SafeMessage):
-    """A message as the parts, texts and images, that a template of a model with images takes."""
+class ImageTokenizer:
+    """A tokenizer whose chats show images of a store; otherwise as it was."""
 
-    def __init__(self, message: Message, tokenizer: Any) -> None:
-        pieces = [SafeMessage({**message, "content": text}, tokenizer) for text in message["content"].split(MARK)]
-        self.safe, self.neutral = (  # type: ignore[assignment]
-            {**message, "content": _joined([of["content"] for of in contents])}
-            for contents in ([piece.safe for piece in pieces], [piece.neutral for piece in pieces])
-        )
+    def __init__(self, plain: Any, images: ImageStore) -> None:
+        self.plain, self.images = plain, images
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+    def __call__(self, *text: Any, **options: Any) -> Any:
+        return self.plain(*text, **options)
+
+    def __len__(self) -> int:
+        return len(self.plain)
 
 
 def _tiles(rows: int, columns: int, own: str) -> str:
@@ -193,13 +210,6 @@ def _tiles(rows: int, columns: int, own: str) -> str:
         for row in range(1, rows + 1)
     ]
     return "".join(lines) + ("\n" if lines else "") + f"{edge}<global-img>{own}{edge}"
-
-
-def _joined(texts: Sequence[str]) -> list[dict[str, str]]:
-    parts: list[dict[str, str]] = []
-    for number, text in enumerate(texts):
-        parts += [{"type": "image"}] * (number > 0) + [{"type": "text", "text": text}] * bool(text)
-    return parts
 
 
 def _marked(messages: Sequence[Message], images: int) -> Sequence[Message]:

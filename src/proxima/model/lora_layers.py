@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from proxima.data import FieldError, UserError
 from proxima.data.random import ADAPTER_INIT, mix
 from proxima.model.lora import NAME, SCALAR_HEAD, Lora, base_layer, is_adapted, trained_names, weight_of
+from proxima.model.pretrained import beside_decoder
 
 ALL_LINEAR = "all-linear"
 INIT = {"uniform": True, "gaussian": "gaussian"}  # of A, as peft calls them
@@ -31,7 +32,12 @@ def target_layers(model: nn.Module, lora: Lora) -> dict[str, nn.Module]:
     """
     untyped: Any = model
     head = untyped.get_output_embeddings()
-    linear = {name: module for name, module in model.named_modules() if _is_linear(module) and name != SCALAR_HEAD}
+    eyes = beside_decoder(model)
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if _is_linear(module) and name != SCALAR_HEAD and f"{name}.weight" not in eyes
+    }
     if lora.targets == ALL_LINEAR:
         return {name: module for name, module in linear.items() if module is not head}
     adapted: dict[str, nn.Module] = {}

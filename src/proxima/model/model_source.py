@@ -9,7 +9,7 @@ from proxima.model.files import model_files
 from proxima.model.load import load
 from proxima.model.lora import Lora
 from proxima.model.policy import Policy
-from proxima.model.pretrained import DTYPES, LoadedModel, resolve_device
+from proxima.model.pretrained import DTYPES, LoadedModel, beside_decoder, resolve_device
 
 if TYPE_CHECKING:
     from proxima.model.images import ImageStore
@@ -27,7 +27,7 @@ class ModelSource:
         seed: of the random initialisation of new adapters and heads.
         attention, share_prompt, gradient_checkpointing: see `PackedModel`; `compute_dtype` is a name of `DTYPES`.
         log_prob_chunk: see `Policy`.
-        images: those that its prompts show; None: text alone.
+        images, vision_lr_ratio: see `LoadedModel`.
         sharding: spread over the ranks of torch.distributed, see `load`; loading is then collective. None: one process.
     """
 
@@ -44,6 +44,7 @@ class ModelSource:
     log_prob_chunk: int = 512
     sharding: "Sharding | None" = None
     images: "ImageStore | None" = None
+    vision_lr_ratio: float = 0.0
 
     def load(self, saved: str | None = None) -> LoadedModel:
         """Load the model, or the one of the same architecture that a checkpoint stored in the folder `saved`."""
@@ -52,7 +53,15 @@ class ModelSource:
             loaded = load(self.path, revision=self.revision, lora=lora, seed=self.seed, **self._place)
         else:
             loaded = load(saved or self.path, revision=None if saved else self.revision, **self._place)
-        return loaded if self.images is None else replace(loaded, images=self.images)
+        return self._shown(loaded)
+
+    def _shown(self, loaded: LoadedModel) -> LoadedModel:
+        """The model with its images, and with a tower that is trained only where the settings say so."""
+        if self.images is None:
+            return loaded
+        for parameter in beside_decoder(loaded.model).values():
+            parameter.requires_grad_(self.vision_lr_ratio > 0)
+        return replace(loaded, images=self.images, vision_lr_ratio=self.vision_lr_ratio)
 
     def load_scalar(self, saved: str | None = None, *, head_std: float) -> LoadedModel:
         """Load the model with a scalar head, see `load_scalar_model`, or the one that a checkpoint stored in
@@ -60,11 +69,12 @@ class ModelSource:
         from proxima.model.scalar_model import load_scalar_model
 
         if saved is not None and self.lora is None:
-            return load_scalar_model(saved, seed=self.seed, **self._place)
+            return self._shown(load_scalar_model(saved, seed=self.seed, **self._place))
         lora = self.lora if self.lora is None or saved is None else replace(self.lora, path=saved)
-        return load_scalar_model(
+        loaded = load_scalar_model(
             self.path, revision=self.revision, new_head=head_std, seed=self.seed, lora=lora, **self._place
         )
+        return self._shown(loaded)
 
     def policy(
         self, loaded: LoadedModel, value_head: nn.Linear | None = None, *, replays_routes: bool = False

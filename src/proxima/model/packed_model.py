@@ -112,7 +112,7 @@ class PackedModel:
 
             if attention != "packed":
                 raise FieldError("model.attention", attention, "can't be shown images", remedy="set it to packed")
-            self.images = ImageReader(self.model, loaded.images)
+            self.images = ImageReader(self.model, loaded.images, trained=loaded.vision_lr_ratio > 0)
         self.reroutes = False  # layers are recomputed in the backward pass, and their routers would choose again
         if any(hasattr(module, "_apply_gate") for module in self.model.modules()):
             from proxima.model.grouped_experts import compute_in_autocast
@@ -209,7 +209,7 @@ class PackedModel:
         routing = routing or self.routing(batch)
         more: dict[str, Any] = {} if routing is None else {"routing": routing}
         if self.images is not None:
-            more["inputs"] = self.images.of_batch(batch)
+            more |= self.images.of_batch(batch)
         compute = ATTENTION[self.attention] if self.context is None else self.context.hidden
         states: Tensor = compute(self.backbone, batch, **more)
         return states

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe mus
     from proxima.model.parallel.sharding import Sharding
 
 
-SHOWN_IMAGES = frozenset({"idefics3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})  # families
+SHOWN_IMAGES = frozenset({"gemma3", "idefics3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})  # families
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -27,7 +27,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 class LoadedModel:
     """A model with its tokenizer and path; `base` is the base of its adapter, None without one. On many ranks,
     `sharding` says how it is split, and `device` is where this rank computes; its weights may be stored elsewhere.
-    `images`: the `ImageStore` of its prompts; None: they are of text alone."""
+    `images`: the `ImageStore` of its prompts; None: they are of text alone. `vision_lr_ratio`: the share of the
+    learning rate with which its parameters `beside_decoder` are trained."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
@@ -36,6 +37,7 @@ class LoadedModel:
     sharding: "Sharding | None" = None
     device: torch.device | None = None
     images: Any = None
+    vision_lr_ratio: float = 0.0
 
     @property
     def name(self) -> str:
@@ -71,14 +73,18 @@ class LoadedModel:
 @dataclass(frozen=True, kw_only=True)
 class UnloadedModel:
     """The facts of a model that are known before its weights are loaded; prompt and completion may have `context`
-    tokens together. `images`: the `ImageStore` of its prompts; None: they are of text alone."""
+    tokens together."""
 
     path: str
     revision: str | None
     config: "PretrainedConfig"
     tokenizer: Any
     context: int
-    images: Any = None
+
+    @property
+    def images(self) -> Any:
+        """The `ImageStore` of its prompts; None: they are of text alone."""
+        return getattr(self.tokenizer, "images", None)
 
     @classmethod
     def read(cls, path: str, revision: str | None = None, max_length: int | None = None) -> "UnloadedModel":
@@ -221,6 +227,15 @@ def reader_of(config: Any) -> Any:
     if config.model_type in SHOWN_IMAGES:
         return transformers.AutoModelForImageTextToText
     return transformers.AutoModelForCausalLM
+
+
+def beside_decoder(model: Any) -> dict[str, Any]:
+    """The parameters, by name, of what makes images into input of the decoder; empty for a model of text alone."""
+    if model.config.model_type not in SHOWN_IMAGES:
+        return {}
+    own = [module for module in (model.get_decoder(), model.get_output_embeddings()) if module is not None]
+    inside = {id(parameter) for module in own for parameter in module.parameters()}
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in inside}
 
 
 def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":

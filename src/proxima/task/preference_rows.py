@@ -6,7 +6,7 @@ number of the row, and skips or refuses it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from proxima.data.columns import LARGEST
 from proxima.model.chat import Tokenizer, prompt_tokens
 from proxima.model.chat_answer import answer_tokens, row_excerpt
 from proxima.task.column_mapping import as_messages
-from proxima.task.prompts import with_system
+from proxima.task.prompts import shown_messages
 from proxima.task.protocol import Row
 from proxima.task.template import look_up
 
@@ -99,7 +99,7 @@ class PreferenceReader:
         require(bool(text.strip()), field, text, "is empty")
         prompt = _prompt(row)
         require(bool(prompt), field, row_excerpt(text), "follows no prompt", remedy="map task.question to the prompt")
-        chat = with_system(prompt, self.system)
+        chat = shown_messages(replace(row, messages=prompt), self.system, self.tokenizer)
         before = prompt_tokens(chat, self.tokenizer, self.arguments)
         tokens = answer_tokens(chat, text, self.tokenizer, self.arguments, field)
         used = len(before) + len(tokens)
@@ -128,7 +128,8 @@ def _text(row: Row, field: str, column: str) -> str:
     require(
         chat[:-1] in ((), prompt), field, row_excerpt(value), "begins with another prompt than its row", remedy=remedy
     )
-    return chat[-1]["content"]
+    answer: str = chat[-1]["content"]
+    return answer
 
 
 def _column(row: Row, field: str, column: str) -> Any:

@@ -6,16 +6,14 @@ from dataclasses import replace
 from functools import cached_property
 from threading import Thread
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from proxima.data import FieldError, Message, Prompt, UserError, require
 from proxima.data.columns import Ints
+from proxima.data.image_tokens import outside_image
 from proxima.model.chat import Tokenizer, prompt_tokens
 from proxima.task.cursor import Cursor
 from proxima.task.protocol import Row, Rows
-
-if TYPE_CHECKING:
-    from proxima.model.images import ImageStore
 
 TEMPLATE_SECONDS = 20.0
 OPENING = 64  # common openings of prompts are counted in steps of this many tokens, so that chance matches don't count
@@ -38,32 +36,44 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
     return ({"role": "system", "content": system}, *messages)
 
 
+def shown_messages(row: Row, system: str | None, tokenizer: Tokenizer) -> tuple[Message, ...]:
+    """The chat of a row as the model reads it: `with_system`, and with its images kept and numbered.
+
+    Raises:
+        UserError: an image can't be read, or the row has images where none can be shown.
+    """
+    chat = with_system(row.messages, system)
+    if not row.images:
+        return chat
+    if (store := getattr(tokenizer, "images", None)) is None:
+        raise UserError("the row has images, and its task does not say so", remedy="give its class images = True")
+    from proxima.task.image_files import open_image
+
+    try:
+        numbered: tuple[Message, ...] = store.numbered(chat, [open_image(image) for image in row.images])
+    except UserError as error:
+        raise FieldError("images", len(row.images), f"can't be shown: {error.reason}", remedy=error.remedy) from None
+    return numbered
+
+
 def to_prompt(
     row: Row,
     uid: int,
     tokenizer: Tokenizer,
     system: str | None = None,
     arguments: Mapping[str, Any] = MappingProxyType({}),
-    images: "ImageStore | None" = None,
 ) -> Prompt:
-    """Build the prompt of a row; `arguments` are those of the chat template, `images` keeps those of the rows."""
-    chat = with_system(row.messages, system)
-    if row.images:
-        if images is None:
-            raise UserError("the row has images, which are shown in `proxima train` and `eval` alone")
-        from proxima.task.image_files import open_image
-
-        tokens = images.prompt_tokens(chat, [open_image(image) for image in row.images], arguments)
-    else:
-        tokens = prompt_tokens(chat, tokenizer, arguments)
+    """Build the prompt of a row; `arguments` are those of the chat template."""
+    chat = shown_messages(row, system, tokenizer)
+    tokens = prompt_tokens(chat, tokenizer, arguments)
     return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata, chat=row.chat)
 
 
 def tokens_in_common(tokens: Ints, other: Ints) -> int:
-    """Count the tokens that both begin with, in steps of OPENING."""
+    """Count the tokens that both begin with, in steps of OPENING, without a part of an image."""
     length = min(len(tokens), len(other))
     same = tokens[:length] == other[:length]
-    return (length if same.all() else int(same.argmin())) // OPENING * OPENING
+    return outside_image(tokens, (length if same.all() else int(same.argmin())) // OPENING * OPENING)
 
 
 class PromptSource:
@@ -77,7 +87,6 @@ class PromptSource:
         system: system prompt for rows without one; null: off.
         template_arguments: variables that the chat template reads besides the messages.
         over_length: `skip` counts and skips a prompt that is too long, `refuse` raises.
-        images: keeps the images of the rows; None: they have none.
 
     `skipped` counts the draws skipped so far, `longest` the tokens of the longest prompt.
     """
@@ -94,14 +103,13 @@ class PromptSource:
         system: str | None = None,
         template_arguments: Mapping[str, Any] = MappingProxyType({}),
         over_length: Literal["skip", "refuse"] = "skip",
-        images: "ImageStore | None" = None,
     ) -> None:
         require(context >= 2, "context", context, "must be >= 2 tokens: one of prompt and one to generate")
         require(over_length in ("skip", "refuse"), "over_length", over_length, "must be 'skip' or 'refuse'")
         require(cursor.size == len(rows), "cursor.size", cursor.size, f"must be the number of rows, {len(rows)}")
         self.rows, self.tokenizer, self.cursor = rows, tokenizer, cursor
         self.context, self.system, self.over_length = context, system, over_length
-        self.template_arguments, self.images = template_arguments, images
+        self.template_arguments, self.images = template_arguments, getattr(tokenizer, "images", None)
         self.skipped = 0
         self.longest = 0
 
@@ -161,7 +169,7 @@ class PromptSource:
     def _made(self, row: int, uid: int) -> Prompt:
         arguments = self.template_arguments
         try:
-            return to_prompt(self.rows[row], uid, self.tokenizer, self.system, arguments, self.images)
+            return to_prompt(self.rows[row], uid, self.tokenizer, self.system, arguments)
         except UserError as error:
             raise (
                 error if self.images is None else UserError(f"row {row}: {error.reason}", remedy=error.remedy)

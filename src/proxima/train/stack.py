@@ -1,7 +1,7 @@
 """The training stack: from items and an objective to new weights. It knows no RL."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -14,6 +14,7 @@ from proxima.data import NotFiniteError, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.model import LoadedModel, PackedModel
+from proxima.model.pretrained import beside_decoder
 from proxima.train.messages import Fill, Gather, Release, Stages, Update
 from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
@@ -306,7 +307,20 @@ def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     build_named: Any = getattr(spec, "build_named", None)
     made = spec.build([p for _, p in trained]) if build_named is None else build_named(trained)
+    if model.loaded.vision_lr_ratio:
+        scaled = {id(parameter) for parameter in beside_decoder(model.model).values()}
+        made.param_groups = list(_split(made.param_groups, scaled, model.loaded.vision_lr_ratio))
     return cast(torch.optim.Optimizer, made)
+
+
+def _split(groups: Iterable[dict[str, Any]], scaled: Container[int], ratio: float) -> Iterator[dict[str, Any]]:
+    """The groups, those parameters whose ids are in `scaled` in groups of their own."""
+    for group in groups:
+        apart = [p for p in group["params"] if id(p) in scaled]
+        rest = [p for p in group["params"] if id(p) not in scaled]
+        for params, factor in ((rest, 1.0), (apart, ratio)):
+            if params:
+                yield {**group, "params": params, "lr": group["lr"] * factor}
 
 
 def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel) -> "OnePassAdamW | None":

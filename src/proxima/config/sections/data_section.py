@@ -68,7 +68,6 @@ class DataConfig(RowsConfig):
             system=self.system,
             template_arguments=self.template_arguments,
             over_length=self.over_length,
-            images=model.images,
         )
         source.check_template()
         return source

@@ -34,10 +34,17 @@ class ModelConfig:
     log_prob_chunk: Annotated[int, "tokens, rows of the [chunk, vocabulary] logits alive at once"] = 512
     max_length: Annotated[int | None, "tokens, prompt + completion; null: the model's own limit"] = None
     lora: Annotated[Lora | None, "train adapters in place of the weights; null: off"] = None
+    vision_lr_ratio: Annotated[
+        float, "share of the learning rate for the vision tower, and what connects it, of a model that is shown images"
+    ] = 0.0
 
     def __post_init__(self) -> None:
         require(self.log_prob_chunk >= 1, "log_prob_chunk", self.log_prob_chunk, "must be >= 1")
         require(self.max_length is None or self.max_length >= 2, "max_length", self.max_length, "must be >= 2")
+        ratio = self.vision_lr_ratio
+        require(0 <= ratio <= 1, "vision_lr_ratio", ratio, "must be in [0, 1]", remedy="0 does not train it")
+        untrained = ratio == 0 or self.lora is None
+        require(untrained, "vision_lr_ratio", ratio, "must be 0: adapters (model.lora) are all that is trained")
 
     def unloaded(self, tasks: Iterable[Any] = (), run: Path | None = None) -> UnloadedModel:
         """The model before its weights are loaded, with a store of images if any of the tasks shows them: those of the
@@ -45,9 +52,10 @@ class ModelConfig:
         model = UnloadedModel.read(self.path, self.revision, self.max_length)
         if not any(getattr(task, "images", None) for task in tasks):
             return model
-        from proxima.model.images import ImageStore  # most runs are of text alone
+        from proxima.model.images import ImageStore, ImageTokenizer  # most runs are of text alone
 
-        return replace(model, images=ImageStore(self.path, self.revision, run and run / "images"))
+        store = ImageStore(self.path, self.revision, run and run / "images")
+        return replace(model, tokenizer=ImageTokenizer(model.tokenizer, store))
 
     def source(self, seed: int = 0, placement: Any = None) -> "ModelSource":
         """The model by its name, with the settings of its forward pass; `seed` is for new adapters and heads. With a

@@ -108,7 +108,7 @@ class TurnTemplate:
         self, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage], role: str = "assistant"
     ) -> tuple[str, str]:
         """Return the text that the template writes before and after a message between two parts of a chat."""
-        contents = "".join(message.safe["content"] for message in (*history, *following))
+        contents = "".join(message.text for message in (*history, *following))
         mark = next(chr(code) for code in range(0xFFFFD, 0, -1) if chr(code) not in contents)
         text = self.render([*history, self.message({"role": role, "content": mark}), *following])
         before, _, behind = text.rpartition(mark)
@@ -144,7 +144,9 @@ class TurnTemplate:
 
     def _pieces(self, tokens: Ids, text: str) -> list[tuple[int, str]] | None:
         """Split the tokens of a text into pieces of whole characters, of one to four tokens: the number of tokens of
-        each and its text. None if the pieces don't add up to the text."""
+        each and its text. None if the pieces don't add up to the text, or show an image."""
+        if any(token < 0 for token in tokens):
+            return None
         pieces, start, place = [], 0, 0
         for end in range(1, len(tokens) + 1):
             decoded = self.decode(tokens[start:end], after_text=True)

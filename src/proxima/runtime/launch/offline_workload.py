@@ -1,6 +1,7 @@
 """The workload of training on a fixed data set, built from a config."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +38,10 @@ class OfflineWorkload:
     def __init__(self, config: OfflineConfig, family: Family, observer: Observer) -> None:
         torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
         self.config, self.family = config, family
-        model = config.model.unloaded()
-        self.context = model.context
-        source = config.model.source(config.seed, config.placement)
+        run = Path(config.folder) if config.folder else None
+        model = config.model.unloaded([config.task, config.eval.task], run)
+        self.context, self.images = model.context, model.images
+        source = replace(config.model.source(config.seed, config.placement), images=model.images)
         self.method: OfflineMethod[Any] = class_at(family.method)(
             config, source, model.tokenizer, model.context, config.train.tokens_per_micro_batch
         )
@@ -68,6 +70,8 @@ class OfflineWorkload:
 
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> OfflineLoop:
         config, compute = self.config, services.compute
+        if self.images is not None:
+            self.images.keep_in(services.store.folder.path / "images")
         self.notes += self.method.notes(loaded)
         stack = make_stack(config.train, self.method.model(loaded), self.steps, services.store.ranks)
         trained, samples = TrainState(loaded=loaded, stack=stack, compute=compute), None
