@@ -15,7 +15,9 @@ import torch
 import transformers as hf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from proxima.model.images import ImageStore
+from proxima.model.images import ImageStore, ImageTokenizer
+from proxima.model.pretrained import load_tokenizer
+from proxima.task.prompts import to_prompt
 from proxima.task.shapes import Shapes
 
 ENOUGH, MOST, BATCH, RATE = 0.3, 4000, 64, 1e-3  # share right, steps, images of a step, learning rate
@@ -98,12 +100,13 @@ def inputs(store: ImageStore, task: Shapes, seed: int, first: int, count: int) -
     """What transformers' model takes for some questions, and the ids of their answers."""
     rows = task.rows(seed)
     asked = [rows[number] for number in range(first, first + count)]
-    prompts = torch.stack([torch.from_numpy(store.prompt_tokens(row.messages, row.images, {})) for row in asked])
+    tokenizer = ImageTokenizer(load_tokenizer(store.model), store)
+    prompts = torch.stack([torch.from_numpy(to_prompt(row, 0, tokenizer).tokens) for row in asked])
     pixels = [store.processed(store.add(row.images[0]))[1] for row in asked]
     ids = prompts.where(prompts >= 0, store.config.image_token_id).long()
     shown = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": (prompts < 0).int()}
     shown |= {name: torch.cat([of[name] for of in pixels]) for name in ("pixel_values", "image_grid_thw")}
-    return shown, torch.tensor([store.tokenizer.convert_tokens_to_ids(row.answer) for row in asked])
+    return shown, torch.tensor([tokenizer.convert_tokens_to_ids(row.answer) for row in asked])
 
 
 if __name__ == "__main__":

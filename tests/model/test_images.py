@@ -17,6 +17,8 @@ from proxima.engine.protocol import ScoreRequest
 from proxima.model import Policy, load
 from proxima.model.chat import prompt_tokens
 from proxima.model.images import ImageStore, ImageTokenizer
+from proxima.model.lora import Lora
+from proxima.model.lora_layers import target_layers
 from proxima.model.pretrained import beside_decoder, load_tokenizer
 from tests.tiny_images import FAMILIES, make_tiny_reader, picture
 
@@ -181,3 +183,12 @@ def test_marks_and_images_must_agree(text, images, message, reader):
 def test_a_model_without_eyes_is_refused(tiny_model):
     with pytest.raises(FieldError, match="is a llama, which can't be shown images: gemma3, idefics3"):
         ImageStore(str(tiny_model("llama")))
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_adapters_are_put_on_the_decoder_alone(kind, reader):
+    model = load(reader(kind), lora=Lora(rank=2)).model
+    adapted = {name.partition(".lora_A")[0] for name, _ in model.named_parameters() if "lora_A" in name}
+    assert adapted == set(target_layers(load(reader(kind)).model, Lora(rank=2)))
+    assert adapted
+    assert all(module in set(model.get_decoder().modules()) for module in map(model.get_submodule, adapted))

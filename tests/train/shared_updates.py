@@ -15,11 +15,14 @@ from torch import nn
 from proxima.core import AGGREGATES, CORRECTIONS, PENALTIES, SURROGATES, RewardLoss, TokenMean
 from proxima.core.preference import PREFERENCES, Kto
 from proxima.core.value import ValueLoss
-from proxima.data import NotFiniteError
+from proxima.data import NotFiniteError, Trajectory
 from proxima.model import PackedModel
+from proxima.model.chat import prompt_tokens
+from proxima.model.images import ImageStore, ImageTokenizer
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.gather import whole_weights
 from proxima.model.parallel.sharding import Sharding
+from proxima.model.pretrained import beside_decoder, load_tokenizer
 from proxima.model.scalar_model import make_value_head
 from proxima.runtime.placement.follower import RankModels
 from proxima.train import (
@@ -35,6 +38,7 @@ from proxima.train.messages import End
 from proxima.train.objectives import KtoObjective, RewardObjective, SftObjective, ValueObjective
 from proxima.train.process_ranks import ProcessRanks
 from proxima.train.ranks import RankError, Refused
+from tests.tiny_images import picture
 from tests.train.helpers import trajectories, valued
 from tests.train.test_kto_objective import labeled
 from tests.train.test_preference_objective import pairs
@@ -280,3 +284,45 @@ def ended_calls(stack: TrainStack, items) -> None:
     result = stack.update(policy(), [items[:5], items[5:], items[:5]], should_continue=stop, planned=3)
     assert stack.updates == before + 3
     assert (stop.epochs, result.updates) == (1, 2)
+
+
+def same_updates_of_images(rank: int, folder: Path, kinds: Sequence[str]) -> None:
+    """Updates of models that are shown images, on texts beside images, so that one rank may have none to show."""
+    ranks, answers = ProcessRanks(rank, dist.get_world_size()), np.arange(3, 12, dtype=np.int32)
+    for kind in kinds:
+        images = ImageStore(str(folder / kind))
+        tokenizer = ImageTokenizer(load_tokenizer(images.model), images)
+        chats = [images.numbered([{"role": "user", "content": "a?"}], [picture(n, 20, 16)] * (n > 2)) for n in range(5)]
+        rows = [
+            Trajectory(
+                group=n, prompt_tokens=prompt_tokens(chat, tokenizer), tokens=np.arange(3, 7 + n, dtype=np.int32)
+            )
+            for n, chat in enumerate(chats)
+        ]
+
+        def stack(shared: ProcessRanks | None, images: ImageStore = images) -> TrainStack:
+            source = ModelSource(
+                path=images.model,
+                device="cpu",
+                compute_dtype="float32",
+                sharding=None if shared is None else Sharding(),
+                images=images,
+                vision_lr_ratio=0.5,
+            )
+            return train_stack(source.policy(source.load()), shared)
+
+        shared = stack(ranks)
+        if rank > 0:
+            follow(shared, ranks)
+            weights_of(shared)
+            continue
+        alone = stack(None)
+        begun = {name: weight.clone() for name, weight in weights_of(alone).items()}
+        updates = [rows, rows[:2], rows[2:]]
+        expected, got = alone.update(SftObjective(), updates), shared.update(SftObjective(), updates)
+        ranks.end(None)
+        assert close(got.metrics["loss"], expected.metrics["loss"]), kind
+        before, after = weights_of(alone), weights_of(shared)
+        for name, weight in before.items():
+            torch.testing.assert_close(after[name], weight, rtol=1e-5, atol=2e-6, msg=f"{kind}: {name}")
+        assert any(not torch.equal(begun[name], before[name]) for name in beside_decoder(alone.model.model)), kind

@@ -9,7 +9,8 @@ from proxima.train.ranks import RankError, Refused, SharedProblem
 from proxima.train.shares import split
 from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import rows
-from tests.train.shared_updates import one_of_a_group_fails, same_columns, same_updates
+from tests.tiny_images import make_tiny_reader
+from tests.train.shared_updates import one_of_a_group_fails, same_columns, same_updates, same_updates_of_images
 
 # each is computed in another way: with statistics of all tokens, over sequences, of a head, of pairs
 WHOLE = (
@@ -40,6 +41,13 @@ def folder(tiny_model):
 )
 def test_an_update_is_that_of_one_process(size, together, names, folder):
     run_ranks(same_updates, size, folder, together, names)
+
+
+def test_images_are_shown_on_several_ranks(tmp_path):
+    kinds = ("gemma3", "qwen3_vl", "smolvlm")
+    for kind in kinds:
+        make_tiny_reader(kind, tmp_path / kind)
+    run_ranks(same_updates_of_images, 2, tmp_path, kinds)
 
 
 @pytest.mark.parametrize("size", [3, 4])

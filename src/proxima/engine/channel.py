@@ -28,6 +28,7 @@ class ProcessSetup:
         spec, max_length: as of `LocalEngine`.
         threads: of torch.
         seed: as of `LocalEngine`.
+        images: where its prompts show images, model and revision of their processor, and the folder to `follow`.
     """
 
     files: Mapping[str, bytes]
@@ -38,6 +39,7 @@ class ProcessSetup:
     max_length: int | None
     threads: int
     seed: int = 0
+    images: tuple[str, str | None, str] | None = None
 
 
 VALUES: dict[str, Any] = {

@@ -183,5 +183,6 @@ def _share(
         max_length=max_length,
         threads=spec.threads or torch.get_num_threads(),
         seed=seed,
+        images=None if (shown := loaded.images) is None else (shown.model, shown.revision, str(shown.shared_folder())),
     )
     return weights, setup

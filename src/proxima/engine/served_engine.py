@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +34,9 @@ class ServedEngine:
         torch.set_num_threads(setup.threads)
         self.source = ModelOverWeights(setup.files, weights, torch.device(setup.device))
         self.source.refresh(weights.version)
-        loaded = LoadedModel(model=self.source.model, tokenizer=self.source.tokenizer, path=setup.path)
+        loaded = LoadedModel(
+            model=self.source.model, tokenizer=self.source.tokenizer, path=setup.path, images=_images(setup)
+        )
         limit, seed = setup.max_length, setup.seed
         self.engine = LocalEngine(loaded, setup.spec, max_length=limit, compute=compute, seed=seed)
         self.engine.scheduler.version = weights.version
@@ -52,6 +55,18 @@ class ServedEngine:
         else:
             result = await getattr(self.engine, method)(*arguments)
         yield "done", result
+
+
+def _images(setup: ProcessSetup) -> Any:
+    """The `ImageStore` of the prompts; None: they are of text alone."""
+    if setup.images is None:
+        return None
+    from proxima.model.images import ImageStore
+
+    model, revision, folder = setup.images
+    images = ImageStore(model, revision)
+    images.follow(Path(folder))
+    return images
 
 
 async def serve_engine(channel: socket.socket, fd: int, compute: ComputeThread) -> None:

@@ -37,7 +37,7 @@ PREFIX = "base_model.model."  # peft's own, before the name in the Hugging Face 
 FREE = {
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout", "peft_version"),
     *("revision", "task_type", "lora_alpha", "r", "target_modules", "use_dora", "use_rslora", "runtime_config"),
-    *("fan_in_fan_out", "megatron_core", "modules_to_save", "qalora_group_size"),
+    *("exclude_modules", "fan_in_fan_out", "megatron_core", "modules_to_save", "qalora_group_size"),
 }
 KEPT_BASE = (True, False, "gaussian", "orthogonal", "eva")  # initialisations that leave the base's weights unchanged
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,12 +55,10 @@ class ImageStore:
         self.around = ("", "") if begins is None else ("\n\n", str(name_of(self.config.eoi_token_index)) + "\n\n")
         self._unwritten: dict[str, bytes] = {}
         self._seen: set[str] = set()  # those whose file was found
-        self._keeps = False
+        self._keeps = self._follows = False
         self._grids: dict[int, list[int]] = {}
         self._texts: dict[int, str] = {}
-        index = folder and folder / INDEX
-        self._names = index.read_text(encoding="utf-8").split() if index and index.is_file() else []
-        self._numbers = {name: number for number, name in enumerate(self._names)}
+        self._read_index()
 
     @cached_property
     def processor(self) -> Any:
@@ -93,6 +92,25 @@ class ImageStore:
         self.folder, self._keeps = folder, True
         self.write()
 
+    def follow(self, folder: Path) -> None:
+        """Forget all numbers, and read those that another process writes into a folder."""
+        self.folder, self._follows = folder, True
+        self._unwritten.clear()
+        self._read_index()
+
+    def _read_index(self) -> None:
+        index = self.folder and self.folder / INDEX
+        self._names = index.read_text(encoding="utf-8").split() if index and index.is_file() else list[str]()
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+
+    def shared_folder(self) -> Path:
+        """The folder that another process may `follow`; a temporary one if they were in memory alone."""
+        if not self._keeps:
+            self._temporary = TemporaryDirectory(prefix="proxima-images-")
+            self.keep_in(Path(self._temporary.name))
+        assert self.folder is not None
+        return self.folder
+
     def write(self) -> None:
         """Write the images that are new. Their names follow, and are on the disk before this returns."""
         if not self._keeps or not self._unwritten:
@@ -121,6 +139,8 @@ class ImageStore:
 
     def name(self, number: int) -> str:
         """The SHA-256 of an image: its file is NAME.png."""
+        if number >= len(self._names) and self._follows:
+            self._read_index()
         if number >= len(self._names):
             raise UserError(f"image {number} is not among the {len(self._names)} of this run")
         return self._names[number]

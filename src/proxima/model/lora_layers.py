@@ -71,10 +71,13 @@ def peft_config(model: nn.Module, lora: Lora) -> Any:
 
     layers = target_layers(model, lora)
     names = {name.rpartition(".")[2] for name in layers} if isinstance(lora.targets, str) else set(lora.targets)
+    eyes = sorted({name.removesuffix(".weight") for name in beside_decoder(model)})  # named alike in some models
+    apart = [name for name in eyes if any(f".{name}".endswith(f".{target}") for target in names)]
     return LoraConfig(
         r=lora.rank,
         lora_alpha=int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,  # type: ignore[arg-type]
         target_modules=sorted(names),
+        exclude_modules=apart or None,
         use_rslora=lora.rslora,
         use_dora=lora.dora,
         init_lora_weights=INIT[lora.init],  # type: ignore[arg-type]

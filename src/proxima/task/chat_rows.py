@@ -13,7 +13,7 @@ import numpy as np
 from proxima.data import FieldError, Message, OverLengthError, Trajectory, require
 from proxima.model.chat import Tokenizer, prompt_tokens
 from proxima.model.chat_answer import answer_tokens, row_excerpt
-from proxima.task.prompts import shown_messages
+from proxima.task.prompts import row_messages
 from proxima.task.protocol import Row
 from proxima.task.template import fill, look_up, template_fields
 
@@ -74,7 +74,7 @@ class ChatReader:
     def chat(self, row: Row) -> tuple[Message, ...]:
         """Return the row as a chat that ends with the assistant's turn, system prompt included; raises like
         `example`."""
-        messages = shown_messages(row, self.system, self.tokenizer)
+        messages = row_messages(row, self.system, self.tokenizer)
         if messages[-1]["role"] != "assistant":
             messages = (*messages, {"role": "assistant", "content": self._completion(row)})
         elif self.completion is not None:

@@ -25,7 +25,7 @@ from proxima.data.columns import LARGEST
 from proxima.model.chat import Tokenizer, prompt_tokens
 from proxima.model.chat_answer import answer_tokens, row_excerpt
 from proxima.task.column_mapping import as_messages
-from proxima.task.prompts import shown_messages
+from proxima.task.prompts import row_messages
 from proxima.task.protocol import Row
 from proxima.task.template import look_up
 
@@ -99,7 +99,7 @@ class PreferenceReader:
         require(bool(text.strip()), field, text, "is empty")
         prompt = _prompt(row)
         require(bool(prompt), field, row_excerpt(text), "follows no prompt", remedy="map task.question to the prompt")
-        chat = shown_messages(replace(row, messages=prompt), self.system, self.tokenizer)
+        chat = row_messages(replace(row, messages=prompt), self.system, self.tokenizer)
         before = prompt_tokens(chat, self.tokenizer, self.arguments)
         tokens = answer_tokens(chat, text, self.tokenizer, self.arguments, field)
         used = len(before) + len(tokens)

@@ -36,7 +36,7 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
     return ({"role": "system", "content": system}, *messages)
 
 
-def shown_messages(row: Row, system: str | None, tokenizer: Tokenizer) -> tuple[Message, ...]:
+def row_messages(row: Row, system: str | None, tokenizer: Tokenizer) -> tuple[Message, ...]:
     """The chat of a row as the model reads it: `with_system`, and with its images kept and numbered.
 
     Raises:
@@ -64,7 +64,7 @@ def to_prompt(
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prompt:
     """Build the prompt of a row; `arguments` are those of the chat template."""
-    chat = shown_messages(row, system, tokenizer)
+    chat = row_messages(row, system, tokenizer)
     tokens = prompt_tokens(chat, tokenizer, arguments)
     return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata, chat=row.chat)
 

@@ -387,16 +387,14 @@ def _vocabulary(path: str, revision: str | None) -> int | None:
 
 
 def images_can_be_shown(r: Resolved[Any]) -> Findings:
-    """Images are shown in RL, and read by the policy in this process alone."""
-    if (engine := r.get("engine")) is None:
-        yield "task.images", "are shown in reinforcement learning alone; set it to null"
-    elif (kind := kind_of(engine)) != "local":
+    """Images are read by packed attention, in processes of ours, and whole."""
+    if (engine := r.get("engine")) is not None and (kind := kind_of(engine)) not in ("local", "local_process"):
         yield "engine", f"{kind} can't be shown images; set engine.kind=local"
     if (attention := r.get("model.attention")) not in ("auto", "packed"):
         yield "model.attention", f"{attention} can't be shown images; set it to auto"
-    for path in ("placement.sharding", "critic", "algorithm.distillation", "task.environment", "task.tools"):
-        if r.get(path):
-            yield path, "can't be combined with task.images"
+    for name in ("tensor_parallel", "context_parallel"):
+        if (r.get(path := f"placement.{name}") or 1) > 1:
+            yield path, "can't be combined with images; set it to 1"
 
 
 def adapters_are_ready(r: Resolved[Any], model: ModelConfig) -> Findings:

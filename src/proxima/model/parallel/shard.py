@@ -20,6 +20,7 @@ from proxima.model.parallel.experts import shard_experts
 from proxima.model.parallel.mesh import Meshes
 from proxima.model.parallel.sharded import is_sharded
 from proxima.model.parallel.sharding import Sharding
+from proxima.model.pretrained import SHOWN_IMAGES
 from proxima.model.scalar_head import exact_product
 
 PASS = "packed_pass"  # the registered forward method of a sharded root
@@ -67,7 +68,10 @@ def shard_head(head: nn.Linear, meshes: Meshes, sharding: Sharding) -> nn.Linear
 
 
 def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost module lists: the layers of the decoder, and of any other tower."""
+    """The elements of the outermost module lists: the layers of the decoder, and of any other tower but a vision tower,
+    which ranks whose batches show no image do not run."""
+    if getattr(getattr(model, "config", None), "model_type", None) in SHOWN_IMAGES:
+        model = model.get_decoder()  # type: ignore[operator]
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             yield from child

@@ -42,6 +42,11 @@ class RlWorkload:
         self.restored = Restored()
 
     @property
+    def images(self) -> Any:
+        """The `ImageStore` of the prompts; None: they are of text alone."""
+        return self.data.images
+
+    @property
     def steps(self) -> int:
         """Of the whole run."""
         return self.config.train.steps
@@ -77,8 +82,8 @@ class RlWorkload:
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> Controller:
         """The loop and everything that it uses."""
         store, restored = services.store, self.restored
-        if self.data.images is not None:
-            self.data.images.keep_in(store.folder.path / "images")
+        if self.images is not None:
+            self.images.keep_in(store.folder.path / "images")
         with ExitStack() as opened:  # closed if building fails, and otherwise by the loop
             learner = self._learner(loaded, services.compute, store.ranks, restored.path, store.folder.engine_log)
             opened.callback(learner.close)

@@ -23,6 +23,8 @@ def start_rank(make_work: Callable[[], Any], ranks: Ranks, message: Start) -> Ra
     its workload."""
     seen_here("run folder", message.folder, Path.is_dir)
     work = make_work()
+    if (images := work.images) is not None:
+        images.follow(message.folder / "images")
     agree_on_files(work.hashes, ranks)
     checkpoint = None if message.checkpoint is None else seen_here("checkpoint", message.checkpoint, read_checkpoint)
     loaded = load_models(work.load, checkpoint)
