@@ -294,9 +294,7 @@ def same_updates_of_images(rank: int, folder: Path, kinds: Sequence[str]) -> Non
         tokenizer = ImageTokenizer(load_tokenizer(images.model), images)
         chats = [images.numbered([{"role": "user", "content": "a?"}], [picture(n, 20, 16)] * (n > 2)) for n in range(5)]
         rows = [
-            Trajectory(
-                group=n, prompt_tokens=prompt_tokens(chat, tokenizer), tokens=np.arange(3, 7 + n, dtype=np.int32)
-            )
+            Trajectory(group=n, prompt_tokens=prompt_tokens(chat, tokenizer), tokens=answers[: 4 + n])
             for n, chat in enumerate(chats)
         ]
 

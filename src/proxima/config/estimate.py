@@ -93,7 +93,7 @@ class StepEstimate:
 def longest_prompt(config: RunConfig) -> int:
     """The length of the longest prompt among the first questions, in tokens, chat template included; ValueError, with
     the reason, if the data or the tokenizer can't be read."""
-    model = config.model.unloaded([config.task])
+    model = config.model.unloaded([config.task, config.episode])
     rows = config.task.rows(config.seed)
     count = min(SAMPLE_PROMPTS, len(rows))
     asked = config.data.system, config.data.template_arguments

@@ -29,6 +29,7 @@ PACKAGES = {  # a path → the kind that needs a package, or any; the package an
     "placement.kind": ("ray", "ray", "ray"),
     "model.lora.rank": ("", "peft", "lora"),
     "task.images": ("", "PIL", "images"),
+    "episode.images": ("", "PIL", "images"),
     "train.optimizer.kind": ("adamw_8bit", "torchao", "low-bit"),
     "critic.optimizer.kind": ("adamw_8bit", "torchao", "low-bit"),
 }
@@ -107,7 +108,8 @@ def packages_are_installed(r: Resolved[Any]) -> Findings:
     for entry in r.entries:
         if entry.path in PACKAGES:
             kind, package, extra = PACKAGES[entry.path]
-            if entry.value is not None and kind in ("", entry.value) and importlib.util.find_spec(package) is None:
+            used = entry.value not in (None, False) and kind in ("", entry.value)
+            if used and importlib.util.find_spec(package) is None:
                 yield entry.path, f"needs the package {package}: pip install 'proxima-rl[{extra}]'"
 
 
@@ -144,7 +146,7 @@ CHECKS: Sequence[Check | IfSet | IfKind] = (
     IfKind(OPTIMIZERS, "muon", "muon_has_whole_matrices"),
     model_section.model_exists,
     IfSet("model.lora", "adapters_are_ready"),
-    IfSet("task.images", "images_can_be_shown"),
+    IfSet("task.images episode.images", "images_can_be_shown"),
     IfSet("placement.sharding", "models_can_be_split", "ranks_section"),
     IfSet("reward_model", "reward_head_is_new", "reward_model_section"),
     IfSet("critic", "critic_model_exists", "critic_section"),

@@ -5,6 +5,7 @@ JSON values; an exception is reported as the failure of the episode, in one line
 """
 
 import asyncio
+import base64
 import builtins
 import faulthandler
 import inspect
@@ -21,6 +22,8 @@ from time import monotonic
 from typing import Any
 
 LONGEST = 1 << 20  # characters of a message
+MARK = "<image>"  # in a content: here an image is shown
+IMAGE_BYTES, IMAGES = 1 << 25, 64  # most bytes of an image, and images of a message
 LOG_BYTES = 1 << 23  # size of the shared log above which it starts over
 CALL_BYTES = 1 << 16  # kept of a call's output
 CUT = b"\n... the rest of what this call printed is left out\n"
@@ -132,14 +135,18 @@ def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str
     environment = _environments[number] = _make()
     reply = _reply(_reset(environment, row, seed), "reset", default="")
     content, messages = reply.content, list(row.get("messages") or ())
-    opening: list[dict[str, str]] | None = None
+    opening: list[dict[str, Any]] | None = None
     if not isinstance(content, str):
         opening = _messages(content, "reset", OPENING_ROLES)
-    elif _text(content, "reset returned") or not messages:
+    elif _text(content, "reset returned") or reply.images or not messages:
+        shown = _shown({"content": content}, reply.images, "reset")
         last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
         if last is None:
             messages, last = [*messages, {"role": "user", "content": ""}], len(messages)
-        messages[last] = {**messages[last], "content": messages[last]["content"] + content}
+        asked = messages[last]
+        messages[last] = {**asked, "content": asked["content"] + shown["content"]}
+        if images := [*asked.get("images", ()), *shown.get("images", ())]:
+            messages[last]["images"] = images
         opening = messages
     if opening is not None and not any(message["content"] for message in opening):
         raise BadAnswer("reset gave no prompt, and the row has none")
@@ -238,6 +245,8 @@ def _reply(result: Any, who: str, default: str | None = None) -> Any:
         return result
     if result is None and default is not None:
         return Reply(content=default)
+    if _is_image(result):
+        return Reply(images=(result,))
     if not isinstance(result, str | list | tuple):
         raise BadAnswer(f"{who} returned {_named(result)}, expected a text, messages or a Reply")
     return Reply(content=result)
@@ -249,8 +258,8 @@ def _answer(environment: Any, result: Any, who: str, **message: str) -> dict[str
     content = reply.content
     if not isinstance(content, str):
         messages = _messages(content, who, OBSERVATION_ROLES)
-    elif _text(content, f"{who} returned") or message["role"] == "tool":
-        messages = [{**message, "content": content}]
+    elif _text(content, f"{who} returned") or message["role"] == "tool" or reply.images:
+        messages = [_shown({**message, "content": content}, reply.images, who)]
     else:
         messages = []
     done = getattr(environment, "done", None)
@@ -274,18 +283,49 @@ def _text(value: Any, subject: str) -> str:
     return value
 
 
-def _messages(value: Any, who: str, roles: tuple[str, ...]) -> list[dict[str, str]]:
+def _is_image(value: Any) -> bool:
+    """True for an image of PIL, which need not be installed."""
+    return type(value).__module__.partition(".")[0] == "PIL" and hasattr(value, "save")
+
+
+def _shown(message: dict[str, Any], images: Any, who: str) -> dict[str, Any]:
+    """The message with its images, in base64 as files or as the numbers that its prompt has, and a `MARK` for each."""
+    if not isinstance(images, list | tuple) or len(images) > IMAGES:
+        raise BadAnswer(f"{who} returned images that are {_named(images)}, expected a list of at most {IMAGES}")
+    marks = message["content"].count(MARK)
+    if not images:
+        return message
+    if marks not in (0, len(images)):
+        raise BadAnswer(f"{who} returned {len(images)} images, and {MARK} {marks} times in its text")
+    content = message["content"] if marks else MARK * len(images) + message["content"]
+    return {**message, "content": content, "images": [_encoded(image, who) for image in images]}
+
+
+def _encoded(image: Any, who: str) -> str | int:
+    if type(image) is int:
+        return image
+    if _is_image(image):
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        image = file.getvalue()
+    if not isinstance(image, bytes) or len(image) > IMAGE_BYTES:
+        raise BadAnswer(f"{who} returned {_named(image)}, expected an image of PIL or at most {IMAGE_BYTES:,} bytes")
+    return base64.b64encode(image).decode()
+
+
+def _messages(value: Any, who: str, roles: tuple[str, ...]) -> list[dict[str, Any]]:
     if not isinstance(value, list | tuple) or not all(isinstance(message, dict) for message in value):
         raise BadAnswer(f"{who} returned {_named(value)}, expected a list of messages")
     for message in value:
-        if not {"role", "content"} <= message.keys() <= {"role", "content", "name"}:
+        if not {"role", "content"} <= message.keys() <= {"role", "content", "name", "images"}:
             keys = ", ".join(map(str, message))[:80]
             raise BadAnswer(f"{who} returned a message with the keys {keys or '(none)'}, expected role and content")
         if message["role"] not in roles:
             raise BadAnswer(f"{who} returned a message of role {message['role']!r:.40}, expected {', '.join(roles)}")
-        for text in message.values():
-            _text(text, f"{who} returned")
-    return [dict(message) for message in value]
+        for name, text in message.items():
+            if name != "images":
+                _text(text, f"{who} returned")
+    return [_shown({k: v for k, v in each.items() if k != "images"}, each.get("images", ()), who) for each in value]
 
 
 def _number(value: Any, who: str) -> float:

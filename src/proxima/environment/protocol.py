@@ -13,6 +13,8 @@ class Reply:
 
     Args:
         content: a text, or complete messages; empty: none.
+        images: those that the text shows, of PIL or the bytes of files: each where the text has `<image>`, or before it
+            if it has none. Messages have their own: `{"role", "content", "images"}`.
         reward: reward of the turn that it answers, in reward units.
         done: the episode ends; the content is not shown to the model.
         state: the environment's name for its state from now on, see `Span.state`.
@@ -22,6 +24,7 @@ class Reply:
     reward: float = 0.0
     done: bool = False
     state: str | None = None
+    images: Sequence[Any] = ()
 
 
 class Environment:
@@ -29,7 +32,8 @@ class Environment:
     object is created for each episode, `Class(**arguments of the recipe)`, in a worker process; methods may be `async`.
 
     Public methods with type hints and a docstring are tools, whose schemas the chat template shows to the model
-    (`transformers.utils.get_json_schema`); their results are returned as messages of role `tool`. A model message
+    (`transformers.utils.get_json_schema`); their results are returned as messages of role `tool`, and may be images
+    where the recipe has `episode.images`. A model message
     that calls no tool is passed to the method `respond`, whose answer is a message of role `user`; without `respond`,
     the episode ends with the first such message.
 

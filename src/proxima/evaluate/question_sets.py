@@ -133,7 +133,7 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     data = [(suite, *_rows(config, suite)) for suite in suites]  # missing data is reported before transformers loads
     with quiet_transformers():
-        model = config.model.unloaded(suite.task for suite in suites)
+        model = config.model.unloaded([*(suite.task for suite in suites), config.episode])
     samplings = tuple(dict.fromkeys(suite.sampling for suite in suites))
     needs = EngineRequirements.of(
         model, compute_dtype=config.model.compute_dtype, samplings=samplings, publishes=True

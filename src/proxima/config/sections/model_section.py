@@ -46,11 +46,12 @@ class ModelConfig:
         untrained = ratio == 0 or self.lora is None
         require(untrained, "vision_lr_ratio", ratio, "must be 0: adapters (model.lora) are all that is trained")
 
-    def unloaded(self, tasks: Iterable[Any] = (), run: Path | None = None) -> UnloadedModel:
-        """The model before its weights are loaded, with a store of images if any of the tasks shows them: those of the
-        folder of a `run`, if it has begun. Raises as `UnloadedModel.read` and `ImageStore`."""
+    def unloaded(self, shown: Iterable[Any] = (), run: Path | None = None) -> UnloadedModel:
+        """The model before its weights are loaded, with a store of images if any of what is `shown`, tasks and
+        episodes, has `images`: those of the folder of a `run`, if it has begun. Raises as `UnloadedModel.read` and
+        `ImageStore`."""
         model = UnloadedModel.read(self.path, self.revision, self.max_length)
-        if not any(getattr(task, "images", None) for task in tasks):
+        if not any(getattr(part, "images", None) for part in shown):
             return model
         from proxima.model.images import ImageStore, ImageTokenizer  # most runs are of text alone
 

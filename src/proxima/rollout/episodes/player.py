@@ -7,6 +7,7 @@ environment, is identical.
 """
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -206,16 +207,16 @@ class GroupTable:
             messages = self._opening(instance.opening, prompt)
             conversation = Conversation(self.player.template, messages, self.rules.settings.forks)
             opening = self._checked(prompt, messages, conversation)
-        except (GivenUp, UserError) as reason:  # the template fails for these messages
+        except (EnvironmentFailure, GivenUp, UserError) as reason:  # the template fails for these messages
             self._drop(instance)
-            return reason if isinstance(reason, GivenUp) else GivenUp(str(reason))
+            return GivenUp(str(reason)) if isinstance(reason, UserError) else reason
         played = Played(request, opening, instance, conversation, instance.state)
         self.player.playing[prompt.uid, request.sample] = played
         return played
 
     def _opening(self, given: Sequence[Message] | None, prompt: Prompt) -> tuple[Message, ...]:
         """Return the messages that an episode begins with."""
-        messages = prompt.messages if given is None else with_system(given, self.rules.system)
+        messages = prompt.messages if given is None else with_system(self._numbered(given), self.rules.system)
         if not any(message["content"] for message in messages if message["role"] == "user"):
             raise GivenUp("neither `reset` of the environment nor the row gives a message")
         return with_instructions(messages, self.rules.instructions)
@@ -315,16 +316,45 @@ class GroupTable:
             answers = [await self._charged(played.instance, played.instance.respond(turn.completion.text))]
         for answer in answers:
             turn.reward += answer.reward
-            turn.answers += [(message, answer.error) for message in answer.messages]
+            turn.answers += [(message, answer.error) for message in self._numbered(answer.messages)]
             played.state = played.state if answer.state is None else answer.state
         turn.done = any(answer.done for answer in answers)
         return turn.done or not turn.answers
+
+    def _numbered(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages of an environment with the numbers of its images.
+
+        Raises:
+            EnvironmentFailure: an image can't be read. GivenUp: none can be shown.
+        """
+        if all("images" not in message for message in messages):
+            return messages
+        if (store := getattr(self.player.template.tokenizer, "images", None)) is None:
+            raise GivenUp("it shows an image, and no image can be shown: set episode.images=true")
+        from proxima.task.image_files import open_image
+
+        def number(image: str | int) -> int:
+            known = image if isinstance(image, int) else store.add(open_image(base64.b64decode(image)))
+            store.name(known)
+            return known
+
+        try:
+            shown = [
+                {**message, "images": [*map(number, message["images"])]} if "images" in message else message
+                for message in messages
+            ]
+        except UserError as error:
+            raise EnvironmentFailure(f"it shows an image that can't be read: {error}") from None
+        store.write()
+        return shown
 
     def shown(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Convert answers for the chat template: one without support for tools has no role `tool` either."""
         if not self.rules.instructions or all(message["role"] != "tool" for message in messages):
             return messages
-        return [{"role": "user", "content": "\n".join(message["content"] for message in messages)}]
+        joined: Message = {"role": "user", "content": "\n".join(message["content"] for message in messages)}
+        images = [number for message in messages for number in message.get("images", ())]
+        return [joined | {"images": images} if images else joined]
 
     def _context_left(self, played: Played) -> int:
         return self.rules.context - len(played.conversation.context)

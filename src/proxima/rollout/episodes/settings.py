@@ -30,6 +30,8 @@ class EpisodeSettings:
         ToolFormat, "how the model writes a call; auto: as its chat template does, or else in XML tags"
     ] = "auto"
 
+    images: Annotated[bool, "answers of environments and tools may show images"] = False
+
     def __post_init__(self) -> None:
         for name, least in (("turns", 1), ("retries", 0), ("workers", 1), ("memory_mb", 0)):
             require(getattr(self, name) >= least, name, getattr(self, name), f"must be >= {least}")

@@ -77,7 +77,7 @@ def load_run_data(config: "RunConfig") -> RunData:
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     run = config.replayed or (Path(config.folder) if config.folder else None)
-    model = config.model.unloaded(tasks_of(config).values(), run)
+    model = config.model.unloaded([*tasks_of(config).values(), config.episode], run)
     teacher = _checked_teacher(config, model)
     engines = engine_choices(config, model, teacher)
     notes = _asked(engines, later=starts_later(config.placement)) if is_first() else []

@@ -34,9 +34,9 @@ def unloaded_teacher(distillation: "DistillationConfig", student: UnloadedModel)
     path, remedy = distillation.path, "use a teacher of the student's family: they are compared token by token"
     with within("algorithm.distillation"):
         teacher = read_beside(student, path, None, "path", remedy)
-        ours, theirs = student.config.model_type, teacher.config.model_type
-        alike = student.images is None or ours == theirs
-        require(alike, "path", path, f"is a {theirs}, and a {ours} is shown images", remedy=remedy)
+        families = student.config.model_type, teacher.config.model_type
+        alike = student.images is None or families[0] == families[1]
+        require(alike, "path", path, f"is a {families[1]}, and a {families[0]} is shown images", remedy=remedy)
         for name in ("bos_token_id", "eos_token_id"):
             ours, theirs = getattr(student.tokenizer, name, None), getattr(teacher.tokenizer, name, None)
             require(ours == theirs, "path", path, f"has {name}={theirs}, and model.path has {ours}", remedy=remedy)

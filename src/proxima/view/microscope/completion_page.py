@@ -121,8 +121,10 @@ class CompletionPage:
         }
 
     def _images(self) -> list[str]:
-        """The images of the prompt, in order, as addresses that hold them; one that is too large or gone is empty."""
-        shown = self.row["prompt_tokens"][self.row["prompt_tokens"] < 0]
+        """The images of prompt and answers, in order, as addresses that hold them; one that is too large or gone is
+        empty."""
+        shown = np.concatenate([self.row["prompt_tokens"], self.row["tokens"]])
+        shown = shown[shown < 0]
         if not len(shown):
             return []
         folder = self.run.files.path / "images"

@@ -1,0 +1,70 @@
+"""Environments that answer with images: their tokens, log-probs and files in a run, with its engine here and in another
+process."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from proxima.cli.main import main
+from proxima.data.image_tokens import image_and_patch
+from tests.tiny_images import make_tiny_reader
+
+RUN = (
+    *("reward=environment", "eval.task=null", "model.compute_dtype=float32", "episode.tokens=null", "train.steps=2"),
+    *("train.prompts_per_step=2", "train.completions_per_prompt=3", "sampling.max_tokens=60", "train.warmup_steps=1"),
+    "sampling.stop=[e,a,t,s,o,n,i,1,2,3]",
+)
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl", "gemma3"])
+def model(request, tmp_path_factory):
+    return make_tiny_reader(request.param, tmp_path_factory.mktemp("reader"))
+
+
+def play(model, folder, *words, environment="Drawing", engine="local"):
+    rows = folder.parent / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"What is {n}?", "answer": "1"}) + "\n" for n in range(4)))
+    kind = f"tests.rollout.drawing_environment:{environment}"
+    task = f"task={{kind: jsonl, path: {rows}, environment: {{kind: '{kind}'}}}}"
+    spec = f"engine={{kind: {engine}, dtype: float32, slots: 16}}"
+    return main(["train", "cpu/guess", f"model.path={model}", task, spec, *RUN, *words, f"folder={folder}", "--quiet"])
+
+
+def images_of(tokens):
+    """The number of images among tokens."""
+    return len({int(image_and_patch(np.int32(token))[0]) for token in tokens if token < 0})
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_answers_show_images_and_the_trainer_reads_them_as_the_engine_did(model, tmp_path):
+    assert play(model, tmp_path / "run", "episode.images=true") == 0
+    steps = metrics(tmp_path / "run")
+    assert all(abs(step[f"mismatch/rollout_is_{end}"] - 1) < 1e-4 for step in steps for end in ("min", "max"))
+    rows = pq.read_table(next((tmp_path / "run" / "rollouts").glob("*.parquet"))).to_pylist()
+    assert {images_of(row["prompt_tokens"]) for row in rows} == {2}
+    assert max(images_of(row["tokens"]) for row in rows) == 2
+    names = (tmp_path / "run" / "images" / "index.txt").read_text().split()
+    assert len(names) == len(set(names)) == len(list((tmp_path / "run" / "images").glob("*.png")))
+    assert play(model, tmp_path / "other", "episode.images=true", engine="local_process") == 0
+    assert [step["loss"] for step in metrics(tmp_path / "other")] == [step["loss"] for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("environment", "words", "reason", "code"),
+    [
+        ("Damaged", ("episode.images=true",), "it shows an image that can't be read", 1),
+        ("Drawing", (), "no image can be shown: set episode.images=true", 2),
+    ],
+)
+def test_an_image_that_can_not_be_shown(environment, words, reason, code, model, tmp_path, capsys):
+    ended = play(model, tmp_path / "run", *words, environment=environment)
+    rows = [
+        row for file in (tmp_path / "run" / "rollouts").glob("*.parquet") for row in pq.read_table(file).to_pylist()
+    ]
+    assert reason in json.dumps(rows) + capsys.readouterr().err
+    assert ended == code
