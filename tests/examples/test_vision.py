@@ -2,10 +2,15 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file
 
 from proxima.cli.main import main
 from scripts import vision_model
+from tests.task.test_image_files import content
+from tests.tiny_images import make_tiny_reader, picture
 
 SMALL = (
     *("train.steps=2", "train.prompts_per_step=4", "train.completions_per_prompt=4", "train.warmup_steps=1"),
@@ -30,17 +35,54 @@ def test_a_run_shows_images_and_keeps_each_once(model, tmp_path, capsys):
     capsys.readouterr()
 
 
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A data set with the columns of Geometry3K and of CLEVR's counts, as the hub has images."""
+    folder = tmp_path_factory.mktemp("rows")
+    images = [[{"bytes": content(picture(n, 20 + n, 24), "PNG"), "path": None}] for n in range(6)]
+    table = {"images": images, "problem": [f"<image>What is {n}?" for n in range(6)], "answer": ["3"] * 6}
+    for split in ("train", "test"):
+        pq.write_table(pa.table(table), folder / f"{split}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["geo3k", "clevr_count"])
+def test_a_published_setting_makes_two_steps(name, rows, tmp_path):
+    words = (
+        *(
+            f"model.path={make_tiny_reader('qwen2_5_vl', tmp_path / 'model')}",
+            f"task.path={rows}",
+            f"folder={tmp_path / 'run'}",
+        ),
+        *(
+            f"eval.task.path={rows}",
+            "eval.limit=2",
+            "train.steps=2",
+            "train.prompts_per_step=4",
+            "sampling.max_tokens=6",
+        ),
+        *("model.max_length=200", "train.warmup_steps=0", "data.system=null", "data.check_answers=1", "engine.slots=8"),
+    )
+    before = load_file(tmp_path / "model" / "model.safetensors")
+    assert main(["train", name, *words, "--quiet"]) == 0
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps if step["kind"] == "train"] == [1, 2]
+    after = load_file(max((tmp_path / "run" / "checkpoints").iterdir()) / "model" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert len(list((tmp_path / "run" / "images").glob("*.png"))) == 6
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        (("engine={kind: local_process}",), "engine"),
-        (("critic={kind: head}", "algorithm=ppo"), "critic"),
+        (("engine={kind: vllm}",), "engine"),
         (("model.attention=padded",), "model.attention"),
+        (("placement={kind: torchrun, tensor_parallel: 2}",), "placement.tensor_parallel"),
     ],
 )
 def test_what_can_not_show_images_is_one_line(changes, field, model, tmp_path, capsys):
     assert main(["train", "cpu/vision", f"model.path={model}", f"folder={tmp_path / 'run'}", *SMALL, *changes]) == 2
-    (error,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error:"))
+    error = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("error:"))
     assert error.startswith(f"error: {field}")
     assert "images" in error
 

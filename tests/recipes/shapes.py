@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import DeepseekV3Config, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import DeepseekV3Config, LlamaConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 
 def shape(cls: Any, architecture: str, **family: Any) -> Callable[..., Any]:
@@ -39,6 +39,29 @@ SHAPES: dict[str, tuple[Any, int]] = {  # the config.json of each, and its param
     "meta-llama/Llama-3.1-70B": (llama(8192, 28672, 80, 64, 8), 70_553_706_496),
     "deepseek-ai/DeepSeek-V3": (DeepseekV3Config(architectures=["DeepseekV3ForCausalLM"]), 671_026_404_352),
     "HuggingFaceTB/SmolLM2-135M": (llama(576, 1536, 30, 9, 3, vocab_size=49152, tie_word_embeddings=True), 134_515_008),
+}
+
+
+def eyes(hidden: int) -> dict[str, Any]:
+    """The vision tower of Qwen2.5-VL, whose output has this size."""
+    return {
+        "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": hidden,
+        "patch_size": 14, "fullatt_block_indexes": [7, 15, 23, 31],
+    }  # fmt: skip
+
+
+def qwen2_5_vl(of_text: Any) -> Any:
+    text = of_text.to_dict() | {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}}
+    tied = bool(text.pop("tie_word_embeddings"))
+    return Qwen2_5_VLConfig(
+        architectures=["Qwen2_5_VLForConditionalGeneration"], text_config=text,
+        vision_config=eyes(text["hidden_size"]), tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+SHAPES |= {
+    "Qwen/Qwen2.5-VL-3B-Instruct": (qwen2_5_vl(qwen2(2048, 11008, 36, 16, 2, **SMALL)), 3_754_622_976),
+    "Qwen/Qwen2.5-VL-7B-Instruct": (qwen2_5_vl(qwen2(3584, 18944, 28, 28, 4)), 8_292_166_656),
 }
 
 

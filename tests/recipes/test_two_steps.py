@@ -40,7 +40,8 @@ STAND_INS = {  # a recipe → those that differ from it in numbers, or in parts 
     "prune_gsm8k-p50": r"(cpu/cppo_)?prune.*",
     "qwen3_30b_cppo": r"qwen3_.*",
 }
-ELSEWHERE = {"search", "cpu/vision"}  # of made questions and a made model: tests/examples have them
+# of made questions and a made model, and with images: tests/examples have them
+ELSEWHERE = {"search", "cpu/vision", "clevr_count", "geo3k"}
 NAMES = {name: path for path in RECIPES if (name := str(path.relative_to(FOLDER).with_suffix(""))) not in ELSEWHERE}
 OFFLINE = {name: path for name, path in NAMES.items() if family_of(read_recipe(path)) is not TRAIN}
 CASES = {name: (path, ()) for name, path in NAMES.items() if name not in OFFLINE}
