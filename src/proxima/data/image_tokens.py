@@ -38,3 +38,9 @@ def image_starts(tokens: NDArray[np.integer]) -> NDArray[np.integer]:
 def outside_image(tokens: Ints, at: int) -> int:
     """A place among tokens, or the beginning of the image that it is inside of."""
     return at if at >= len(tokens) or tokens[at] >= 0 else max(0, int(image_starts(tokens[: at + 1])[at]))
+
+
+def patch_text(token: int) -> str:
+    """A token of an image as text: the first says which one, the others are empty."""
+    image, patch = image_and_patch(token)
+    return f"⟨image {image}⟩" if patch == 0 else ""

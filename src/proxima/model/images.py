@@ -4,6 +4,7 @@ processor."""
 import hashlib
 import io
 import re
+import shutil
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -87,8 +88,14 @@ class ImageStore:
         return self._numbers[name]
 
     def keep_in(self, folder: Path) -> None:
-        """Write the images to a folder, now and at each `write`."""
+        """Write the images to a folder, now and at each `write`; those of another run, which is replayed, are
+        copied."""
         folder.mkdir(parents=True, exist_ok=True)
+        if self.folder is not None and self.folder != folder:
+            for name in self._names:
+                if not (folder / f"{name}.png").exists() and (self.folder / f"{name}.png").exists():
+                    shutil.copyfile(self.folder / f"{name}.png", folder / f"{name}.png")
+            write_atomic(folder / INDEX, "".join(f"{name}\n" for name in self._names))
         self.folder, self._keeps = folder, True
         self.write()
 

@@ -11,12 +11,14 @@ import pyarrow.parquet as pq
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.view.formatting import fixed, shortened, signed
+from proxima.view.thumbnails import thumbnails
 
 QUESTIONS = 5  # answered before and after
 SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 20, 2, 4
 IDENTITY = ("prompt_uid", "sample", "turn", "question", "answer", "text", "correct", "reward")
 Item = TypeVar("Item")
 CUT = 1500  # characters of a completion shown
+IMAGES, SIDE = 4, 160  # of a question shown; pixels
 
 
 def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
@@ -76,7 +78,7 @@ def select_samples(folder: RunFolder) -> tuple[list[tuple[int, list[dict[str, An
     samples, unreadable = [], []
     for file in _spread(sorted(folder.rollouts.glob("[0-9]*.parquet")), SAMPLED_STEPS):
         try:
-            rows = _rows(file, (*IDENTITY, "parts", "error", "advantage", "outcome"))
+            rows = _rows(file, (*IDENTITY, "prompt_tokens", "parts", "error", "advantage", "outcome"))
         except ValueError:
             unreadable.append(file.name)
             continue
@@ -90,7 +92,7 @@ def select_samples(folder: RunFolder) -> tuple[list[tuple[int, list[dict[str, An
         best_first = sorted(groups, key=lambda uid: -best[uid])
         failed = [uid for uid in groups if any(row["error"] is not None for row in groups[uid])]
         shown = [*dict.fromkeys([*failed[:1], *best_first])][:SAMPLED_GROUPS]
-        samples.append((int(file.stem), [_sample(groups[uid]) for uid in shown]))
+        samples.append((int(file.stem), [_sample(groups[uid], folder.path) for uid in shown]))
     return samples, unreadable
 
 
@@ -118,7 +120,7 @@ def _spread(items: Sequence[Item], most: int) -> list[Item]:
     return [items[round(i * (len(items) - 1) / max(n - 1, 1))] for i in range(n)]
 
 
-def _sample(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sample(group: Sequence[Mapping[str, Any]], run: Path) -> dict[str, Any]:
     completions = [
         {
             "name": f"{row['prompt_uid']}.{row['sample']}.{row['turn']}",
@@ -133,6 +135,7 @@ def _sample(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ]
     first = {"uid": group[0]["prompt_uid"], "question": cut(group[0]["question"])}
     first["answer"] = answer_text(group[0]["answer"])
+    first["images"] = [address for address in thumbnails(run, group[0]["prompt_tokens"], SIDE)[:IMAGES] if address]
     return {**first, "completions": completions, "of": len(group)}
 
 

@@ -13,10 +13,12 @@ from tests.engine.http.plain_dialect import check, engine_over, fakes, held, rep
 CALLS = ("facts", "load", "tokenize", "score", "pause", "resume", "weights", "forget")
 
 
-def refuse_completions(server: FakeServer, status: int, error: object) -> None:
-    """Health, facts and weights are fine; a completion is not."""
+def refuse_completions(server: FakeServer, status: int, error: object, *, once: bool = False) -> None:
+    """Health, facts and weights are fine; a completion is not, or `once` the next one."""
 
     async def generate(reader, writer, body):
+        if once:
+            del server._generate
         _respond(writer, status, {"error": error}, last=True)
         await writer.drain()
 
@@ -51,11 +53,9 @@ async def test_a_server_that_refuses_completions_alone_does_not_return_for_ever(
 async def test_refusals_with_completions_between_do_not_add_up(fleet):
     engine, (server,) = fleet()
     for returned in range(1, 6):
-        refuse_completions(server, 403, "no")
-        task = asyncio.create_task(collect(engine, requests(1, 1)))
-        await until(lambda count=returned: engine._pool.counts["ejected"] == count)
-        del server._generate
-        check(requests(1, 1), await task)
+        refuse_completions(server, 403, "no", once=True)
+        check(requests(1, 1), await collect(engine, requests(1, 1)))
+        assert engine._pool.counts["ejected"] == returned
 
 
 @pytest.mark.parametrize("tokens", [0, 1])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from proxima.cli.output import AsJson, Overrides, Recipe, print_json
 from proxima.cli.parameters import Argument
 from proxima.data import Completion, FieldError, Prompt, ToolCall, UserError, require
+from proxima.data.image_tokens import patch_text
 
 if TYPE_CHECKING:
     from proxima.engine.protocol import Request
@@ -127,7 +128,11 @@ def _path(tokenizer: Any, prompt: Prompt, completion: Completion) -> list[dict[s
         about = f"turn {span.turn}" if span.role == "assistant" else f"{span.role}, after turn {span.turn}"
         parts.append({"kind": kind, "of": about, "tokens": ids[start : start + span.tokens]})
         start += span.tokens
-    return [{**part, "texts": [tokenizer.decode([token]) for token in part["tokens"]]} for part in parts]
+    return [{**part, "texts": [_text(tokenizer, token) for token in part["tokens"]]} for part in parts]
+
+
+def _text(tokenizer: Any, token: int) -> str:
+    return patch_text(token) if token < 0 else str(tokenizer.decode([token]))
 
 
 def _print(paths: Sequence[Sequence[dict[str, Any]]], notes: Sequence[str]) -> None:

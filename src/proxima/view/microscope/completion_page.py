@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from proxima.data import UserError
 from proxima.data.flow import Key
-from proxima.data.image_tokens import image_and_patch
 from proxima.view.microscope.step_file import StepFile, short_episode
 from proxima.view.microscope.viewed_run import ViewedRun
+from proxima.view.thumbnails import thumbnails
 
 if TYPE_CHECKING:
     from proxima.view.microscope.explained_tokens import ExplainedTokens
 
-SHOWN_BYTES = 1 << 20  # of an image, at most
 FACTS = (
     "reward",
     "parts",
@@ -106,9 +105,10 @@ class CompletionPage:
         """Return everything except the explanations of its tokens."""
         row, band = self.row, self.explained.band
         prompt, tokens = row["prompt_tokens"].tolist(), row["tokens"].tolist()
+        shown = thumbnails(self.run.files.path, [*prompt, *tokens])
         return {
             **dict(zip(("uid", "sample", "turn"), self.key, strict=True)),
-            "prompt": {"ids": prompt, "text": self.run.text.each(prompt), "images": self._images()},
+            "prompt": {"ids": prompt, "text": self.run.text.each(prompt), "images": shown},
             "tokens": {"ids": tokens, "text": self.run.text.each(tokens)},
             **{name: row.get(name) for name in FACTS},
             "columns": {name: base64_column(values) for name, values in self.columns.items() if values is not None},
@@ -119,20 +119,6 @@ class CompletionPage:
             "episode": self._episode(),
             "versions": sorted(set(row["policy_version"].tolist())),
         }
-
-    def _images(self) -> list[str]:
-        """The images of prompt and answers, in order, as addresses that hold them; one that is too large or gone is
-        empty."""
-        shown = np.concatenate([self.row["prompt_tokens"], self.row["tokens"]])
-        shown = shown[shown < 0]
-        if not len(shown):
-            return []
-        folder = self.run.files.path / "images"
-        numbers = dict.fromkeys(image_and_patch(shown)[0].tolist())
-        names = (folder / "index.txt").read_text().split() if (folder / "index.txt").is_file() else []
-        files = [folder / f"{names[number]}.png" if number < len(names) else None for number in numbers]
-        read = [f.read_bytes() if f and f.is_file() and f.stat().st_size <= SHOWN_BYTES else b"" for f in files]
-        return [f"data:image/png;base64,{base64.b64encode(content).decode()}" if content else "" for content in read]
 
     def _episode(self) -> dict[str, Any] | None:
         """Return the messages of this path, the episode's outcome, and where its other paths diverge from this one."""

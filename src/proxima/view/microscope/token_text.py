@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from proxima.data.image_tokens import image_and_patch
+from proxima.data.image_tokens import patch_text
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # the text of a token that is part of a character
 
@@ -43,7 +43,7 @@ class TokenText:
         have an empty text."""
         if self._tokenizer is None:
             return [f"⟨{token}⟩" for token in ids]
-        shown = {at: shown_patch(token) for at, token in enumerate(ids) if token < 0}
+        shown = {at: patch_text(token) for at, token in enumerate(ids) if token < 0}
         ids = [max(token, 0) for token in ids]
         texts = self._tokenizer.decode_batch([[token] for token in ids], skip_special_tokens=False)
         for at, token in enumerate(ids):
@@ -65,12 +65,6 @@ class TokenText:
                         break
             at += 1
         return texts
-
-
-def shown_patch(token: int) -> str:
-    """The text of a token of an image: the first says which one, the others are empty."""
-    image, patch = image_and_patch(token)
-    return f"⟨image {image}⟩" if patch == 0 else ""
 
 
 def _cached(model: str) -> Path | None:
