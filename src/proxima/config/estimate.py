@@ -15,6 +15,7 @@ from proxima.config.step_groups import at_once, pruned
 from proxima.config.step_size import ExampleStep, StepSize
 from proxima.core.advantage import needs_baseline
 from proxima.data import FieldError, Trajectory
+from proxima.data.columns import Ints
 from proxima.model.demo_path import is_downloadable
 from proxima.model.micro_batch import micro_batches
 from proxima.task import TASKS
@@ -58,7 +59,10 @@ class StepEstimate:
     def _groups(self, config: RunConfig) -> StepSize:
         """The step of a run that generates; adds notes on what its figures leave out."""
         if self._here:
-            self.prompt = self._read(lambda: longest_prompt(config), "prompt length")
+            prompt = self._read(lambda: longest_prompt(config), "prompt length")
+            self.prompt = None if prompt is None else max(1, len(prompt))
+            if prompt is not None and (shown := int((prompt < 0).sum())):
+                self.notes.append(f"the longest prompt read has {len(prompt)} tokens, {shown} of them of images")
         if self.prompt is None:
             self.notes.append(f"prompts are taken to have {ASSUMED_PROMPT} tokens")
         if config.replayed is not None:
@@ -90,14 +94,15 @@ class StepEstimate:
         )
 
 
-def longest_prompt(config: RunConfig) -> int:
-    """The length of the longest prompt among the first questions, in tokens, chat template included; ValueError, with
-    the reason, if the data or the tokenizer can't be read."""
+def longest_prompt(config: RunConfig) -> Ints:
+    """The longest prompt among the first questions, in tokens, chat template included; ValueError, with the reason, if
+    the data or the tokenizer can't be read."""
     model = config.model.unloaded([config.task, config.episode])
     rows = config.task.rows(config.seed)
     count = min(SAMPLE_PROMPTS, len(rows))
     asked = config.data.system, config.data.template_arguments
-    return max((len(to_prompt(rows[i], i, model.tokenizer, *asked).tokens) for i in range(count)), default=1)
+    prompts = [to_prompt(rows[i], i, model.tokenizer, *asked).tokens for i in range(count)]
+    return max(prompts, key=len, default=np.empty(0, np.int32))
 
 
 def example_lengths(config: OfflineConfig) -> tuple[int, list[int]]:
