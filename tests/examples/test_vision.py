@@ -75,7 +75,8 @@ def test_a_published_setting_makes_two_steps(name, rows, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        (("engine={kind: vllm}",), "engine"),
+        (("engine={kind: sglang}",), "engine"),
+        (("engine={kind: vllm}", "model.vision_lr_ratio=1"), "model.vision_lr_ratio"),
         (("model.attention=padded",), "model.attention"),
         (("placement={kind: torchrun, tensor_parallel: 2}",), "placement.tensor_parallel"),
     ],

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from proxima.data.columns import Ints
 
-MARK = "<image>"  # in a message: here an image is shown
 PATCHES = 1 << 12  # most tokens of an image
 IMAGES = (1 << 31) // PATCHES  # most images of a run
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from proxima.data import Message, UserError
 from proxima.data.columns import Ints
-from proxima.data.image_tokens import MARK, image_tokens
+from proxima.data.flow import MARK
 
 
 class Tokenizer(Protocol):
@@ -123,10 +123,12 @@ def encode_part(chat: str, tokenizer: Any) -> list[int]:
     """The tokens of a part of a text of `render_chat`; control texts with stand-ins are split into ordinary tokens, and
     images have tokens of their own."""
     split, ids = _split_controls(tokenizer), list[int]()
-    mark = _image_mark(tokenizer)
+    mark = image_mark(tokenizer)
     pattern = "|".join([f"{mark}[0-9 ]+{mark}", *split])
     for part in re.split(f"({pattern})", chat):
         if part.startswith(mark):
+            from proxima.data.image_tokens import image_tokens  # most chats show none
+
             ids += image_tokens(*map(int, part.strip(mark).split())).tolist()
             continue
         text = re.sub(f"{chr(STAND_INS)}(.)", lambda m: chr(ord(m[1]) - ESCAPED + STAND_INS), part)
@@ -139,7 +141,7 @@ def _with_images(chat: str, messages: Sequence[SafeMessage], tokenizer: Any) -> 
     around and between its tokens, and these as their number, count and first patch between marks."""
     if getattr(tokenizer, "images", None) is None:
         return chat
-    numbers, mark = [number for message in messages for number in message.images], _image_mark(tokenizer)
+    numbers, mark = [number for message in messages for number in message.images], image_mark(tokenizer)
     opening, *rest = chat.split(tokenizer.images.placeholder)
     if len(rest) != len(numbers):
         remedy = "repair the template in the model's folder"
@@ -206,7 +208,7 @@ def _stand_ins(tokenizer: Any) -> dict[str, str]:
     return dict(zip(control, characters[1:-1], strict=True)) | escaped
 
 
-def _image_mark(tokenizer: Any) -> str:
+def image_mark(tokenizer: Any) -> str:
     """The character around the number of an image, in a text of `render_chat`."""
     return chr(STAND_INS + len(control_texts(tokenizer)) + 1)
 

@@ -1,6 +1,7 @@
 """The images of a run: each is kept once, by its content, and becomes tokens and pixels through the model's own
 processor."""
 
+import base64
 import hashlib
 import io
 import re
@@ -16,7 +17,9 @@ import numpy as np
 from torch import Tensor
 
 from proxima.data import FieldError, Message, UserError
-from proxima.data.image_tokens import IMAGES, MARK, PATCHES
+from proxima.data.flow import MARK
+from proxima.data.image_tokens import IMAGES, PATCHES, image_and_patch
+from proxima.model.chat import encode_part, image_mark
 from proxima.model.pretrained import SHOWN_IMAGES, load_config, load_tokenizer, unreadable_model
 from proxima.system.atomic_files import write_atomic
 
@@ -59,6 +62,7 @@ class ImageStore:
         self._keeps = self._follows = False
         self._grids: dict[int, list[int]] = {}
         self._texts: dict[int, str] = {}
+        self._tokens: dict[int, list[int]] = {}
         self._read_index()
 
     @cached_property
@@ -137,12 +141,15 @@ class ImageStore:
         """The RGB image of this number."""
         from PIL import Image
 
+        return Image.open(io.BytesIO(self.content(number))).convert("RGB")
+
+    def content(self, number: int) -> bytes:
+        """The file of an image."""
         name = self.name(number)
-        content = self._unwritten.get(name)
-        if content is None:
-            assert self.folder is not None
-            content = (self.folder / f"{name}.png").read_bytes()
-        return Image.open(io.BytesIO(content)).convert("RGB")
+        if (content := self._unwritten.get(name)) is not None:
+            return content
+        assert self.folder is not None
+        return (self.folder / f"{name}.png").read_bytes()
 
     def name(self, number: int) -> str:
         """The SHA-256 of an image: its file is NAME.png."""
@@ -211,6 +218,42 @@ class ImageStore:
             out.append({**message, "images": left[:count]} if count else message)
             left = left[count:]
         return tuple(out)
+
+    def folded(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The tokens with what a template writes in place of each image, for a server that expands it again, and the
+        numbers of these images.
+
+        Raises:
+            UserError: the tokens of an image and those around it are not found as they were made.
+        """
+        out, numbers, at = list[int](), list[int](), 0
+        tokenizer = ImageTokenizer(load_tokenizer(self.model, self.revision), self)
+        short = tokenizer.convert_tokens_to_ids(self.placeholder)
+        while at < len(tokens):
+            if tokens[at] >= 0:
+                out.append(int(tokens[at]))
+                at += 1
+                continue
+            number = int(image_and_patch(tokens[at])[0])
+            own = self.tokens(number, tokenizer)
+            before = next(place for place, token in enumerate(own) if token < 0)
+            if list(tokens[at - before : at - before + len(own)]) != own or (before and out[-before:] != own[:before]):
+                raise UserError(f"the tokens around image {number} are not those that the processor makes alone")
+            del out[len(out) - before :]
+            out.append(short)
+            numbers.append(number)
+            at += len(own) - before
+        return out, numbers
+
+    def tokens(self, number: int, tokenizer: Any) -> list[int]:
+        """What stands for an image in a prompt, as tokens."""
+        if number not in self._tokens:
+            self._tokens[number] = encode_part(self.text(number, image_mark(tokenizer)), tokenizer)
+        return self._tokens[number]
+
+    def address(self, number: int) -> str:
+        """The file of an image as an address that holds it."""
+        return f"data:image/png;base64,{base64.b64encode(self.content(number)).decode()}"
 
 
 class ImageTokenizer:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.data import UserError
-from proxima.data.image_tokens import MARK
+from proxima.data.flow import MARK
 
 if TYPE_CHECKING:
     from PIL.Image import Image

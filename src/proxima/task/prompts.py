@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 
 from proxima.data import FieldError, Message, Prompt, UserError, require
 from proxima.data.columns import Ints
-from proxima.data.image_tokens import outside_image
 from proxima.model.chat import Tokenizer, prompt_tokens
 from proxima.task.cursor import Cursor
 from proxima.task.protocol import Row, Rows
@@ -73,7 +72,12 @@ def tokens_in_common(tokens: Ints, other: Ints) -> int:
     """Count the tokens that both begin with, in steps of OPENING, without a part of an image."""
     length = min(len(tokens), len(other))
     same = tokens[:length] == other[:length]
-    return outside_image(tokens, (length if same.all() else int(same.argmin())) // OPENING * OPENING)
+    common = (length if same.all() else int(same.argmin())) // OPENING * OPENING
+    if common == len(tokens) or tokens[common] >= 0:
+        return common
+    from proxima.data.image_tokens import outside_image  # most prompts show none
+
+    return outside_image(tokens, common)
 
 
 class PromptSource:

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.view.formatting import fixed, shortened, signed
-from proxima.view.thumbnails import thumbnails
 
 QUESTIONS = 5  # answered before and after
 SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 20, 2, 4
@@ -135,8 +134,17 @@ def _sample(group: Sequence[Mapping[str, Any]], run: Path) -> dict[str, Any]:
     ]
     first = {"uid": group[0]["prompt_uid"], "question": cut(group[0]["question"])}
     first["answer"] = answer_text(group[0]["answer"])
-    first["images"] = [address for address in thumbnails(run, group[0]["prompt_tokens"], SIDE)[:IMAGES] if address]
+    first["images"] = _images(run, group[0]["prompt_tokens"])
     return {**first, "completions": completions, "of": len(group)}
+
+
+def _images(run: Path, tokens: Sequence[int]) -> list[str]:
+    """Addresses of the first images that tokens show."""
+    if all(token >= 0 for token in tokens):
+        return []
+    from proxima.view.thumbnails import thumbnails
+
+    return [address for address in thumbnails(run, tokens, SIDE)[:IMAGES] if address]
 
 
 def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -81,6 +81,8 @@ class TokenRequest:
         chunk_tokens: tokens per message; a larger number means fewer messages.
         sampling_mask: return, with each token, the tokens that could have been sampled.
         routes: return the experts of each token, in this shape; None: don't.
+        images: those that the prompt shows, as addresses that hold them; `tokens` then have what a template writes for
+            each, and the server reads `read` tokens.
     """
 
     id: str
@@ -92,6 +94,8 @@ class TokenRequest:
     chunk_tokens: int = 1
     sampling_mask: bool = False
     routes: RouteShape | None = None
+    images: tuple[str, ...] = ()
+    read: int = 0
 
     def stream_size(self, *, repeats: bool = False) -> StreamSize:
         """Limits of the answer: generous, so that only something that is not a completion exceeds them.
@@ -99,7 +103,7 @@ class TokenRequest:
         Args:
             repeats: each message may contain the whole answer so far.
         """
-        tokens, prompt = self.sampling.max_tokens, len(self.tokens)
+        tokens, prompt = self.sampling.max_tokens, self.read or len(self.tokens)
         ids = (self.sampling.top_k or LARGEST_SET) if self.sampling_mask else 0
         routes = 0 if self.routes is None else self.routes.bytes_per_token * (prompt + tokens)
         line = ANSWER // 16 + SET * prompt + tokens * (TOKEN + SET * ids) + routes

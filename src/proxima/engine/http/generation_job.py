@@ -188,9 +188,17 @@ class GenerationJob:
         sampling = replace(request.sampling, max_tokens=self.limit - length)
         if not sampling.temperature:  # the largest logit is never truncated: its log-prob is that at temperature 1
             sampling = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
+        asked = np.concatenate([request.prompt.tokens, self.tokens])
+        tokens, images = asked.tolist(), list[str]()
+        if (asked < 0).any():
+            store = self.rules.tokenizer.images
+            tokens, shown = store.folded(tokens)
+            images = [store.address(number) for number in shown]
         return TokenRequest(
             id=name,
-            tokens=np.concatenate([request.prompt.tokens, self.tokens]).tolist(),
+            tokens=tokens,
+            images=tuple(images),
+            read=len(asked),
             sampling=sampling,
             seed=server_seed(request.seed, uid, sample, length, turn=turn) if seeded else None,
             cache_salt=salt,
@@ -245,7 +253,7 @@ class GenerationJob:
 
     def _check(self, chunk: Chunk) -> None:
         prompt = chunk.prompt_tokens
-        if prompt is not None and not np.array_equal(prompt, self._asked()):
+        if prompt is not None and not np.array_equal(prompt, self._read()):
             raise WrongAnswerError("the answer to another prompt")
         impossible = chunk.tokens[(chunk.tokens < 0) | (chunk.tokens >= self.rules.vocabulary)]
         if len(impossible):
@@ -256,6 +264,13 @@ class GenerationJob:
         """The tokens that the current attempt asked the server to continue."""
         kept = [token for segment in self.kept for token in segment.tokens]
         return np.concatenate([self.request.prompt.tokens, np.array(kept, np.int32)])
+
+    def _read(self) -> Ints:
+        """The same with the model's own token of an image."""
+        asked = self._asked()
+        if (asked >= 0).all():
+            return asked
+        return np.where(asked < 0, self.rules.tokenizer.images.config.image_token_id, asked).astype(np.int32)
 
     def _end_within(self, start: int) -> int | None:
         """Count the attempt's tokens up to a stop that the server has not noticed, searched from `start` on: a stop

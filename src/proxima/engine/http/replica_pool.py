@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 from zlib import crc32
 
+from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError, ServerError, busy_seconds
@@ -157,7 +158,11 @@ class ReplicaPool:
 
         Raises:
             ServerError, WrongAnswerError: as for `Replica.score`, or the scores may be from other weights.
+            UserError: the prompt shows an image.
         """
+        if any(token < 0 for token in prompt):
+            remedy = "sample without top_k, top_p and min_p, or set engine.kind=local"
+            raise UserError("servers score no prompts that show images", remedy=remedy)
         label = replica.proof.label
         scores = await replica.score(prompt, tokens)
         await replica.proof.confirm(label)

@@ -54,6 +54,8 @@ class VllmDialect(Dialect):
         fields = sampling_fields(request)
         body: dict[str, Any] = {"stream": True, "return_token_ids": True, "request_id": request.id}
         body |= {"token_ids": list(map(int, request.tokens)), "sampling_params": fields}
+        if request.images:
+            body["content_parts"] = [{"type": "image_url", "url": address} for address in request.images]
         if request.cache_salt is not None:
             body["cache_salt"] = request.cache_salt
         if facts.routed_experts and request.routes is None:  # a server that returns them does so for every request

@@ -28,6 +28,7 @@ from proxima.engine.http.rounded_weights import rounded_to, rounded_weight
 from proxima.model.log_prob import token_log_prob
 from proxima.model.lora import base_layer, weight_of
 from proxima.model.policy import parts
+from proxima.model.pretrained import beside_decoder
 
 # Every model reads it with its own tokenizer: prose, numbers, code, other scripts, so that many rows of the embedding
 # and all kinds of contexts are involved.
@@ -104,16 +105,17 @@ def _log_prob(module: nn.Module, tokens: Ints, round_to: torch.dtype | None = No
 
 @contextmanager
 def _plain(model: Any) -> Iterator[None]:
-    """Make the model's forward accept one sequence: no dropout, and Hugging Face's own attention."""
-    modes, attention = [(part, part.training) for part in model.modules()], model.config._attn_implementation
+    """Make the model's forward accept one sequence: no dropout, and Hugging Face's own attention in the decoder."""
+    decoder, _ = parts(model)
+    modes, attention = [(part, part.training) for part in model.modules()], decoder.config._attn_implementation
     model.eval()
     if getattr(model, "_supports_sdpa", False):
-        model.set_attn_implementation("sdpa")
+        decoder.set_attn_implementation("sdpa")
     try:
         yield
     finally:
         if getattr(model, "_supports_sdpa", False):
-            model.set_attn_implementation(attention)
+            decoder.set_attn_implementation(attention)
         for part, training in modes:
             part.training = training
 
@@ -152,7 +154,8 @@ def strengths(module: nn.Module, tokens: Ints) -> list[float]:
     square.
 
     With f = sum_t e_t log_prob_t, e_t = +-1 at random, a draw of deviation a moves f by a |grad f|, and the log-probs
-    by a |grad f| / sqrt(T) in the root mean square, to first order.
+    by a |grad f| / sqrt(T) in the root mean square, to first order. 0 for a vision tower, which reads no tokens: it is
+    not trained with such a server.
     """
     parameters = list(module.parameters())
     needed = [parameter.requires_grad for parameter in parameters]
@@ -165,8 +168,12 @@ def strengths(module: nn.Module, tokens: Ints) -> list[float]:
     finally:
         for parameter, need in zip(parameters, needed, strict=True):
             parameter.requires_grad_(need)
+    unread = {id(parameter) for parameter in beside_decoder(module).values()}
     wanted, amounts = MOVED * (len(values) / len(parameters)) ** 0.5, list[float]()
     for parameter, gradient in zip(parameters, gradients, strict=True):
+        if id(parameter) in unread:
+            amounts.append(0.0)
+            continue
         size = float(parameter.detach().float().square().mean().sqrt()) or 1.0
         steep = 0.0 if gradient is None else float(gradient.float().norm())
         amounts.append(size * min(max(wanted / (steep * size) if steep else LARGEST, SMALLEST), LARGEST))
