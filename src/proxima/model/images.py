@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,11 +53,13 @@ class ImageStore:
             raise FieldError("model.path", model, f"is a {kind}, which can't be shown images: {known} can")
         self.tiled = kind in ("idefics3", "smolvlm")
         self.joined = kind == "gemma3"  # the patches of an image attend to each other
-        name_of = load_tokenizer(model, revision).convert_ids_to_tokens
+        self.plain = load_tokenizer(model, revision)
+        name_of: Any = self.plain.convert_ids_to_tokens
         self.token = str(name_of(self.config.image_token_id))
         begins = getattr(self.config, "boi_token_index", None)
         self.placeholder = self.token if begins is None else str(name_of(begins))  # what a template writes
         self.around = ("", "") if begins is None else ("\n\n", str(name_of(self.config.eoi_token_index)) + "\n\n")
+        self._lock = Lock()  # prompts and environments may add at once
         self._unwritten: dict[str, bytes] = {}
         self._seen: set[str] = set()  # those whose file was found
         self._keeps = self._follows = False
@@ -79,6 +82,10 @@ class ImageStore:
     def add(self, image: "Image") -> int:
         """The number of an RGB image."""
         name = hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
+        with self._lock:
+            return self._numbered(name, image)
+
+    def _numbered(self, name: str, image: "Image") -> int:
         if name not in self._numbers:
             if len(self._names) == IMAGES:
                 raise UserError(f"a run shows at most {IMAGES:,} images", remedy="take fewer rows")
@@ -124,13 +131,14 @@ class ImageStore:
 
     def write(self) -> None:
         """Write the images that are new. Their names follow, and are on the disk before this returns."""
-        if not self._keeps or not self._unwritten:
-            return
-        assert self.folder is not None
-        for name, content in self._unwritten.items():
-            (self.folder / f"{name}.png").write_bytes(content)
-        write_atomic(self.folder / INDEX, "".join(f"{name}\n" for name in self._names))
-        self._unwritten.clear()
+        with self._lock:
+            if not self._keeps or not self._unwritten:
+                return
+            assert self.folder is not None
+            for name, content in self._unwritten.items():
+                (self.folder / f"{name}.png").write_bytes(content)
+            write_atomic(self.folder / INDEX, "".join(f"{name}\n" for name in self._names))
+            self._unwritten.clear()
 
     def _is_kept(self, name: str) -> bool:
         if name not in self._seen and self.folder is not None and (self.folder / f"{name}.png").is_file():
@@ -227,7 +235,7 @@ class ImageStore:
             UserError: the tokens of an image and those around it are not found as they were made.
         """
         out, numbers, at = list[int](), list[int](), 0
-        tokenizer = ImageTokenizer(load_tokenizer(self.model, self.revision), self)
+        tokenizer = ImageTokenizer(self.plain, self)
         short = tokenizer.convert_tokens_to_ids(self.placeholder)
         while at < len(tokens):
             if tokens[at] >= 0:
