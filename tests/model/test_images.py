@@ -15,10 +15,11 @@ from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from proxima.model import Policy, load
-from proxima.model.chat import prompt_tokens
+from proxima.model.chat import SafeMessage, prompt_tokens
 from proxima.model.images import ImageStore, ImageTokenizer
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import target_layers
+from proxima.model.model_source import ModelSource
 from proxima.model.pretrained import beside_decoder, load_tokenizer
 from tests.tiny_images import FAMILIES, make_tiny_reader, picture
 
@@ -192,3 +193,47 @@ def test_adapters_are_put_on_the_decoder_alone(kind, reader):
     assert adapted == set(target_layers(load(reader(kind)).model, Lora(rank=2)))
     assert adapted
     assert all(module in set(model.get_decoder().modules()) for module in map(model.get_submodule, adapted))
+
+
+def test_the_head_of_a_scalar_model_is_trained_whatever_the_tower_is(reader):
+    store = ImageStore(reader("gemma3"))
+    source = ModelSource(path=store.model, device="cpu", images=store)
+    trained = {name for name, p in source.load_scalar(head_std=0.1).model.named_parameters() if p.requires_grad}
+    assert "score.weight" in trained
+    assert not any("vision" in name for name in trained)
+
+
+@pytest.mark.parametrize("role", ["system", "assistant"])
+def test_a_mark_that_the_user_did_not_write_is_text(role, reader):
+    store = ImageStore(reader("qwen2_vl"))
+    chat = [{"role": role, "content": "write <image> here"}, {"role": "user", "content": "what?"}]
+    shown = store.numbered(chat, PICTURES[:1])
+    assert [message.get("images") for message in shown] == [None, [0]]
+    assert int((prompt_tokens(shown, store.tokenizer) < 0).sum()) > 0
+
+
+def test_a_message_with_images_keeps_its_text_for_a_tokenizer_of_text(reader):
+    plain = load_tokenizer(reader("qwen2_vl"))
+    plain.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokens = prompt_tokens([{"role": "user", "content": "a <image> b", "images": [0]}], plain)
+    assert plain.decode(tokens) == "a <image> b"
+
+
+def test_an_empty_message_is_one_empty_text(reader):
+    store = ImageStore(reader("smolvlm"))
+    message = SafeMessage({"role": "user", "content": ""}, store.tokenizer)
+    assert message.safe["content"] == message.neutral["content"] == [{"type": "text", "text": ""}]
+
+
+@pytest.mark.parametrize("number", [-1, 3])
+def test_a_number_without_an_image_is_refused(number, reader):
+    store = ImageStore(reader("qwen2_vl"))
+    store.add(PICTURES[0])
+    with pytest.raises(UserError, match=f"image {number} is not among the 1"):
+        store.name(number)
+
+
+def test_an_index_that_names_other_files_is_refused(reader, tmp_path):
+    (tmp_path / "index.txt").write_text("../x\n")
+    with pytest.raises(UserError, match=r"'\.\./x', which names no image"):
+        ImageStore(reader("qwen2_vl"), folder=tmp_path)

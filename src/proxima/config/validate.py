@@ -146,7 +146,7 @@ CHECKS: Sequence[Check | IfSet | IfKind] = (
     IfKind(OPTIMIZERS, "muon", "muon_has_whole_matrices"),
     model_section.model_exists,
     IfSet("model.lora", "adapters_are_ready"),
-    IfSet("task.images episode.images", "images_can_be_shown"),
+    IfSet("task.images episode.images model.vision_lr_ratio", "images_can_be_shown"),
     IfSet("placement.sharding", "models_can_be_split", "ranks_section"),
     IfSet("reward_model", "reward_head_is_new", "reward_model_section"),
     IfSet("critic", "critic_model_exists", "critic_section"),

@@ -19,7 +19,7 @@ REPAIR = "the engine is at fault: repair it or use another, and resume (--resume
 Key = tuple[int, int, int]  # of a completion, from the engine to the Parquet: prompt uid, sample, turn
 # {"role": "system" | "user" | "assistant", "content": text, "images": numbers in the run, one for each `<image>` of it}
 Message = dict[str, Any]
-MARK = "<image>"  # in a message: here an image is shown
+MARK, NO_MARK = "<image>", "< image>"  # in a message: here an image is shown; the same as a text
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -22,7 +22,8 @@ from time import monotonic
 from typing import Any
 
 LONGEST = 1 << 20  # characters of a message
-MARK = "<image>"  # in a content: here an image is shown
+MARK, NO_MARK = "<image>", "< image>"  # in a content: here an image is shown; the same as a text
+PNG_MODES = ("1", "L", "LA", "I", "P", "RGB", "RGBA")
 IMAGE_BYTES, IMAGES = 1 << 25, 64  # most bytes of an image, and images of a message
 LOG_BYTES = 1 << 23  # size of the shared log above which it starts over
 CALL_BYTES = 1 << 16  # kept of a call's output
@@ -139,6 +140,8 @@ def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str
     if not isinstance(content, str):
         opening = _messages(content, "reset", OPENING_ROLES)
     elif _text(content, "reset returned") or reply.images or not messages:
+        if not reply.images and any(message.get("images") for message in messages):
+            content = content.replace(MARK, NO_MARK)
         shown = _shown({"content": content}, reply.images, "reset")
         last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
         if last is None:
@@ -257,6 +260,8 @@ def _answer(environment: Any, result: Any, who: str, **message: str) -> dict[str
     reply = _reply(result, who)
     content = reply.content
     if not isinstance(content, str):
+        if reply.images:
+            raise BadAnswer(f"{who} returned images beside messages, which have their own")
         messages = _messages(content, who, OBSERVATION_ROLES)
     elif _text(content, f"{who} returned") or message["role"] == "tool" or reply.images:
         messages = [_shown({**message, "content": content}, reply.images, who)]
@@ -306,7 +311,7 @@ def _encoded(image: Any, who: str) -> str | int:
         return image
     if _is_image(image):
         file = io.BytesIO()
-        image.save(file, "PNG")
+        (image if image.mode in PNG_MODES else image.convert("RGB")).save(file, "PNG")
         image = file.getvalue()
     if not isinstance(image, bytes) or len(image) > IMAGE_BYTES:
         raise BadAnswer(f"{who} returned {_named(image)}, expected an image of PIL or at most {IMAGE_BYTES:,} bytes")

@@ -72,13 +72,17 @@ class SafeMessage:
     __slots__ = ("images", "neutral", "safe", "text")
 
     def __init__(self, message: Message, tokenizer: Tokenizer) -> None:
-        self.images: tuple[int, ...] = tuple(message.get("images", ()))
+        shows = getattr(tokenizer, "images", None) is not None
+        self.images: tuple[int, ...] = tuple(message.get("images", ())) if shows else ()
         pieces = message["content"].split(MARK) if self.images else [message["content"]]
+        if self.images and len(pieces) != len(self.images) + 1:
+            what = f"a message has {len(self.images)} images and {MARK} {len(pieces) - 1} times"
+            raise UserError(f"{what}: {message['content']!r:.100}")
         safe = [with_stand_ins(piece, tokenizer) for piece in pieces]
         neutral = [re.sub(r"\S+", "x", piece) for piece in pieces]
         self.text = MARK.join(safe)
         parts = safe, neutral
-        if getattr(tokenizer, "images", None) is not None:
+        if shows:
             message = {name: value for name, value in message.items() if name != "images"}
             contents: list[Any] = [_parts(texts) for texts in parts]
         else:
@@ -91,7 +95,7 @@ def _parts(texts: Sequence[str]) -> list[dict[str, str]]:
     parts: list[dict[str, str]] = []
     for number, text in enumerate(texts):
         parts += [{"type": "image"}] * (number > 0) + [{"type": "text", "text": text}] * bool(text)
-    return parts
+    return parts or [{"type": "text", "text": ""}]
 
 
 def render_safe(

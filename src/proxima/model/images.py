@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from proxima.data import FieldError, Message, UserError
+from proxima.data.columns import Ints
 from proxima.data.flow import MARK
 from proxima.data.image_tokens import IMAGES, PATCHES, image_and_patch
 from proxima.model.chat import encode_part, image_mark
@@ -65,8 +66,13 @@ class ImageStore:
         self._keeps = self._follows = False
         self._grids: dict[int, list[int]] = {}
         self._texts: dict[int, str] = {}
-        self._tokens: dict[int, list[int]] = {}
+        self._tokens: dict[int, Ints] = {}
         self._read_index()
+
+    @cached_property
+    def tokenizer(self) -> "ImageTokenizer":
+        """The model's, for chats that show these images."""
+        return ImageTokenizer(self.plain, self)
 
     @cached_property
     def processor(self) -> Any:
@@ -105,7 +111,8 @@ class ImageStore:
         if self.folder is not None and self.folder != folder:
             for name in self._names:
                 if not (folder / f"{name}.png").exists() and (self.folder / f"{name}.png").exists():
-                    shutil.copyfile(self.folder / f"{name}.png", folder / f"{name}.png")
+                    copy = shutil.copyfile(self.folder / f"{name}.png", folder / f"{name}.part")
+                    copy.replace(folder / f"{name}.png")
             write_atomic(folder / INDEX, "".join(f"{name}\n" for name in self._names))
         self.folder, self._keeps = folder, True
         self.write()
@@ -113,12 +120,15 @@ class ImageStore:
     def follow(self, folder: Path) -> None:
         """Forget all numbers, and read those that another process writes into a folder."""
         self.folder, self._follows = folder, True
-        self._unwritten.clear()
+        for kept in (self._unwritten, self._grids, self._texts, self._tokens):
+            kept.clear()
         self._read_index()
 
     def _read_index(self) -> None:
         index = self.folder and self.folder / INDEX
         self._names = index.read_text(encoding="utf-8").split() if index and index.is_file() else list[str]()
+        if bad := next((name for name in self._names if not re.fullmatch("[0-9a-f]{64}", name)), None):
+            raise UserError(f"{index} has {bad!r:.80}, which names no image", remedy="restore the file")
         self._numbers = {name: number for number, name in enumerate(self._names)}
 
     def shared_folder(self) -> Path:
@@ -163,7 +173,7 @@ class ImageStore:
         """The SHA-256 of an image: its file is NAME.png."""
         if number >= len(self._names) and self._follows:
             self._read_index()
-        if number >= len(self._names):
+        if not 0 <= number < len(self._names):
             raise UserError(f"image {number} is not among the {len(self._names)} of this run")
         return self._names[number]
 
@@ -222,7 +232,7 @@ class ImageStore:
         """
         out, left = list[Message](), [self.add(image) for image in images]
         for message in _marked(messages, len(images)):
-            count = message["content"].count(MARK)
+            count = _marks(message)
             out.append({**message, "images": left[:count]} if count else message)
             left = left[count:]
         return tuple(out)
@@ -235,15 +245,14 @@ class ImageStore:
             UserError: the tokens of an image and those around it are not found as they were made.
         """
         out, numbers, at = list[int](), list[int](), 0
-        tokenizer = ImageTokenizer(self.plain, self)
-        short = tokenizer.convert_tokens_to_ids(self.placeholder)
+        short = self.tokenizer.convert_tokens_to_ids(self.placeholder)
         while at < len(tokens):
             if tokens[at] >= 0:
                 out.append(int(tokens[at]))
                 at += 1
                 continue
             number = int(image_and_patch(tokens[at])[0])
-            own = self.tokens(number, tokenizer)
+            own = self.tokens(number).tolist()
             before = next(place for place, token in enumerate(own) if token < 0)
             if list(tokens[at - before : at - before + len(own)]) != own or (before and out[-before:] != own[:before]):
                 raise UserError(f"the tokens around image {number} are not those that the processor makes alone")
@@ -253,10 +262,11 @@ class ImageStore:
             at += len(own) - before
         return out, numbers
 
-    def tokens(self, number: int, tokenizer: Any) -> list[int]:
+    def tokens(self, number: int) -> Ints:
         """What stands for an image in a prompt, as tokens."""
         if number not in self._tokens:
-            self._tokens[number] = encode_part(self.text(number, image_mark(tokenizer)), tokenizer)
+            text = self.text(number, image_mark(self.tokenizer))
+            self._tokens[number] = np.array(encode_part(text, self.tokenizer), np.int32)
         return self._tokens[number]
 
     def address(self, number: int) -> str:
@@ -290,9 +300,14 @@ def _tiles(rows: int, columns: int, own: str) -> str:
     return "".join(lines) + ("\n" if lines else "") + f"{edge}<global-img>{own}{edge}"
 
 
+def _marks(message: Message) -> int:
+    """The images that a message shows; what the system or the model writes is text."""
+    return message["content"].count(MARK) if message["role"] in ("user", "tool") else 0
+
+
 def _marked(messages: Sequence[Message], images: int) -> Sequence[Message]:
     """The messages with as many marks as there are images."""
-    marks = sum(message["content"].count(MARK) for message in messages)
+    marks = sum(map(_marks, messages))
     if marks == 0:
         last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
         shown = {**messages[last], "content": MARK * images + messages[last]["content"]}

@@ -10,7 +10,7 @@ import torch
 
 from proxima.data import FieldError, UserError, require
 from proxima.model.files import is_adapter
-from proxima.model.lora import adapter_names
+from proxima.model.lora import SCALAR_HEAD, adapter_names
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -233,8 +233,8 @@ def beside_decoder(model: Any) -> dict[str, Any]:
     """The parameters, by name, of what makes images into input of the decoder; empty for a model of text alone."""
     if model.config.model_type not in SHOWN_IMAGES:
         return {}
-    own = [module for module in (model.get_decoder(), model.get_output_embeddings()) if module is not None]
-    inside = {id(parameter) for module in own for parameter in module.parameters()}
+    own = model.get_decoder(), model.get_output_embeddings(), getattr(model, SCALAR_HEAD, None)
+    inside = {id(parameter) for module in own if module is not None for parameter in module.parameters()}
     return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in inside}
 
 

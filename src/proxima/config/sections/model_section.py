@@ -53,10 +53,9 @@ class ModelConfig:
         model = UnloadedModel.read(self.path, self.revision, self.max_length)
         if not any(getattr(part, "images", None) for part in shown):
             return model
-        from proxima.model.images import ImageStore, ImageTokenizer  # most runs are of text alone
+        from proxima.model.images import ImageStore  # most runs are of text alone
 
-        store = ImageStore(self.path, self.revision, run and run / "images")
-        return replace(model, tokenizer=ImageTokenizer(model.tokenizer, store))
+        return replace(model, tokenizer=ImageStore(self.path, self.revision, run and run / "images").tokenizer)
 
     def source(self, seed: int = 0, placement: Any = None) -> "ModelSource":
         """The model by its name, with the settings of its forward pass; `seed` is for new adapters and heads. With a

@@ -388,6 +388,12 @@ def _vocabulary(path: str, revision: str | None) -> int | None:
 
 def images_can_be_shown(r: Resolved[Any]) -> Findings:
     """Images are read by packed attention, and whole; of servers, vLLM reads them."""
+    if not any(getattr(part, "images", None) for part in (r.get("task"), r.get("eval.task"), r.get("episode"))):
+        yield "model.vision_lr_ratio", "has no effect: neither task.images nor episode.images is set; set it to 0"
+        return
+    for number, reward in enumerate(r.get("reward") or ()):
+        if kind_of(reward) == "model":
+            yield f"reward.{number}.kind", "model reads no images, which prompts show; take another reward"
     kind = None if (engine := r.get("engine")) is None else kind_of(engine)
     if kind not in (None, "local", "local_process", "vllm"):
         yield "engine", f"{kind} can't be shown images; set engine.kind=local"

@@ -17,6 +17,7 @@ import numpy as np
 
 from proxima.data import Completion, Message, Prompt, UserError
 from proxima.data.episode import Cut, EpisodeLife
+from proxima.data.flow import MARK, NO_MARK
 from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts, Instance
@@ -216,7 +217,7 @@ class GroupTable:
 
     def _opening(self, given: Sequence[Message] | None, prompt: Prompt) -> tuple[Message, ...]:
         """Return the messages that an episode begins with."""
-        messages = prompt.messages if given is None else with_system(self._numbered(given), self.rules.system)
+        messages = prompt.messages if given is None else with_system(self._numbered(given, prompt), self.rules.system)
         if not any(message["content"] for message in messages if message["role"] == "user"):
             raise GivenUp("neither `reset` of the environment nor the row gives a message")
         return with_instructions(messages, self.rules.instructions)
@@ -321,8 +322,8 @@ class GroupTable:
         turn.done = any(answer.done for answer in answers)
         return turn.done or not turn.answers
 
-    def _numbered(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages of an environment with the numbers of its images.
+    def _numbered(self, messages: Sequence[Message], prompt: Prompt | None = None) -> Sequence[Message]:
+        """The messages of an environment with the numbers of its images; those of a `prompt` have theirs already.
 
         Raises:
             EnvironmentFailure: an image can't be read. GivenUp: none can be shown.
@@ -333,10 +334,14 @@ class GroupTable:
             raise GivenUp("it shows an image, and no image can be shown: set episode.images=true")
         from proxima.task.image_files import open_image
 
+        known = {number for message in (prompt.messages if prompt else ()) for number in message.get("images", ())}
+
         def number(image: str | int) -> int:
-            known = image if isinstance(image, int) else store.add(open_image(base64.b64decode(image)))
-            store.name(known)
-            return known
+            if isinstance(image, str):
+                return int(store.add(open_image(base64.b64decode(image))))
+            if image not in known:
+                raise UserError(f"{image} is not among the images of the prompt")
+            return image
 
         try:
             shown = [
@@ -352,9 +357,11 @@ class GroupTable:
         """Convert answers for the chat template: one without support for tools has no role `tool` either."""
         if not self.rules.instructions or all(message["role"] != "tool" for message in messages):
             return messages
-        joined: Message = {"role": "user", "content": "\n".join(message["content"] for message in messages)}
         images = [number for message in messages for number in message.get("images", ())]
-        return [joined | {"images": images} if images else joined]
+        if not images:
+            return [{"role": "user", "content": "\n".join(message["content"] for message in messages)}]
+        texts = (m["content"] if m.get("images") else m["content"].replace(MARK, NO_MARK) for m in messages)
+        return [{"role": "user", "content": "\n".join(texts), "images": images}]
 
     def _context_left(self, played: Played) -> int:
         return self.rules.context - len(played.conversation.context)
