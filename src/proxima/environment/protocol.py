@@ -33,9 +33,8 @@ class Environment:
 
     Public methods with type hints and a docstring are tools, whose schemas the chat template shows to the model
     (`transformers.utils.get_json_schema`); their results are returned as messages of role `tool`, and may be images
-    where the recipe has `episode.images`. A model message
-    that calls no tool is passed to the method `respond`, whose answer is a message of role `user`; without `respond`,
-    the episode ends with the first such message.
+    where the recipe has `episode.images`. A model message that calls no tool is passed to the method `respond`, whose
+    answer is a message of role `user`; without `respond`, the episode ends with the first such message.
 
     A class whose tools are only known once it is instantiated has `tools()`, which returns their schemas in that form,
     and `call_tool(name, arguments)`. All environments of a recipe must have the same tools.

@@ -81,13 +81,10 @@ class SafeMessage:
         safe = [with_stand_ins(piece, tokenizer) for piece in pieces]
         neutral = [re.sub(r"\S+", "x", piece) for piece in pieces]
         self.text = MARK.join(safe)
-        parts = safe, neutral
-        if shows:
-            message = {name: value for name, value in message.items() if name != "images"}
-            contents: list[Any] = [_parts(texts) for texts in parts]
-        else:
-            contents = [texts[0] for texts in parts]
-        self.safe, self.neutral = ({**message, "content": content} for content in contents)
+        named = {name: value for name, value in message.items() if name != "images"}
+        self.safe, self.neutral = (
+            {**named, "content": _parts(texts) if shows else texts[0]} for texts in (safe, neutral)
+        )
 
 
 def _parts(texts: Sequence[str]) -> list[dict[str, str]]:
@@ -128,8 +125,8 @@ def encode_part(chat: str, tokenizer: Any) -> list[int]:
     images have tokens of their own."""
     split, ids = _split_controls(tokenizer), list[int]()
     mark = image_mark(tokenizer)
-    pattern = "|".join([f"{mark}[0-9 ]+{mark}", *split])
-    for part in re.split(f"({pattern})", chat):
+    controls = f"|[{''.join(split)}]" if split else ""
+    for part in re.split(f"({mark}[0-9 ]+{mark}{controls})", chat):
         if part.startswith(mark):
             from proxima.data.image_tokens import image_tokens  # most chats show none
 
