@@ -1,6 +1,7 @@
 """A reward that fails on everything: before the run, during it, and once its file is repaired."""
 
 import json
+import re
 import threading
 
 import pytest
@@ -98,7 +99,10 @@ def test_a_run_without_scores_ends_and_resumes_with_the_repaired_file(command, t
 def test_dynamic_sampling_without_scores_ends_early_and_blames_the_reward(command, tmp_path, lag):
     refill = {"algorithm": {"preset": "dapo"}, "runtime__max_unscored_steps": 2, **lag}
     code, error = command(TRIAL_ALONE, **refill)
-    assert code == 1 and "step 1: 2 generation batches" in error and "mine: RuntimeError: no opinion" in error
+    assert code == 1 and re.search(
+        "step 1: [2-9] generation batches", error
+    )  # asynchronous: 2, or as many as are ready
+    assert "mine: RuntimeError: no opinion" in error
     assert "Fix the reward and resume (--resume, with --accept-changes" in error and "easier" not in error
     code, error = command(REPAIRED, "--resume", "--accept-changes", **refill)
     assert code == 0 and steps(tmp_path) == [1, 2, 3, 4]

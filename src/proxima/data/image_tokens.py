@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from proxima.data.columns import Ints
 
 PATCHES = 1 << 12  # most tokens of an image
-IMAGES = (1 << 31) // PATCHES  # most images of a run
+PROBE = (1 << 31) // PATCHES - 1  # number of an image that is drawn, for those who compare engines
+IMAGES = PROBE  # most images of a run
 
 
 def image_tokens(number: int, count: int, first: int = 0) -> Ints:

@@ -20,7 +20,7 @@ from torch import Tensor
 from proxima.data import FieldError, Message, UserError
 from proxima.data.columns import Ints
 from proxima.data.flow import MARK
-from proxima.data.image_tokens import IMAGES, PATCHES, image_and_patch
+from proxima.data.image_tokens import IMAGES, PATCHES, PROBE, image_and_patch
 from proxima.model.chat import encode_part, image_mark
 from proxima.model.pretrained import SHOWN_IMAGES, load_config, load_tokenizer, unreadable_model
 from proxima.system.atomic_files import write_atomic
@@ -163,6 +163,8 @@ class ImageStore:
 
     def content(self, number: int) -> bytes:
         """The file of an image."""
+        if number == PROBE:
+            return _drawn()
         name = self.name(number)
         if (content := self._unwritten.get(name)) is not None:
             return content
@@ -288,6 +290,17 @@ class ImageTokenizer:
 
     def __len__(self) -> int:
         return len(self.plain)
+
+
+def _drawn() -> bytes:
+    """The file of an image of waves, which cross in all colours."""
+    from PIL import Image
+
+    row, column, colour = np.mgrid[:64, :96, :3]
+    waves = np.sin(row / (3 + 2 * colour)) + np.sin(column / (7 - 2 * colour))
+    out = io.BytesIO()
+    Image.fromarray((127.5 + 63 * waves).astype(np.uint8)).save(out, "PNG")
+    return out.getvalue()
 
 
 def _tiles(rows: int, columns: int, own: str) -> str:

@@ -57,7 +57,7 @@ class PlainDialect:
                     prompt_tokens=content.get("prompt"),
                 )
 
-    async def score(self, client, facts, prompt, tokens):
+    async def score(self, client, facts, prompt, tokens, shown=None):
         scores = await client.post("/score", {"prompt": np.array(prompt).tolist(), "tokens": np.array(tokens).tolist()})
         return np.array(scores, np.float32)
 

@@ -9,17 +9,25 @@ import torch
 
 from proxima.data import Prompt, Trajectory, UserError
 from proxima.engine.http.answer_checks import WrongAnswerError
-from proxima.engine.http.dialect import Chunk, ServerFacts
+from proxima.engine.http.dialect import Chunk, ServerFacts, WrittenTokens
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.vllm import VllmDialect
-from proxima.engine.http.weight_probe import perturbed, probe_tokens, trainer_log_prob
+from proxima.engine.http.weight_probe import Bound, bound_of, first_compared, perturbed, probe_tokens, trainer_log_prob
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import Policy, load
 from proxima.model.chat import prompt_tokens
 from proxima.model.images import ImageStore, ImageTokenizer
 from proxima.model.pretrained import beside_decoder, load_tokenizer
+from tests.engine.http.test_weight_probe import ModelServer, push, syncing
 from tests.tiny_images import FAMILIES, make_tiny_reader, picture
 
+FACTS = ServerFacts(server="vLLM", model="m", dtype="float32")
+UNREAD = (
+    "k_proj.bias",  # a softmax does not see a constant added to the keys' scores
+    "vision_tower.head",  # Gemma 3 pools in its connector
+    "deepstack_merger_list.1",  # added after the last layer, where no text token reads it any more
+    "layers.1.self_attn.q_proj.bias",  # of these random weights: the keys are nearly equal
+)
 CHAT = [{"role": "user", "content": "a <image> b <image> c"}]
 PICTURES = [picture(0, 20, 28), picture(1, 40, 17)]
 
@@ -112,12 +120,94 @@ def test_a_probe_leaves_the_policy_and_its_vision_tower_as_they_were(tokenizer):
     with torch.no_grad():
         before = policy(policy.pack(rows)).log_prob
         eyes = {name: weight.clone() for name, weight in beside_decoder(policy.model).items()}
-        tokens = probe_tokens(tokenizer, 40, 60)
-        trainer_log_prob(policy.model, tokens)
+        tokens = probe_tokens(tokenizer, 40, 200)
+        first = first_compared(tokens)
+        known = Trajectory(group=0, prompt_tokens=tokens[:first], tokens=tokens[first:])
+        of_policy = policy(policy.pack([known])).log_prob.numpy()
+        of_probe = trainer_log_prob(policy.model, tokens, images=store)
+        rounded = trainer_log_prob(policy.model, tokens, torch.float32, store)
+        np.testing.assert_allclose(of_probe, of_policy, atol=1e-5)
+        np.testing.assert_allclose(rounded, of_policy, atol=1e-5)
+    with perturbed(policy.model, tokens, store):
+        pass
+    with torch.no_grad():
         assert torch.equal(policy(policy.pack(rows)).log_prob, before)
-    with perturbed(policy.model, tokens):
-        moved = beside_decoder(policy.model)
-        assert all(torch.equal(moved[name], weight) for name, weight in eyes.items())
+    assert all(torch.equal(weight, eyes[name]) for name, weight in beside_decoder(policy.model).items())
+
+
+def test_a_part_of_the_vision_tower_that_stays_behind_is_found_by_the_probe(tokenizer):
+    store = tokenizer.images
+    model = load(store.model).model
+    tokens, bound = probe_tokens(tokenizer, 40, 200), bound_of(FACTS, None, copy_rounding=Bound(0, 0))
+    own = {name: weight.detach().clone() for name, weight in beside_decoder(model).items()}
+    with perturbed(model, tokens, store):
+        expected, missed = trainer_log_prob(model, tokens, images=store), []
+        for name, weight in beside_decoder(model).items():
+            moved = weight.detach().clone()
+            with torch.no_grad():
+                weight.copy_(own[name])
+                away = np.abs(trainer_log_prob(model, tokens, images=store) - expected)
+                weight.copy_(moved)
+            missed += [name] if away.mean() <= bound.mean and away.max() <= bound.largest else []
+        assert own
+    assert [name for name in missed if not any(part in name for part in UNREAD)] == []
+
+
+class Remembers(ModelServer):
+    """A server that keeps what its vision tower made of an image until it is told to forget it."""
+
+    forgets, eyes = True, None
+
+    async def forget_images(self, client, facts):
+        self.eyes = None if self.forgets else self.eyes
+
+    async def score(self, client, facts, prompt, tokens, shown):
+        assert len(shown.images) == 1 and len(shown.read) == len(prompt) + len(tokens)
+        tower = beside_decoder(self.model)
+        now = {name: weight.detach().clone() for name, weight in tower.items()}
+        self.eyes = self.eyes or now
+        put(tower, self.eyes)
+        values = trainer_log_prob(self.model, np.concatenate([prompt, tokens]), images=self.images)
+        put(tower, now)
+        return values
+
+
+def put(tower, values):
+    with torch.no_grad():
+        for name, weight in tower.items():
+            weight.copy_(values[name])
+
+
+@pytest.mark.parametrize("tokenizer", ["idefics3"], indirect=True)
+@pytest.mark.parametrize("forgets", [True, False])
+async def test_a_server_forgets_the_images_that_earlier_weights_have_seen(tokenizer, forgets):
+    loaded = replace(load(tokenizer.images.model), tokenizer=tokenizer, images=tokenizer.images)
+    server = Remembers(loaded)
+    server.forgets, server.images = forgets, tokenizer.images
+    async with syncing(loaded) as sync:
+        if forgets:
+            report = await push(sync, server, loaded.model)
+            assert report["probe_max"] < 1e-5 and report["perturbed_max"] < 1e-4
+        else:
+            with pytest.raises(UserError, match="does not compute with the weights of version 0"):
+                await push(sync, server, loaded.model)
+
+
+def test_vllm_scores_tokens_after_and_around_images(tokenizer):
+    _, prompt = job_of(tokenizer)
+    tokens = np.concatenate([np.int32([5, 6]), tokenizer.images.tokens(1), np.int32([7])])
+    shown = WrittenTokens.of(np.concatenate([prompt, tokens]), tokenizer)
+
+    class Client:
+        url = "http://127.0.0.1:1"
+
+        async def post(self, path, body, size):
+            assert body["token_ids"] == shown.written and len(body["content_parts"]) == len(shown.images) == 3
+            return {"prompt_logprobs": [None, *({str(t): {"logprob": -t / 8}} for t in shown.read[1:].tolist())]}
+
+    values = asyncio.run(VllmDialect().score(Client(), FACTS, prompt, tokens, shown))
+    assert values.tolist() == [-token / 8 for token in shown.read[len(prompt) :].tolist()]
+    assert (values[[0, 1, -1]] == [-5 / 8, -6 / 8, -7 / 8]).all()
 
 
 def load_tokenizer_of(store):

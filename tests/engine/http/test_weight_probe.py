@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.http import weight_probe
 from proxima.engine.http.client import ServerError
-from proxima.engine.http.dialect import ServerFacts, ServerHealth, WeightHandover
+from proxima.engine.http.dialect import ServerFacts, ServerHealth, WeightHandover, WrittenTokens
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.http.weight_probe import (
@@ -65,7 +65,9 @@ class ModelServer:
     async def reset_prefix_cache(self, client: None, facts: ServerFacts, *, running: bool) -> None:
         self.calls.append(f"forget {running}")
 
-    async def score(self, client: None, facts: ServerFacts, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    async def score(
+        self, client: None, facts: ServerFacts, prompt: np.ndarray, tokens: np.ndarray, shown: WrittenTokens
+    ) -> np.ndarray:
         self.calls.append("score")
         assert len(prompt) == CONTEXT
         return trainer_log_prob(self.model, np.concatenate([prompt, tokens]))

@@ -37,7 +37,8 @@ def play(
         if act is not None:
             pid = {"kill": os.getpid(), "actor": os.getppid(), "interrupt": supervisor}[act]
             os.kill(pid, signal.SIGINT if act == "interrupt" else signal.SIGKILL)
-        time.sleep(600)
+        for _ in range(6000):  # one long sleep would miss a signal that comes just before it
+            time.sleep(0.1)
     except KeyboardInterrupt:
         print("writes a checkpoint")
         return 130

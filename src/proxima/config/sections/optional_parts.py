@@ -397,9 +397,6 @@ def images_can_be_shown(r: Resolved[Any]) -> Findings:
     kind = None if (engine := r.get("engine")) is None else kind_of(engine)
     if kind not in (None, "local", "local_process", "vllm"):
         yield "engine", f"{kind} can't be shown images; set engine.kind=local"
-    if kind == "vllm" and r.get("model.vision_lr_ratio"):
-        message = "trains a vision tower that is not proven to reach vLLM: its probes show no images"
-        yield "model.vision_lr_ratio", f"{message}; set it to 0, or engine.kind=local"
     if (attention := r.get("model.attention")) not in ("auto", "packed"):
         yield "model.attention", f"{attention} can't be shown images; set it to auto"
     for name in ("tensor_parallel", "context_parallel"):

@@ -3,7 +3,9 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
 
 from proxima.data import UserError
 from proxima.data.columns import Columns, ExpertIds, Floats, Ints
@@ -64,6 +66,27 @@ class ServerFacts:
     batch_invariant: bool = False
     sleeps: bool = False
     more: Mapping[str, str] = field(default_factory=dict)
+
+
+class WrittenTokens(NamedTuple):
+    """Tokens for a server that reads images with its own processor.
+
+    written: with what a template writes for each image. images: these, as addresses that hold them. read: what the
+    server makes of both.
+    """
+
+    written: list[int]
+    images: tuple[str, ...]
+    read: Ints
+
+    @classmethod
+    def of(cls, tokens: Ints, tokenizer: Any) -> "WrittenTokens":
+        if (tokens >= 0).all():
+            return cls(tokens.tolist(), (), tokens)
+        store = tokenizer.images
+        written, shown = store.folded(tokens.tolist())
+        read = np.where(tokens < 0, store.config.image_token_id, tokens).astype(np.int32)
+        return cls(written, tuple(map(store.address, shown)), read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +216,11 @@ class Dialect(Protocol):
         timeout: the caller measures the time between tokens."""
         ...
 
-    async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
-        """[T] float32, nats: log-probs of `tokens` after `prompt` under softmax(logits)."""
+    async def score(
+        self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints, shown: WrittenTokens | None = None
+    ) -> Floats:
+        """[T] float32, nats: log-probs of `tokens` after `prompt` under softmax(logits), without meaning for those of
+        images. `shown`: prompt and tokens, if there are images among them."""
         ...
 
     async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int]:
@@ -218,6 +244,10 @@ class Dialect(Protocol):
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Discard the KV of earlier weights: that of finished requests, and with `running` also that of paused
         requests, whose KV is then recomputed."""
+        ...
+
+    async def forget_images(self, client: ServerClient, facts: ServerFacts) -> None:
+        """Discard what a vision tower with earlier weights made of images."""
         ...
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:

@@ -132,7 +132,8 @@ class HttpEngine:
                 raise UserError(message, remedy="sample at temperature 1, or score with another engine")
 
         async def work() -> list[Floats]:
-            return list(await asyncio.gather(*(self._pool.score(request) for request in requests)))
+            tokenizer = self.rules.tokenizer
+            return list(await asyncio.gather(*(self._pool.score(request, tokenizer) for request in requests)))
 
         return await self._loop.run(work())
 

@@ -8,20 +8,21 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from proxima.data import UserError
 from proxima.data.columns import Floats
 from proxima.engine.http.client import ServerError
-from proxima.engine.http.dialect import WeightHandover
+from proxima.engine.http.dialect import WeightHandover, WrittenTokens
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_folder import DTYPES, WeightFolders, folder_bytes
 from proxima.engine.http.weight_probe import (
-    CONTEXT,
     Bound,
     WeightProbe,
     bound_of,
+    first_compared,
     perturbed,
     probe_tokens,
     rounding,
@@ -82,6 +83,7 @@ class FolderSync:
         root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
         self._folders, self._perturbed_folders = WeightFolders(root), WeightFolders(root)
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
+        self._images = getattr(setup.tokenizer, "images", None)
         self._probe = WeightProbe()
         self._staged: StagedWeights | None = None
         self._perturbed: StagedWeights | None = None
@@ -186,11 +188,14 @@ class FolderSync:
         interrupt = self.spec.interrupt
         if interrupt != "keep" or not facts.keeps_kv:  # kept completions keep their cache, which has another salt
             await dialect.reset_prefix_cache(client, facts, running=interrupt == "recompute")
+        if self._images is not None:
+            await dialect.forget_images(client, facts)
         await dialect.resume(client, facts)
 
     async def _score(self, replica: "Replica") -> Floats:
-        context, rest = self._tokens[:CONTEXT], self._tokens[CONTEXT:]
-        return await replica.dialect.score(replica.client, replica.facts, context, rest)
+        context, rest = np.split(self._tokens, [first_compared(self._tokens)])
+        shown = WrittenTokens.of(self._tokens, self.setup.tokenizer)
+        return await replica.dialect.score(replica.client, replica.facts, context, rest, shown)
 
     async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run work in the thread for tensor work, between the trainer's updates."""
@@ -200,12 +205,12 @@ class FolderSync:
 
     def _write(self, module: nn.Module, version: int, label: str, dtype: str | None) -> StagedWeights:
         handover = self._write_folder(self._folders, module, version, label, dtype)
-        expected = trainer_log_prob(module, self._tokens)
+        expected = trainer_log_prob(module, self._tokens, images=self._images)
         if dtype is None:
             return StagedWeights(handover, expected)
         ours = {parameter.dtype for parameter in module.parameters()}
         same = ours == {torch.float32} == {DTYPES[dtype]}
-        exact = expected if same else trainer_log_prob(module, self._tokens, DTYPES[dtype])
+        exact = expected if same else trainer_log_prob(module, self._tokens, DTYPES[dtype], self._images)
         return StagedWeights(handover, expected, exact=exact)
 
     def _write_folder(
@@ -215,8 +220,8 @@ class FolderSync:
         return WeightHandover(version=version, label=label, folder=folder, seconds=self.spec.weight_seconds)
 
     def _write_perturbed(self, module: nn.Module, version: int, label: str) -> StagedWeights:
-        with perturbed(module, self._tokens):
+        with perturbed(module, self._tokens, self._images):
             handover = self._write_folder(self._perturbed_folders, module, version, label)
-            expected = trainer_log_prob(module, self._tokens)
-            away = rounding(module, self._tokens, expected)
+            expected = trainer_log_prob(module, self._tokens, images=self._images)
+            away = rounding(module, self._tokens, expected, self._images)
         return StagedWeights(handover, expected, rounding=away)

@@ -20,7 +20,7 @@ from proxima.engine.http.answer_checks import (
     mask_of,
     spans_of,
 )
-from proxima.engine.http.dialect import Chunk, LogProbMode, TokenRequest
+from proxima.engine.http.dialect import Chunk, LogProbMode, TokenRequest, WrittenTokens
 from proxima.engine.http.route_rows import RouteShape, joined_routes
 from proxima.engine.protocol import EngineSetup, InFlight, Request, check_prompt
 from proxima.model.pretrained import context_limit, load_config, load_generation_config, stop_tokens_of
@@ -189,15 +189,11 @@ class GenerationJob:
         if not sampling.temperature:  # the largest logit is never truncated: its log-prob is that at temperature 1
             sampling = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
         asked = np.concatenate([request.prompt.tokens, self.tokens])
-        tokens, images = asked.tolist(), list[str]()
-        if (asked < 0).any():
-            store = self.rules.tokenizer.images
-            tokens, shown = store.folded(tokens)
-            images = [store.address(number) for number in shown]
+        sent = WrittenTokens.of(asked, self.rules.tokenizer)
         return TokenRequest(
             id=name,
-            tokens=tokens,
-            images=tuple(images),
+            tokens=sent.written,
+            images=sent.images,
             read=len(asked),
             sampling=sampling,
             seed=server_seed(request.seed, uid, sample, length, turn=turn) if seeded else None,
@@ -253,7 +249,9 @@ class GenerationJob:
 
     def _check(self, chunk: Chunk) -> None:
         prompt = chunk.prompt_tokens
-        if prompt is not None and not np.array_equal(prompt, self._read()):
+        if prompt is not None and not np.array_equal(
+            prompt, WrittenTokens.of(self._asked(), self.rules.tokenizer).read
+        ):
             raise WrongAnswerError("the answer to another prompt")
         impossible = chunk.tokens[(chunk.tokens < 0) | (chunk.tokens >= self.rules.vocabulary)]
         if len(impossible):
@@ -264,13 +262,6 @@ class GenerationJob:
         """The tokens that the current attempt asked the server to continue."""
         kept = [token for segment in self.kept for token in segment.tokens]
         return np.concatenate([self.request.prompt.tokens, np.array(kept, np.int32)])
-
-    def _read(self) -> Ints:
-        """The same with the model's own token of an image."""
-        asked = self._asked()
-        if (asked >= 0).all():
-            return asked
-        return np.where(asked < 0, self.rules.tokenizer.images.config.image_token_id, asked).astype(np.int32)
 
     def _end_within(self, start: int) -> int | None:
         """Count the attempt's tokens up to a stop that the server has not noticed, searched from `start` on: a stop

@@ -12,7 +12,7 @@ from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import WrongAnswerError, check_finite
 from proxima.engine.http.client import Address, RefusedError, ServerClient, ServerError
-from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth
+from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth, WrittenTokens
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.version_proof import VersionProof
@@ -254,8 +254,9 @@ class Replica:
         self.running.pop(call.job, None)
         call.over.set()
 
-    async def score(self, prompt: Ints, tokens: Ints) -> Floats:
-        """[T] float32, nats: log-probs of `tokens` after `prompt` under softmax(logits).
+    async def score(self, prompt: Ints, tokens: Ints, shown: WrittenTokens | None = None) -> Floats:
+        """[T] float32, nats: log-probs of `tokens` after `prompt` under softmax(logits); `shown` as for
+        `Dialect.score`.
 
         Raises:
             ServerError: the call failed.
@@ -263,7 +264,7 @@ class Replica:
         """
         self.scoring += 1
         try:
-            scores = await self.dialect.score(self.client, self.facts, prompt, tokens)
+            scores = await self.dialect.score(self.client, self.facts, prompt, tokens, shown)
         finally:
             self.scoring -= 1
         if len(scores) != len(tokens):

@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any
 from zlib import crc32
 
-from proxima.data import UserError
+import numpy as np
+
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError, ServerError, busy_seconds
+from proxima.engine.http.dialect import WrittenTokens
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.replica import CancelReason, Failure, Replica, State, gave_up
 from proxima.engine.http.router import Router
@@ -107,7 +109,7 @@ class ReplicaPool:
             cancel_reason = None if job.reason else await self._run(job, replica)
             same = (job.policy_version == replica.proof.version).all()  # only those weights can score it
             if job.reason and same and self._wants_score(job):
-                job.scored = await self._score(replica, job.request.prompt.tokens, job.tokens)
+                job.scored = await self._score(replica, job.request.prompt.tokens, job.tokens, job.rules.tokenizer)
         except (ServerError, WrongAnswerError, RefusedError) as error:
             self._failed(job, replica, error, started_at)
         except asyncio.CancelledError:
@@ -152,19 +154,15 @@ class ReplicaPool:
             raise broken
         return cancel_reason
 
-    async def _score(self, replica: Replica, prompt: Ints, tokens: Ints) -> Floats | None:
+    async def _score(self, replica: Replica, prompt: Ints, tokens: Ints, tokenizer: Any) -> Floats | None:
         """Call `Replica.score` and confirm that the replica's weights are those it was given. None: new weights arrived
         meanwhile.
 
         Raises:
             ServerError, WrongAnswerError: as for `Replica.score`, or the scores may be from other weights.
-            UserError: the prompt shows an image.
         """
-        if any(token < 0 for token in prompt):
-            remedy = "sample without top_k, top_p and min_p, or set engine.kind=local"
-            raise UserError("servers score no prompts that show images", remedy=remedy)
         label = replica.proof.label
-        scores = await replica.score(prompt, tokens)
+        scores = await replica.score(prompt, tokens, WrittenTokens.of(np.concatenate([prompt, tokens]), tokenizer))
         await replica.proof.confirm(label)
         return scores if replica.proof.label == label else None
 
@@ -239,7 +237,7 @@ class ReplicaPool:
             job.finish(job.reason or "abort")
         await self.each(self.serving, lambda replica: replica.stop("aborted", which))
 
-    async def score(self, request: ScoreRequest) -> Floats:
+    async def score(self, request: ScoreRequest, tokenizer: Any) -> Floats:
         """[T] float32, nats; see `Engine.score`.
 
         Raises:
@@ -251,7 +249,7 @@ class ReplicaPool:
             while True:
                 replica, started_at = await self._room(tried), clock()
                 try:
-                    scores = await self._score(replica, request.prompt_tokens, request.tokens)
+                    scores = await self._score(replica, request.prompt_tokens, request.tokens, tokenizer)
                     if scores is not None:
                         return scores
                     error: Failure = ServerError(replica.url, "", "new weights arrived during scoring")

@@ -42,6 +42,7 @@ from proxima.engine.http.dialect import (
     ServerHealth,
     TokenRequest,
     WeightHandover,
+    WrittenTokens,
     check_scorable,
 )
 from proxima.engine.http.server_spec import ServerSpec
@@ -85,7 +86,9 @@ class SglangDialect(Dialect):
                 if (chunk := reader.chunk(event)) is not None:
                     yield chunk
 
-    async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
+    async def score(
+        self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints, shown: WrittenTokens | None = None
+    ) -> Floats:
         """[T] float32, nats, under softmax(logits). One token is generated after them and dropped."""
         scored_tokens = [*map(int, prompt), *map(int, tokens)]
         check_scorable(client.url, facts, len(scored_tokens), f"--context-length {len(scored_tokens) + 1 + SPARE}")

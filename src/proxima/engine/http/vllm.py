@@ -9,6 +9,7 @@ import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from proxima.engine.http.dialect import (
     ServerHealth,
     TokenRequest,
     WeightHandover,
+    WrittenTokens,
     check_scorable,
 )
 from proxima.engine.http.route_rows import RouteShape
@@ -55,7 +57,7 @@ class VllmDialect(Dialect):
         body: dict[str, Any] = {"stream": True, "return_token_ids": True, "request_id": request.id}
         body |= {"token_ids": list(map(int, request.tokens)), "sampling_params": fields}
         if request.images:
-            body["content_parts"] = [{"type": "image_url", "url": address} for address in request.images]
+            body["content_parts"] = _image_parts(request.images)
         if request.cache_salt is not None:
             body["cache_salt"] = request.cache_salt
         if facts.routed_experts and request.routes is None:  # a server that returns them does so for every request
@@ -72,20 +74,26 @@ class VllmDialect(Dialect):
                     if chunk.finish_reason is not None or len(chunk.tokens):
                         yield chunk
 
-    async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
+    async def score(
+        self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints, shown: WrittenTokens | None = None
+    ) -> Floats:
         """[T] float32, nats, under softmax(logits). The server reads no cached prefix for it.
 
         Raises:
             UserError: prompt and tokens fill the server's maximum length: it needs room for one more token.
         """
-        scored_tokens = [*map(int, prompt), *map(int, tokens)]
-        check_scorable(client.url, facts, len(scored_tokens), f"--max-model-len {len(scored_tokens) + 1}")
+        whole = np.concatenate([prompt, tokens])
+        written, images, read = shown or WrittenTokens(whole.tolist(), (), whole)
+        check_scorable(client.url, facts, len(whole), f"--max-model-len {len(whole) + 1}")
         fields = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "top_k": 1, "ignore_eos": True}
-        body = {"token_ids": scored_tokens, "sampling_params": fields | {"detokenize": False}}
-        answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * len(scored_tokens))
+        body: dict[str, Any] = {"token_ids": written, "sampling_params": fields | {"detokenize": False}}
+        if images:
+            body["content_parts"] = _image_parts(images)
+        answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * len(whole))
         with as_expected(client, GENERATE, answer):
-            rows = zip(items(answer["prompt_logprobs"], "prompt_logprobs")[len(prompt) :], tokens, strict=True)
-            values = [number(row[str(int(token))]["logprob"], "a log-prob") for row, token in rows]
+            rows = zip(items(answer["prompt_logprobs"], "prompt_logprobs"), read, strict=True)
+            asked = islice(rows, len(prompt), None)
+            values = [number(row[str(int(token))]["logprob"], "a log-prob") for row, token in asked]
         return _reported(values)
 
     async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
@@ -125,6 +133,9 @@ class VllmDialect(Dialect):
         answer = await client.post(path, query={"reset_running_requests": "true" if running else "false"})
         if not (isinstance(answer, dict) and answer.get("success") is True):
             raise ServerError(client.url, path, "the prefix cache was not emptied: requests hold on to it")
+
+    async def forget_images(self, client: ServerClient, facts: ServerFacts) -> None:
+        await client.post("/reset_encoder_cache")
 
     async def sleep(self, client: ServerClient, facts: ServerFacts) -> None:
         """Sleep at level 1: the weights move to host memory and the KV cache is dropped, so that a step without an
@@ -181,6 +192,10 @@ def sampling_fields(request: TokenRequest) -> dict[str, Any]:
     if request.chunk_tokens > 1:
         fields["stream_interval"] = request.chunk_tokens
     return fields
+
+
+def _image_parts(addresses: Sequence[str]) -> list[dict[str, str]]:
+    return [{"type": "image_url", "url": address} for address in addresses]
 
 
 def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any], routes: RouteShape | None = None) -> Chunk:

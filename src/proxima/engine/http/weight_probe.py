@@ -21,10 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.data import NotFiniteError, UserError
+from proxima.data import NotFiniteError, Trajectory, UserError, pack
 from proxima.data.columns import Floats, Ints
+from proxima.data.image_tokens import PROBE
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.rounded_weights import rounded_to, rounded_weight
+from proxima.model.attention import ATTENTION, hugging_face_name
 from proxima.model.log_prob import token_log_prob
 from proxima.model.lora import base_layer, weight_of
 from proxima.model.policy import parts
@@ -39,7 +41,7 @@ Der Zug nach Köln fährt um 8:15 Uhr. Le chat dort sur la chaise. 今日はい�
 SELECT city, COUNT(*) FROM people WHERE age >= 18 GROUP BY city ORDER BY 2 DESC; Once upon a time there was a small,
 curious fox who lived at the edge of a dark forest. Every evening she watched the lights of the village and asked
 herself what people did with so much light. One night she went to see. Therefore, if x^2 = 9, then x = 3 or x = -3."""
-CONTEXT = 8  # tokens at the start that only condition the others
+CONTEXT = 8  # tokens of it at the start that only condition the others
 MOVED = 2.0  # nats, root mean square: between the log-probs of the perturbed copy and the original
 SMALLEST, LARGEST = 1e-3, 1.0  # perturbation of a tensor, in units of its root mean square
 ROW_GAIN = 0.25  # of a token's row in embedding and head, up or down: moves log-probs by more than rounding
@@ -69,48 +71,69 @@ QUANTISED = Bound(0.5, 5.0)
 
 def probe_tokens(tokenizer: Any, count: int, longest: int | None) -> Ints:
     """[T] int32: the ids of `TEXT`, repeated so that `count` are compared, or fewer if `longest` does not allow
-    more."""
+    more; after those of an image, if prompts show images."""
+    store = getattr(tokenizer, "images", None)
+    shown = np.zeros(0, np.int32) if store is None else store.tokens(PROBE)
     ids = list(tokenizer(TEXT, add_special_tokens=False).input_ids)
-    wanted = CONTEXT + count if longest is None else min(CONTEXT + count, longest - 1)
-    return np.asarray((ids * -(-wanted // len(ids)))[:wanted], np.int32)
+    wanted = CONTEXT + count if longest is None else min(CONTEXT + count, longest - 1 - len(shown))
+    if wanted <= CONTEXT:
+        reason = f"leaves no room for the {len(shown)} tokens of an image"
+        raise UserError(f"a maximum length of {longest} {reason}", remedy="set a larger model.max_length")
+    return np.concatenate([shown, np.asarray((ids * -(-wanted // len(ids)))[:wanted], np.int32)])
 
 
-def trainer_log_prob(module: nn.Module, tokens: Ints, dtype: torch.dtype | None = None) -> Floats:
-    """[T - CONTEXT] float32, nats: log-probs of all tokens but the context under the module, without autocast.
+def first_compared(tokens: Ints) -> int:
+    """The place of the first token whose log-prob is compared; those before it are an image and its context."""
+    shown = np.flatnonzero(tokens < 0)
+    return CONTEXT + (int(shown[-1]) + 1 if len(shown) else 0)
+
+
+def trainer_log_prob(module: nn.Module, tokens: Ints, dtype: torch.dtype | None = None, images: Any = None) -> Floats:
+    """[T - first_compared] float32, nats: log-probs of the compared tokens under the module, without autocast.
 
     Args:
         dtype: of a server: computed in float32, with the weights as it gets them; see `rounded_weights`. None: in the
             precision of the module's weights.
+        images: the `ImageStore` of the prompts, if they show any.
 
     Raises:
         NotFiniteError: the module computes NaN or infinity.
     """
-    with torch.no_grad(), nullcontext() if dtype is None else rounded_to(parts(module)[0], dtype):
-        values: Floats = _log_prob(module, tokens, dtype).float().cpu().numpy()
+    whole: Any = parts(module)[0] if images is None else module.base_model
+    with torch.no_grad(), nullcontext() if dtype is None else rounded_to(whole, dtype):
+        values: Floats = _log_prob(module, tokens, images, dtype).float().cpu().numpy()
     if not np.isfinite(values).all():
         raise NotFiniteError("the trainer's model gives log-probs that are not finite")
     return values
 
 
-def _log_prob(module: nn.Module, tokens: Ints, round_to: torch.dtype | None = None) -> Tensor:
-    backbone, head = parts(module)
+def _log_prob(module: nn.Module, tokens: Ints, images: Any, round_to: torch.dtype | None = None) -> Tensor:
+    (backbone, head), first = parts(module), first_compared(tokens)
     weight, bias = weight_of(head), head.bias
     if round_to is not None:
         weight, bias = rounded_weight(weight, round_to), None if bias is None else rounded_weight(bias, round_to)
     ids = torch.as_tensor(tokens, dtype=torch.long, device=weight.device)
-    with _plain(module), torch.autocast(weight.device.type, enabled=False):
-        hidden = backbone(input_ids=ids[None], use_cache=False).last_hidden_state[0, CONTEXT - 1 : -1]
-        return token_log_prob(hidden, weight.to(hidden.dtype), ids[CONTEXT:], bias=bias).log_prob
+    attention = "sdpa" if images is None else hugging_face_name("packed")
+    with _plain(module, attention), torch.autocast(weight.device.type, enabled=False):
+        if images is None:
+            hidden = backbone(input_ids=ids[None], use_cache=False).last_hidden_state[0, first - 1 : -1]
+        else:
+            from proxima.model.image_inputs import ImageReader
+
+            batch = pack([Trajectory(group=0, prompt_tokens=tokens[:first], tokens=tokens[first:])]).to(ids.device)
+            reader = ImageReader(module, images, trained=True)  # nothing is kept, and gradients reach the tower
+            hidden = ATTENTION["packed"](backbone, batch, **reader.of_batch(batch))
+        return token_log_prob(hidden, weight.to(hidden.dtype), ids[first:], bias=bias).log_prob
 
 
 @contextmanager
-def _plain(model: Any) -> Iterator[None]:
-    """Make the model's forward accept one sequence: no dropout, and Hugging Face's own attention in the decoder."""
+def _plain(model: Any, attends: str) -> Iterator[None]:
+    """Make the model's forward accept one sequence: no dropout, and this attention in the decoder."""
     decoder, _ = parts(model)
     modes, attention = [(part, part.training) for part in model.modules()], decoder.config._attn_implementation
     model.eval()
     if getattr(model, "_supports_sdpa", False):
-        decoder.set_attn_implementation("sdpa")
+        decoder.set_attn_implementation(attends)
     try:
         yield
     finally:
@@ -121,10 +144,10 @@ def _plain(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def perturbed(module: nn.Module, tokens: Ints) -> Iterator[None]:
+def perturbed(module: nn.Module, tokens: Ints, images: Any = None) -> Iterator[None]:
     """Inside this context every weight tensor is perturbed at random, so that each alone would move the log-probs of
     the tokens about as much as any other (`strengths`); afterwards all are restored exactly."""
-    amounts = strengths(module, tokens)
+    amounts = strengths(module, tokens, images)
     saved = [parameter.detach().to("cpu", copy=True) for parameter in module.parameters()]
     try:
         with torch.no_grad():
@@ -149,26 +172,26 @@ def _token_rows(module: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in {id(w): w for w in (embedding, head)}.values() if isinstance(weight, nn.Parameter)]
 
 
-def strengths(module: nn.Module, tokens: Ints) -> list[float]:
+def strengths(module: nn.Module, tokens: Ints, images: Any = None) -> list[float]:
     """For each parameter, the standard deviation of a normal draw that moves the log-probs by the same root mean
     square.
 
     With f = sum_t e_t log_prob_t, e_t = +-1 at random, a draw of deviation a moves f by a |grad f|, and the log-probs
-    by a |grad f| / sqrt(T) in the root mean square, to first order. 0 for a vision tower, which reads no tokens: it is
-    not trained with such a server.
+    by a |grad f| / sqrt(T) in the root mean square, to first order. 0 for the vision tower of a model that is shown no
+    images.
     """
     parameters = list(module.parameters())
     needed = [parameter.requires_grad for parameter in parameters]
     try:
         for parameter in parameters:
             parameter.requires_grad_(True)
-        values = _log_prob(module, tokens)
+        values = _log_prob(module, tokens, images)
         signs = torch.randint(0, 2, values.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
         gradients = torch.autograd.grad((values * signs.to(values)).sum(), parameters, allow_unused=True)
     finally:
         for parameter, need in zip(parameters, needed, strict=True):
             parameter.requires_grad_(need)
-    unread = {id(parameter) for parameter in beside_decoder(module).values()}
+    unread = {id(parameter) for parameter in beside_decoder(module).values()} if images is None else set[int]()
     wanted, amounts = MOVED * (len(values) / len(parameters)) ** 0.5, list[float]()
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if id(parameter) in unread:
@@ -180,12 +203,12 @@ def strengths(module: nn.Module, tokens: Ints) -> list[float]:
     return amounts
 
 
-def rounding(module: nn.Module, tokens: Ints, expected: Floats) -> Bound:
+def rounding(module: nn.Module, tokens: Ints, expected: Floats, images: Any = None) -> Bound:
     """How far bfloat16 moves the log-probs of a module, nats: the expected distance of a server that computes in
     bfloat16."""
     exact = next(module.parameters()).dtype != torch.bfloat16
     other = copy.deepcopy(module).to(torch.bfloat16 if exact else torch.float32)
-    away = np.abs(trainer_log_prob(other, tokens).astype(np.float64) - expected)
+    away = np.abs(trainer_log_prob(other, tokens, images=images).astype(np.float64) - expected)
     both = 1.0 if exact else 2**0.5  # the trainer rounds too, but differently
     return Bound(both * float(away.mean()), both * float(away.max()))
 
