@@ -30,6 +30,8 @@ def test_a_run_shows_images_and_keeps_each_once(model, tmp_path, capsys):
     assert main(["train", "cpu/vision", f"model.path={model}", f"folder={run}", *SMALL]) == 0
     names = (run / "images" / "index.txt").read_text().split()
     assert len(names) == len(set(names)) == len(list((run / "images").glob("*.png")))
+    held_out = (run / "report.html").read_text().partition('class="qa"')[2].partition("</section>")[0]
+    assert held_out.count('<img src="data:image/png;base64,') == 4
     assert json.loads((run / "summary.json").read_text())["eval"]["after"]["questions"] == 4
     assert main(["eval", str(run), "--limit", "4"]) in (0, 1)
     capsys.readouterr()
@@ -76,7 +78,6 @@ def test_a_published_setting_makes_two_steps(name, rows, tmp_path):
     ("changes", "field"),
     [
         (("engine={kind: sglang}",), "engine"),
-        (("engine={kind: vllm}", "model.vision_lr_ratio=1"), "model.vision_lr_ratio"),
         (("model.attention=padded",), "model.attention"),
         (("placement={kind: torchrun, tensor_parallel: 2}",), "placement.tensor_parallel"),
     ],

@@ -14,7 +14,7 @@ from proxima.data.image_tokens import image_and_patch
 from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
-from proxima.model import Policy, load
+from proxima.model import Policy, images, load
 from proxima.model.chat import SafeMessage, prompt_tokens
 from proxima.model.images import ImageStore, ImageTokenizer
 from proxima.model.lora import Lora
@@ -158,6 +158,28 @@ def test_an_image_has_one_number_and_one_file_and_keeps_them_over_a_restart(read
     again = ImageStore(reader("qwen2_vl"), folder=tmp_path)
     assert [again.add(image) for image in reversed(PICTURES)] == [2, 1, 0]
     assert again.image(1).tobytes() == PICTURES[1].tobytes()
+    with (tmp_path / "index.txt").open("a") as index:
+        index.write("0" * 20)  # a kill has cut a line off
+    again = ImageStore(reader("qwen2_vl"), folder=tmp_path)
+    again.keep_in(tmp_path)
+    assert again.add(picture(4, 8, 8)) == 4
+    again.write()
+    assert len(set((tmp_path / "index.txt").read_text().split())) == 5
+
+
+def test_pixels_are_made_once_within_bounds(reader, monkeypatch):
+    store = ImageStore(reader("qwen2_vl"))
+    numbers = [store.add(image) for image in PICTURES]
+    made = []
+    process = store._process
+    monkeypatch.setattr(store, "_process", lambda number: made.append(number) or process(number))
+    for _ in range(3):
+        for number in numbers:
+            store.processed(number)
+    assert made == numbers
+    monkeypatch.setattr(images, "PROCESSED", 1)
+    store.processed(store.add(picture(5, 30, 30)))
+    assert list(store._processed) == [3]
 
 
 def test_unlike_images_of_one_size_are_unlike_prompts(reader):

@@ -29,6 +29,12 @@ def image_and_patch(tokens: Any) -> tuple[Any, Any]:
     return image, patch
 
 
+def shown_images(tokens: Any) -> list[int]:
+    """The numbers of the images that tokens show, in order, each once."""
+    ids = np.asarray(tokens, np.int64)
+    return list(dict.fromkeys(image_and_patch(ids[ids < 0])[0].tolist()))
+
+
 def image_starts(tokens: NDArray[np.integer]) -> NDArray[np.integer]:
     """[T] for a token of an image the place of the image's first one, if its tokens follow each other; -1 for text."""
     _, patch = image_and_patch(tokens)

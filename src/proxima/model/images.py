@@ -4,6 +4,7 @@ processor."""
 import base64
 import hashlib
 import io
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -23,12 +24,12 @@ from proxima.data.flow import MARK
 from proxima.data.image_tokens import IMAGES, PATCHES, PROBE, image_and_patch
 from proxima.model.chat import encode_part, image_mark
 from proxima.model.pretrained import SHOWN_IMAGES, load_config, load_tokenizer, unreadable_model
-from proxima.system.atomic_files import write_atomic
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-INDEX = "index.txt"  # the names of the images, in the order of their numbers
+INDEX, LINE = "index.txt", 65  # the names of the images, in the order of their numbers; bytes of each
+PROCESSED = 1 << 28  # most bytes of pixels that are kept
 
 
 class ImageStore:
@@ -67,6 +68,8 @@ class ImageStore:
         self._grids: dict[int, list[int]] = {}
         self._texts: dict[int, str] = {}
         self._tokens: dict[int, Ints] = {}
+        self._processed: dict[int, tuple[str, dict[str, Tensor]]] = {}
+        self._bytes = 0  # of these
         self._read_index()
 
     @cached_property
@@ -89,47 +92,48 @@ class ImageStore:
         """The number of an RGB image."""
         name = hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
         with self._lock:
-            return self._numbered(name, image)
-
-    def _numbered(self, name: str, image: "Image") -> int:
-        if name not in self._numbers:
-            if len(self._names) == IMAGES:
-                raise UserError(f"a run shows at most {IMAGES:,} images", remedy="take fewer rows")
-            self._numbers[name] = len(self._names)
-            self._names.append(name)
-        elif name in self._unwritten or self._is_kept(name):
-            return self._numbers[name]
-        content = io.BytesIO()
-        image.save(content, "PNG")
-        self._unwritten[name] = content.getvalue()
+            if name not in self._numbers:
+                if len(self._names) == IMAGES:
+                    raise UserError(f"a run shows at most {IMAGES:,} images", remedy="take fewer rows")
+                self._numbers[name] = len(self._names)
+                self._names.append(name)
+            known = name in self._unwritten or self._is_kept(name)
+        if not known:
+            content = io.BytesIO()
+            image.save(content, "PNG")
+            with self._lock:
+                self._unwritten[name] = content.getvalue()
         return self._numbers[name]
 
     def keep_in(self, folder: Path) -> None:
         """Write the images to a folder, now and at each `write`; those of another run, which is replayed, are
         copied."""
         folder.mkdir(parents=True, exist_ok=True)
-        if self.folder is not None and self.folder != folder:
+        if self.folder != folder:
             for name in self._names:
-                if not (folder / f"{name}.png").exists() and (self.folder / f"{name}.png").exists():
-                    copy = shutil.copyfile(self.folder / f"{name}.png", folder / f"{name}.part")
-                    copy.replace(folder / f"{name}.png")
-            write_atomic(folder / INDEX, "".join(f"{name}\n" for name in self._names))
+                earlier = self.folder and self.folder / f"{name}.png"
+                if earlier and earlier.exists() and not (folder / f"{name}.png").exists():
+                    shutil.copyfile(earlier, folder / f"{name}.part").replace(folder / f"{name}.png")
+            self._indexed = 0
+        (folder / INDEX).touch()
         self.folder, self._keeps = folder, True
         self.write()
 
     def follow(self, folder: Path) -> None:
         """Forget all numbers, and read those that another process writes into a folder."""
         self.folder, self._follows = folder, True
-        for kept in (self._unwritten, self._grids, self._texts, self._tokens):
+        for kept in (self._unwritten, self._grids, self._texts, self._tokens, self._processed):
             kept.clear()
         self._read_index()
 
     def _read_index(self) -> None:
         index = self.folder and self.folder / INDEX
-        self._names = index.read_text(encoding="utf-8").split() if index and index.is_file() else list[str]()
+        lines = index.read_text(encoding="utf-8") if index and index.is_file() else ""
+        self._names = lines.rpartition("\n")[0].split()  # the last may be written at this moment, or a kill cut it off
         if bad := next((name for name in self._names if not re.fullmatch("[0-9a-f]{64}", name)), None):
             raise UserError(f"{index} has {bad!r:.80}, which names no image", remedy="restore the file")
         self._numbers = {name: number for number, name in enumerate(self._names)}
+        self._indexed = len(self._names)
 
     def shared_folder(self) -> Path:
         """The folder that another process may `follow`; a temporary one if they were in memory alone."""
@@ -142,12 +146,18 @@ class ImageStore:
     def write(self) -> None:
         """Write the images that are new. Their names follow, and are on the disk before this returns."""
         with self._lock:
-            if not self._keeps or not self._unwritten:
+            if not self._keeps or (not self._unwritten and self._indexed == len(self._names)):
                 return
             assert self.folder is not None
             for name, content in self._unwritten.items():
                 (self.folder / f"{name}.png").write_bytes(content)
-            write_atomic(self.folder / INDEX, "".join(f"{name}\n" for name in self._names))
+            with (self.folder / INDEX).open("r+b") as index:
+                index.seek(LINE * self._indexed)  # a kill may have left a part of a line
+                index.write("".join(f"{name}\n" for name in self._names[self._indexed :]).encode())
+                index.truncate()
+                index.flush()
+                os.fsync(index.fileno())
+            self._indexed = len(self._names)
             self._unwritten.clear()
 
     def _is_kept(self, name: str) -> bool:
@@ -180,7 +190,18 @@ class ImageStore:
         return self._names[number]
 
     def processed(self, number: int) -> tuple[str, dict[str, Tensor]]:
-        """The text that stands for an image in a prompt, and its pixels as `get_image_features` takes them."""
+        """The text that stands for an image in a prompt, and its pixels as `get_image_features` takes them: made once,
+        as long as `PROCESSED` suffices."""
+        if (kept := self._processed.get(number)) is None:
+            kept = self._process(number)
+            with self._lock:
+                self._processed[number] = kept
+                self._bytes += _size(kept)
+                while self._bytes > PROCESSED and len(self._processed) > 1:
+                    self._bytes -= _size(self._processed.pop(next(iter(self._processed))))
+        return kept
+
+    def _process(self, number: int) -> tuple[str, dict[str, Tensor]]:
         tiled = {"return_row_col_info": True} if self.tiled else {}
         pixels: dict[str, Any] = dict(self.processor(images=[self.image(number)], return_tensors="pt", **tiled))
         vision = self.config.vision_config
@@ -290,6 +311,10 @@ class ImageTokenizer:
 
     def __len__(self) -> int:
         return len(self.plain)
+
+
+def _size(processed: tuple[str, dict[str, Tensor]]) -> int:
+    return sum(pixels.nbytes for pixels in processed[1].values())
 
 
 def _drawn() -> bytes:

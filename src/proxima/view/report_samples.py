@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
+from proxima.data.image_tokens import shown_images
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.view.formatting import fixed, shortened, signed
@@ -39,6 +40,7 @@ def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
             "question": cut(sets[0][uid]["question"]),
             "answer": answer_text(sets[0][uid]["answer"]),
             "answers": [_answer(s[uid], judged) for s in sets if uid in s],
+            "images": _images(folder.path, sets[0][uid].get("images") or ()),
         }
         for uid in list(shown)[:QUESTIONS]
     ]
@@ -96,11 +98,11 @@ def select_samples(folder: RunFolder) -> tuple[list[tuple[int, list[dict[str, An
 
 
 def _rows(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Read one row per sample, that of its last path, with its episode if any. ValueError if the file is torn."""
-    rows = read_rows(file, columns)
-    if "episode" in pq.read_schema(file).names:
-        episodes = read_rows(file, ("episode",))
-        rows = [row | {"episode": of["episode"]} for row, of in zip(rows, episodes, strict=True)]
+    """Read one row per sample, that of its last path, with its episode and its images if any. ValueError if the file is
+    torn."""
+    rows, names = read_rows(file, columns), pq.read_schema(file).names
+    if more := [name for name in ("episode", "images") if name in names]:
+        rows = [row | of for row, of in zip(rows, read_rows(file, more), strict=True)]
     return [*{(row["prompt_uid"], row["sample"]): row for row in rows}.values()]
 
 
@@ -134,17 +136,17 @@ def _sample(group: Sequence[Mapping[str, Any]], run: Path) -> dict[str, Any]:
     ]
     first = {"uid": group[0]["prompt_uid"], "question": cut(group[0]["question"])}
     first["answer"] = answer_text(group[0]["answer"])
-    first["images"] = _images(run, group[0]["prompt_tokens"])
+    first["images"] = _images(run, shown_images(group[0]["prompt_tokens"]))
     return {**first, "completions": completions, "of": len(group)}
 
 
-def _images(run: Path, tokens: Sequence[int]) -> list[str]:
-    """Addresses of the first images that tokens show."""
-    if all(token >= 0 for token in tokens):
+def _images(run: Path, numbers: Sequence[int]) -> list[str]:
+    """Addresses of the first of a question's images."""
+    if not numbers:
         return []
     from proxima.view.thumbnails import thumbnails
 
-    return [address for address in thumbnails(run, tokens, SIDE)[:IMAGES] if address]
+    return [address for address in thumbnails(run, numbers[:IMAGES], SIDE) if address]
 
 
 def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:

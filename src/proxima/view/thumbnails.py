@@ -3,20 +3,17 @@
 import base64
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from proxima.data.image_tokens import image_and_patch
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def thumbnails(run: Path, tokens: Iterable[int], side: int = 512) -> list[str]:
-    """The images that tokens show, in order, each once, as addresses that hold them, at most `side` pixels wide and
-    high unless their files are small; empty for one that is gone or can't be read."""
-    numbers = list(dict.fromkeys(int(image_and_patch(token)[0]) for token in tokens if token < 0))
+def thumbnails(run: Path, numbers: Sequence[int], side: int = 512) -> list[str]:
+    """Images of a run by their numbers, as addresses that hold them, at most `side` pixels wide and high unless their
+    files are small; empty for one that is gone or can't be read."""
     index = run / "images" / "index.txt"
     names = index.read_text(encoding="utf-8").split() if numbers and index.is_file() else []
     return [_address(run / "images", names[number], side) if number < len(names) else "" for number in numbers]

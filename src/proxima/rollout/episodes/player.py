@@ -205,7 +205,7 @@ class GroupTable:
         self.open.add(instance)
         self.player.times.environment += instance.seconds
         try:
-            messages = self._opening(instance.opening, prompt)
+            messages = await self._opening(instance.opening, prompt)
             conversation = Conversation(self.player.template, messages, self.rules.settings.forks)
             opening = self._checked(prompt, messages, conversation)
         except (EnvironmentFailure, GivenUp, UserError) as reason:  # the template fails for these messages
@@ -215,9 +215,11 @@ class GroupTable:
         self.player.playing[prompt.uid, request.sample] = played
         return played
 
-    def _opening(self, given: Sequence[Message] | None, prompt: Prompt) -> tuple[Message, ...]:
+    async def _opening(self, given: Sequence[Message] | None, prompt: Prompt) -> tuple[Message, ...]:
         """Return the messages that an episode begins with."""
-        messages = prompt.messages if given is None else with_system(self._numbered(given, prompt), self.rules.system)
+        messages = prompt.messages
+        if given is not None:
+            messages = with_system(await self._numbered(given, prompt), self.rules.system)
         if not any(message["content"] for message in messages if message["role"] == "user"):
             raise GivenUp("neither `reset` of the environment nor the row gives a message")
         return with_instructions(messages, self.rules.instructions)
@@ -317,12 +319,12 @@ class GroupTable:
             answers = [await self._charged(played.instance, played.instance.respond(turn.completion.text))]
         for answer in answers:
             turn.reward += answer.reward
-            turn.answers += [(message, answer.error) for message in self._numbered(answer.messages)]
+            turn.answers += [(message, answer.error) for message in await self._numbered(answer.messages)]
             played.state = played.state if answer.state is None else answer.state
         turn.done = any(answer.done for answer in answers)
         return turn.done or not turn.answers
 
-    def _numbered(self, messages: Sequence[Message], prompt: Prompt | None = None) -> Sequence[Message]:
+    async def _numbered(self, messages: Sequence[Message], prompt: Prompt | None = None) -> Sequence[Message]:
         """The messages of an environment with the numbers of its images; those of a `prompt` have theirs already.
 
         Raises:
@@ -343,15 +345,18 @@ class GroupTable:
                 raise UserError(f"{image} is not among the images of the prompt")
             return image
 
-        try:
+        def numbered() -> list[Message]:
             shown = [
                 {**message, "images": [*map(number, message["images"])]} if "images" in message else message
                 for message in messages
             ]
+            store.write()
+            return shown
+
+        try:
+            return await asyncio.to_thread(numbered)  # a large image takes a second
         except UserError as error:
             raise EnvironmentFailure(f"it shows an image that can't be read: {error}") from None
-        store.write()
-        return shown
 
     def shown(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Convert answers for the chat template: one without support for tools has no role `tool` either."""

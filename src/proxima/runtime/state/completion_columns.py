@@ -94,6 +94,7 @@ EPISODES: dict[str, tuple[pa.DataType, str]] = {
     "opening": (_INTS, "the prompt of a path that has its own"),
     "episode": (_TEXT, "JSON: the messages, and how it ended"),
 }
+IMAGES: dict[str, tuple[pa.DataType, str]] = {"images": (_INTS, "numbers of those that the question of an eval shows")}
 
 
 def schema(version: str, columns: Sequence[str], *, nullable: bool = False) -> pa.Schema:
@@ -142,7 +143,7 @@ def score_row(score: Score) -> dict[str, Any]:
 
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null. Where rows
-    have experts of their tokens, or are of episodes, the file has columns for them.
+    have experts of their tokens, are of episodes or show images, the file has columns for them.
 
     Lists have no statistics, and no dictionary but for policy versions, of which there are few; numbers of the others
     are split into byte streams: so they are written faster and take less space.
@@ -150,8 +151,8 @@ def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, An
     further: dict[str, tuple[pa.DataType, str]] = {}
     if "policy_version" in schema.names and any(row.get("routed_experts") is not None for row in rows):
         further |= ROUTES
-    if any(row.get("episode") is not None for row in rows):
-        further |= EPISODES
+    for name, columns in (("episode", EPISODES), ("images", IMAGES)):
+        further |= columns if any(row.get(name) is not None for row in rows) else {}
     for name, (kind, doc) in further.items():
         schema = schema.append(pa.field(name, kind, metadata={"doc": doc}))
     scalars = [field.name for field in schema if not pa.types.is_list(field.type)]

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.data.flow import Key
+from proxima.data.image_tokens import shown_images
 from proxima.runtime.state.completion_columns import (
     MASK_COLUMNS,
     completion_row,
@@ -72,11 +73,11 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group], records: Mapp
 
 def write_evals(path: Path, step: int, groups: Sequence[Group]) -> None:
     """Write an evaluation's completions, `evals/000040-after.parquet`; as `write_rollouts`."""
-    _write(
-        path,
-        EVAL_SCHEMA,
-        [_common(step, group.prompt, completion, score) for group, completion, score in _completions(groups)],
-    )
+    rows = [
+        _common(step, group.prompt, completion, score) | {"images": shown_images(group.prompt.tokens) or None}
+        for group, completion, score in _completions(groups)
+    ]
+    _write(path, EVAL_SCHEMA, rows)
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from proxima.data import UserError
 from proxima.data.flow import Key
+from proxima.data.image_tokens import shown_images
 from proxima.view.microscope.step_file import StepFile, short_episode
 from proxima.view.microscope.viewed_run import ViewedRun
 from proxima.view.thumbnails import thumbnails
@@ -105,7 +106,7 @@ class CompletionPage:
         """Return everything except the explanations of its tokens."""
         row, band = self.row, self.explained.band
         prompt, tokens = row["prompt_tokens"].tolist(), row["tokens"].tolist()
-        shown = thumbnails(self.run.files.path, [*prompt, *tokens])
+        shown = thumbnails(self.run.files.path, shown_images([*prompt, *tokens]))
         return {
             **dict(zip(("uid", "sample", "turn"), self.key, strict=True)),
             "prompt": {"ids": prompt, "text": self.run.text.each(prompt), "images": shown},
