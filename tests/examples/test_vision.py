@@ -37,6 +37,25 @@ def test_a_run_shows_images_and_keeps_each_once(model, tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_generate_shows_images(model, tmp_path, capsys):
+    files = []
+    for number in range(2):
+        picture(number, 24, 24).save(tmp_path / f"{number}.png")
+        files += ["--image", str(tmp_path / f"{number}.png")]
+    words = ("--json", "--max-tokens", "2", "--device", "cpu")
+    answers = []
+    for shown in (files[:2], files[2:], files):
+        marks = "<image>" * (len(shown) // 2)
+        assert main(["generate", str(model), f"How many? {marks}", *shown, *words]) == 0
+        (answer,) = json.loads(capsys.readouterr().out)["completions"]
+        answers.append(answer["sampled_log_prob"])
+    assert answers[0] != answers[1] != answers[2]
+    assert main(["generate", str(model), "?", "--image", str(tmp_path / "none.png"), *words]) == 2
+    assert main(["generate", str(model), "<image> <image>", *files[:2], *words]) == 2
+    error = capsys.readouterr().err
+    assert "is no file" in error and "there are 1 images, and <image> stands 2 times" in error
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     """A data set with the columns of Geometry3K and of CLEVR's counts, as the hub has images."""

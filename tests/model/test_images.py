@@ -196,7 +196,8 @@ def test_a_text_that_looks_like_an_image_is_text(reader):
 
 
 @pytest.mark.parametrize(
-    ("text", "images", "message"), [("<image>", 2, "2 images and <image> 1 times"), ("<image> <image>", 1, "1 images")]
+    ("text", "images", "message"),
+    [("<image>", 2, "2 images, and <image> stands 1 times"), ("<image> <image>", 1, "1 images")],
 )
 def test_marks_and_images_must_agree(text, images, message, reader):
     with pytest.raises(UserError, match=message):

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -17,15 +17,31 @@ from proxima.model.chat import prompt_tokens
 from proxima.model.quiet import quiet_transformers
 from proxima.task.prompts import template_note, with_system
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 PIECE_SECONDS = 0.05  # between polls of the answer so far
 
 
 def local_engine(
-    path: str, dtype: Literal["bfloat16", "float32"], device: str, warn: Callable[[str], object]
+    path: str,
+    dtype: Literal["bfloat16", "float32"],
+    device: str,
+    warn: Callable[[str], object],
+    *,
+    images: bool = False,
 ) -> tuple[Any, LocalEngine]:
-    """The tokenizer of a model and an engine that runs it."""
+    """The tokenizer of a model and an engine that runs it; of a model that is shown `images` the tokenizer has their
+    store."""
+    store: Any = None
+    if images:
+        from proxima.model.images import ImageStore
+
+        store = ImageStore(path)
     with quiet_transformers():
         loaded = load(path, dtype=torch.float32, device=device)
+    if store is not None:
+        loaded = replace(loaded, tokenizer=store.tokenizer, images=store)
     for note in template_note(loaded.tokenizer, path):
         warn(note)
     return loaded.tokenizer, LocalEngine(loaded, Local(dtype=dtype))
@@ -129,9 +145,13 @@ def generate(
     system: str | None = None,
     template_arguments: Mapping[str, Any] = MappingProxyType({}),
     seed: int = 0,
+    images: Sequence["Image"] = (),
 ) -> list[Completion]:
-    """Generate `samples` answers for each question, in order; tokenizer and engine are those of `local_engine`."""
+    """Generate `samples` answers for each question, in order; tokenizer and engine are those of `local_engine`. Each
+    question shows all images."""
     chats = [with_system(({"role": "user", "content": question},), system) for question in questions]
+    if images:
+        chats = [tokenizer.images.numbered(chat, images) for chat in chats]
     prompts = [
         Prompt(uid=i, messages=chat, tokens=prompt_tokens(chat, tokenizer, template_arguments))
         for i, chat in enumerate(chats)

@@ -17,11 +17,14 @@ from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from proxima.api.episode_chat import Table
     from proxima.data import Completion
 
 MOST = 256  # new tokens
 MODEL = "hub name, folder, .gguf file, or a run folder"
+IMAGE = "image that every prompt shows: where it has <image>, or before its text; repeatable"
 DEFAULTS = Inference()
 
 
@@ -32,6 +35,7 @@ def complete_prompts(
     ] = (),
     *,
     samples: Annotated[int, Argument("completions per prompt")] = 1,
+    image: Annotated[Sequence[str], Argument(IMAGE, "FILE", words="append")] = (),
     as_json: Annotated[bool, Argument("print tokens with their log-probs, for programs", flag="--json")] = False,
     chat: Annotated[bool, Argument("answer messages as they are typed, until Ctrl-D")] = False,
     inference: Inference = DEFAULTS,
@@ -44,8 +48,8 @@ def complete_prompts(
     """
     inference.sampling(MOST)  # validates the options before anything is read
     if chat:
-        if prompt or samples != 1 or as_json:
-            raise UserError("--chat reads standard input", remedy="leave out the prompts, --samples and --json")
+        if prompt or samples != 1 or as_json or image:
+            raise UserError("--chat reads standard input", remedy="leave out prompts, --samples, --image and --json")
         converse_with(model, inference)
         return 0
     if not prompt:
@@ -53,9 +57,12 @@ def complete_prompts(
     if samples < 1:
         raise UserError(f"--samples={samples} must be >= 1")
     prompts = _prompts(prompt)
+    shown = _images(image)
     asked = model_asked(model, inference)
+    if shown and asked.played is not None:
+        raise UserError("--image is shown to no model with tools or an environment", remedy="leave it out")
     with open_table(asked) as table:
-        completions, seconds = _completed(asked, table, prompts, samples, inference)
+        completions, seconds = _completed(asked, table, prompts, samples, inference, shown)
     tokens = sum(int(path.tokens.size if path.sampled is None else path.sampled.sum()) for path in _paths(completions))
     rate = tokens / seconds if seconds else 0.0
     if as_json:
@@ -68,7 +75,12 @@ def complete_prompts(
 
 
 def _completed(
-    asked: "ModelAsked", table: "Table | None", prompts: Sequence[str], samples: int, inference: Inference
+    asked: "ModelAsked",
+    table: "Table | None",
+    prompts: Sequence[str],
+    samples: int,
+    inference: Inference,
+    images: "Sequence[Image]",
 ) -> "tuple[list[Completion], float]":
     """Generate the answers, or whole episodes; return them and the seconds that they took."""
     from proxima.api.local_answers import generate, local_engine
@@ -76,14 +88,22 @@ def _completed(
 
     sampling, data, clock = inference.sampling(MOST, asked.played), asked.data, SystemClock()
     how: dict[str, Any] = {"sampling": sampling, "samples": samples, "seed": inference.seed}
-    tokenizer, engine = local_engine(asked.path, inference.dtype, inference.device, warn)
+    tokenizer, engine = local_engine(asked.path, inference.dtype, inference.device, warn, images=bool(images))
     began = clock.now()
     if table is None:
-        how |= {"system": data.system, "template_arguments": data.template_arguments}
+        how |= {"system": data.system, "template_arguments": data.template_arguments, "images": images}
         return generate(tokenizer, engine, prompts, **how), clock.now() - began
     from proxima.api.episode_chat import play_episodes
 
     return play_episodes(table, engine, prompts, **how), clock.now() - began
+
+
+def _images(files: Sequence[str]) -> "list[Image]":
+    if not files:
+        return []
+    from proxima.task.image_files import open_image
+
+    return [open_image(file) for file in files]
 
 
 def _paths(completions: "Sequence[Completion]") -> "list[Completion]":

@@ -60,7 +60,8 @@ class ImageStore:
         self.token = str(name_of(self.config.image_token_id))
         begins = getattr(self.config, "boi_token_index", None)
         self.placeholder = self.token if begins is None else str(name_of(begins))  # what a template writes
-        self.around = ("", "") if begins is None else ("\n\n", str(name_of(self.config.eoi_token_index)) + "\n\n")
+        self.closing = "" if begins is None else str(name_of(self.config.eoi_token_index))
+        self.lines = "" if begins is None else "\n\n"  # before and behind an image
         self._lock = Lock()  # prompts and environments may add at once
         self._unwritten: dict[str, bytes] = {}
         self._seen: set[str] = set()  # those whose file was found
@@ -206,10 +207,8 @@ class ImageStore:
         pixels: dict[str, Any] = dict(self.processor(images=[self.image(number)], return_tensors="pt", **tiled))
         vision = self.config.vision_config
         if self.placeholder != self.token:
-            before, behind = self.around
-            return before + self.placeholder + self.token * int(self.config.mm_tokens_per_image) + behind, {
-                "pixel_values": pixels["pixel_values"]
-            }
+            shown = self.placeholder + self.token * int(self.config.mm_tokens_per_image) + self.closing
+            return self.lines + shown + self.lines, {"pixel_values": pixels["pixel_values"]}
         if not self.tiled:
             self._grids[number] = pixels["image_grid_thw"][0].tolist()
             patches = int(pixels["image_grid_thw"].prod())
@@ -268,22 +267,55 @@ class ImageStore:
             UserError: the tokens of an image and those around it are not found as they were made.
         """
         out, numbers, at = list[int](), list[int](), 0
-        short = self.tokenizer.convert_tokens_to_ids(self.placeholder)
+        placeholder: Any = self.plain.convert_tokens_to_ids(self.placeholder)
         while at < len(tokens):
             if tokens[at] >= 0:
                 out.append(int(tokens[at]))
                 at += 1
                 continue
             number = int(image_and_patch(tokens[at])[0])
-            own = self.tokens(number).tolist()
+            own = self._between(number)
             before = next(place for place, token in enumerate(own) if token < 0)
-            if list(tokens[at - before : at - before + len(own)]) != own or (before and out[-before:] != own[:before]):
-                raise UserError(f"the tokens around image {number} are not those that the processor makes alone")
-            del out[len(out) - before :]
-            out.append(short)
+            rest = list(map(int, tokens[at - before + len(own) :]))
+            try:
+                if list(tokens[at - before : at - before + len(own)]) != own:
+                    raise ValueError
+                out = self._without(out[: len(out) - before], self.lines, first=False)
+                rest = self._without(rest, self.lines, first=True)
+            except ValueError:
+                reason = "are not those that the processor makes alone"
+                raise UserError(f"the tokens around image {number} {reason}") from None
+            out.append(placeholder)
             numbers.append(number)
-            at += len(own) - before
+            tokens, at = rest, 0
         return out, numbers
+
+    def _between(self, number: int) -> list[int]:
+        """What stands for an image in a prompt, as tokens, but for the line ends around it."""
+        own: list[int] = self.tokens(number).tolist()
+        if not self.lines:
+            return own
+        id_of: Any = self.plain.convert_tokens_to_ids
+        first, last = id_of(self.placeholder), id_of(self.closing)
+        return own[own.index(first) : own.index(last) + 1]
+
+    def _without(self, tokens: list[int], text: str, *, first: bool) -> list[int]:
+        """The tokens without a text with which they begin, or end; its tokens may have been joined with others.
+
+        Raises:
+            ValueError: they have no such text there.
+        """
+        while text:
+            at = 0 if first else len(tokens) - 1
+            own = str(self.plain.decode(tokens[at : at + 1]))
+            short, long = sorted((own, text), key=len)
+            if not short or not (long.startswith(short) if first else long.endswith(short)):
+                raise ValueError
+            left = long[len(short) :] if first else long[: -len(short)]
+            kept = [] if len(own) <= len(text) else self.plain(left, add_special_tokens=False)["input_ids"]
+            tokens = [*kept, *tokens[1:]] if first else [*tokens[:at], *kept]
+            text = left if len(own) < len(text) else ""
+        return tokens
 
     def tokens(self, number: int) -> Ints:
         """What stands for an image in a prompt, as tokens."""
@@ -352,5 +384,5 @@ def _marked(messages: Sequence[Message], images: int) -> Sequence[Message]:
         return [*messages[:last], shown, *messages[last + 1 :]]
     if marks != images:
         remedy = f"write {MARK} once for each image, or nowhere: then they stand before the question"
-        raise UserError(f"a row has {images} images and {MARK} {marks} times in its messages", remedy=remedy)
+        raise UserError(f"there are {images} images, and {MARK} stands {marks} times in the messages", remedy=remedy)
     return messages

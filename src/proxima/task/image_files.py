@@ -55,8 +55,10 @@ def open_image(value: Any) -> "Image":
         UserError: it is missing, no image of `FORMATS`, damaged, animated, or larger than `BYTES` or `PIXELS`; one
             line. No more is decoded than these allow.
     """
-    from PIL import Image, ImageOps
-
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise UserError("images need the package PIL: pip install 'proxima-rl[images]'") from None
     shown = "an image"
     try:
         if isinstance(value, str):

@@ -1,6 +1,7 @@
 """Prompts that show images, as vLLM is asked to continue them; and the probe of a model that reads them."""
 
 import asyncio
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from proxima.engine.http.weight_probe import Bound, bound_of, first_compared, pe
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import Policy, load
 from proxima.model.chat import prompt_tokens
-from proxima.model.images import ImageStore, ImageTokenizer
+from proxima.model.images import ImageStore
 from proxima.model.pretrained import beside_decoder, load_tokenizer
 from tests.engine.http.test_weight_probe import ModelServer, push, syncing
 from tests.tiny_images import FAMILIES, make_tiny_reader, picture
@@ -34,8 +35,7 @@ PICTURES = [picture(0, 20, 28), picture(1, 40, 17)]
 
 @pytest.fixture(params=FAMILIES)
 def tokenizer(request, tmp_path):
-    store = ImageStore(str(make_tiny_reader(request.param, tmp_path)))
-    return ImageTokenizer(load_tokenizer(store.model), store)
+    return ImageStore(str(make_tiny_reader(request.param, tmp_path))).tokenizer
 
 
 def job_of(tokenizer):
@@ -74,6 +74,26 @@ def test_the_answer_repeats_the_whole_prompt(tokenizer):
         else:
             with pytest.raises(WrongAnswerError, match="another prompt"):
                 job.append(answer, {})
+
+
+@pytest.mark.parametrize("lines", [("\n\n",), ("\n\n", "\n\n\n", "\n\n\n\n")])
+@pytest.mark.parametrize("tokenizer", ["gemma3"], indirect=True)
+def test_line_ends_that_were_joined_with_those_around_an_image_are_parted(tokenizer, lines):
+    tokenizer.plain.add_tokens([*lines, "\n"])
+    store = tokenizer.images
+    for text in ("a\n<image>b", "\n\n<image>\n", "<image><image>\nc", "<image> d\n<image>"):
+        count = text.count("<image>")
+        (message,) = store.numbered([{"role": "user", "content": text}], PICTURES[:count])
+        written, shown = store.folded(prompt_tokens([message], tokenizer).tolist())
+        parts = [{"type": "image"} if part == "<image>" else {"type": "text", "text": part} for part in split(text)]
+        chat = [{"role": "user", "content": parts}]
+        template = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        assert tokenizer.plain.decode(written) == template and len(shown) == count
+        assert len(written) <= len(tokenizer(template, add_special_tokens=False)["input_ids"]) + count
+
+
+def split(text):
+    return [part for part in re.split("(<image>)", text) if part]
 
 
 def test_tokens_that_were_changed_are_refused(tokenizer):
