@@ -24,24 +24,6 @@ CALL = "```calculate\n6*7\n```"
 END = tiny_tokenizer().eos_token_id
 
 
-class Exam:
-    """An environment that an answer by a tool ends."""
-
-    done = False
-
-    def submit(self, expression: str) -> str:
-        """Give the answer.
-
-        Args:
-            expression: the answer
-        """
-        self.done = True
-        return "thanks"
-
-    def get_reward(self) -> float:
-        return 0.5
-
-
 class Says:
     """An engine; a text that ends with "…" is cut off, an exception is raised after a token."""
 
@@ -135,7 +117,7 @@ def test_calls_and_results_as_they_happen_and_limits_from_each_message(table, ro
 
 def test_an_episode_that_the_environment_ends_is_judged(table, roomy):
     heard = Heard()
-    made = table("task={kind: seeds, count: 3, environment: 'tests.api.test_episode_chat:Exam'}")
+    made = table("task={kind: seeds, count: 3, environment: 'tests.api.exam:Exam'}")
     chat = EpisodeChat(made, Says("```submit\n42\n```"), Sampling(max_tokens=40), 0, heard)
     assert chat.ask("6*7?") == "" and heard[-2:] == [(["submit"], ["thanks"]), ("over", 0.5)] and chat.played is None
 
