@@ -20,7 +20,7 @@ RUN = (
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "gemma3"])
 def model(request, tmp_path_factory):
-    return make_tiny_reader(request.param, tmp_path_factory.mktemp("reader"))
+    return make_tiny_reader(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def play(model, folder, *words, environment="Drawing", engine="local"):
@@ -50,10 +50,13 @@ def test_answers_show_images_and_the_trainer_reads_them_as_the_engine_did(model,
     assert max(images_of(row["tokens"]) for row in rows) == 2
     names = (tmp_path / "run" / "images" / "index.txt").read_text().split()
     assert len(names) == len(set(names)) == len(list((tmp_path / "run" / "images").glob("*.png")))
+    if "gemma3" in str(model):
+        return  # one engine in another process is enough
     assert play(model, tmp_path / "other", "episode.images=true", engine="local_process") == 0
     assert [step["loss"] for step in metrics(tmp_path / "other")] == [step["loss"] for step in steps]
 
 
+@pytest.mark.parametrize("model", ["gemma3"], indirect=True)
 @pytest.mark.parametrize(
     ("environment", "words", "reason", "code"),
     [

@@ -41,7 +41,7 @@ def local_engine(
     with quiet_transformers():
         loaded = load(path, dtype=torch.float32, device=device)
     if store is not None:
-        loaded = replace(loaded, tokenizer=store.tokenizer, images=store)
+        loaded = replace(loaded, tokenizer=store.tokenizer)
     for note in template_note(loaded.tokenizer, path):
         warn(note)
     return loaded.tokenizer, LocalEngine(loaded, Local(dtype=dtype))

@@ -56,17 +56,18 @@ def make_perturbed_decoder(
     seed: int,
     routes: bool = False,
     graphs: int = 0,
+    images: Any = None,
 ) -> Decoder:
     """As `make_decoder`, with weights rounded to `int8`, `int4` or `int3` unless None, and `noise` times a normal draw
     on each logit; `seed` determines the draws."""
     bits = None if weights is None else int(weights.removeprefix("int"))
     head: Any = parts(model)[1].weight
     bias = noise * torch.from_numpy(normals(len(head), LOGIT_BIAS, seed)).to(head.device) if noise else None
-    if kind in ("auto", "fast") and supports(model) is None:
+    if images is None and kind in ("auto", "fast") and supports(model) is None:
         return PerturbedFastDecoder(model, dtype, bits, bias, graphs)
     if unpackable(model):
         return PerturbedRecomputeDecoder(model, dtype, bits, bias)
-    return PerturbedGeneralDecoder(model, dtype, bits, bias, routes=routes)
+    return PerturbedGeneralDecoder(model, dtype, bits, bias, routes=routes, images=images)
 
 
 class _Perturbed:

@@ -34,12 +34,21 @@ class ServedEngine:
         torch.set_num_threads(setup.threads)
         self.source = ModelOverWeights(setup.files, weights, torch.device(setup.device))
         self.source.refresh(weights.version)
-        loaded = LoadedModel(
-            model=self.source.model, tokenizer=self.source.tokenizer, path=setup.path, images=_images(setup)
-        )
+        loaded = LoadedModel(model=self.source.model, tokenizer=self._tokenizer(setup), path=setup.path)
         limit, seed = setup.max_length, setup.seed
         self.engine = LocalEngine(loaded, setup.spec, max_length=limit, compute=compute, seed=seed)
         self.engine.scheduler.version = weights.version
+
+    def _tokenizer(self, setup: ProcessSetup) -> Any:
+        """The model's, with the images that prompts show."""
+        if setup.images is None:
+            return self.source.tokenizer
+        from proxima.model.images import ImageStore
+
+        model, revision, folder = setup.images
+        images = ImageStore(model, revision)
+        images.follow(Path(folder))
+        return images.tokenizer
 
     async def answer(self, method: str, arguments: tuple[Any, ...]) -> AsyncIterator[tuple[str, Any]]:
         """Yield the replies to a call: `item` for each completion, and `done` at the end."""
@@ -55,18 +64,6 @@ class ServedEngine:
         else:
             result = await getattr(self.engine, method)(*arguments)
         yield "done", result
-
-
-def _images(setup: ProcessSetup) -> Any:
-    """The `ImageStore` of the prompts; None: they are of text alone."""
-    if setup.images is None:
-        return None
-    from proxima.model.images import ImageStore
-
-    model, revision, folder = setup.images
-    images = ImageStore(model, revision)
-    images.follow(Path(folder))
-    return images
 
 
 async def serve_engine(channel: socket.socket, fd: int, compute: ComputeThread) -> None:

@@ -27,7 +27,7 @@ class ModelSource:
         seed: of the random initialisation of new adapters and heads.
         attention, share_prompt, gradient_checkpointing: see `PackedModel`; `compute_dtype` is a name of `DTYPES`.
         log_prob_chunk: see `Policy`.
-        images, vision_lr_ratio: see `LoadedModel`.
+        images: the `ImageStore` of its prompts, if they show any; vision_lr_ratio: see `LoadedModel`.
         sharding: spread over the ranks of torch.distributed, see `load`; loading is then collective. None: one process.
     """
 
@@ -61,7 +61,8 @@ class ModelSource:
             return loaded
         for parameter in beside_decoder(loaded.model).values():
             parameter.requires_grad_(self.vision_lr_ratio > 0)
-        return replace(loaded, images=self.images, vision_lr_ratio=self.vision_lr_ratio)
+        tokenizer: Any = self.images.tokenizer
+        return replace(loaded, tokenizer=tokenizer, vision_lr_ratio=self.vision_lr_ratio)
 
     def load_scalar(self, saved: str | None = None, *, head_std: float) -> LoadedModel:
         """Load the model with a scalar head, see `load_scalar_model`, or the one that a checkpoint stored in

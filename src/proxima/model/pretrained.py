@@ -27,8 +27,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 class LoadedModel:
     """A model with its tokenizer and path; `base` is the base of its adapter, None without one. On many ranks,
     `sharding` says how it is split, and `device` is where this rank computes; its weights may be stored elsewhere.
-    `images`: the `ImageStore` of its prompts; None: they are of text alone. `vision_lr_ratio`: the share of the
-    learning rate with which its parameters `beside_decoder` are trained."""
+    `vision_lr_ratio`: the share of the learning rate with which its parameters `beside_decoder` are trained, if it is
+    shown images."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
@@ -36,8 +36,12 @@ class LoadedModel:
     base: "BaseModel | None" = None
     sharding: "Sharding | None" = None
     device: torch.device | None = None
-    images: Any = None
     vision_lr_ratio: float = 0.0
+
+    @property
+    def images(self) -> Any:
+        """The `ImageStore` of its prompts, which its tokenizer has; None: they are of text alone."""
+        return getattr(self.tokenizer, "images", None)
 
     @property
     def name(self) -> str:

@@ -130,7 +130,7 @@ def test_vllm_is_sent_the_images_as_parts_of_the_content(tokenizer):
 
 def test_a_probe_leaves_the_policy_and_its_vision_tower_as_they_were(tokenizer):
     store = tokenizer.images
-    policy = Policy(replace(load(store.model), images=store))
+    policy = Policy(replace(load(store.model), tokenizer=tokenizer))
     prompts = (
         prompt_tokens(store.numbered(CHAT, PICTURES), tokenizer),
         prompt_tokens(CHAT[:1], load_tokenizer_of(store)),
@@ -201,7 +201,7 @@ def put(tower, values):
 @pytest.mark.parametrize("tokenizer", ["idefics3"], indirect=True)
 @pytest.mark.parametrize("forgets", [True, False])
 async def test_a_server_forgets_the_images_that_earlier_weights_have_seen(tokenizer, forgets):
-    loaded = replace(load(tokenizer.images.model), tokenizer=tokenizer, images=tokenizer.images)
+    loaded = replace(load(tokenizer.images.model), tokenizer=tokenizer)
     server = Remembers(loaded)
     server.forgets, server.images = forgets, tokenizer.images
     async with syncing(loaded) as sync:
