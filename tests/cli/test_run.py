@@ -156,7 +156,7 @@ def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
         seen.append((options["system"], tokenizer))
         return []
 
-    monkeypatch.setattr("proxima.api.local_answers.local_engine", lambda path, *_: (path, None))
+    monkeypatch.setattr("proxima.api.local_answers.local_engine", lambda path, *_, **__: (path, None))
     monkeypatch.setattr("proxima.api.local_answers.generate", generate)
     config = here / "run" / "config.yaml"
     config.write_text(config.read_text().replace("system: null", "system: Be brief."))

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
-from proxima.data.image_tokens import shown_images
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.view.formatting import fixed, shortened, signed
@@ -79,7 +78,7 @@ def select_samples(folder: RunFolder) -> tuple[list[tuple[int, list[dict[str, An
     samples, unreadable = [], []
     for file in _spread(sorted(folder.rollouts.glob("[0-9]*.parquet")), SAMPLED_STEPS):
         try:
-            rows = _rows(file, (*IDENTITY, "prompt_tokens", "parts", "error", "advantage", "outcome"))
+            rows = _rows(file, (*IDENTITY, "parts", "error", "advantage", "outcome"))
         except ValueError:
             unreadable.append(file.name)
             continue
@@ -136,7 +135,7 @@ def _sample(group: Sequence[Mapping[str, Any]], run: Path) -> dict[str, Any]:
     ]
     first = {"uid": group[0]["prompt_uid"], "question": cut(group[0]["question"])}
     first["answer"] = answer_text(group[0]["answer"])
-    first["images"] = _images(run, shown_images(group[0]["prompt_tokens"]))
+    first["images"] = _images(run, group[0].get("images") or ())
     return {**first, "completions": completions, "of": len(group)}
 
 

@@ -94,7 +94,7 @@ EPISODES: dict[str, tuple[pa.DataType, str]] = {
     "opening": (_INTS, "the prompt of a path that has its own"),
     "episode": (_TEXT, "JSON: the messages, and how it ended"),
 }
-IMAGES: dict[str, tuple[pa.DataType, str]] = {"images": (_INTS, "numbers of those that the question of an eval shows")}
+IMAGES: dict[str, tuple[pa.DataType, str]] = {"images": (_INTS, "numbers of those that the question shows")}
 
 
 def schema(version: str, columns: Sequence[str], *, nullable: bool = False) -> pa.Schema:

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.data.flow import Key
-from proxima.data.image_tokens import shown_images
 from proxima.runtime.state.completion_columns import (
     MASK_COLUMNS,
     completion_row,
@@ -73,10 +72,7 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group], records: Mapp
 
 def write_evals(path: Path, step: int, groups: Sequence[Group]) -> None:
     """Write an evaluation's completions, `evals/000040-after.parquet`; as `write_rollouts`."""
-    rows = [
-        _common(step, group.prompt, completion, score) | {"images": shown_images(group.prompt.tokens) or None}
-        for group, completion, score in _completions(groups)
-    ]
+    rows = [_common(step, group.prompt, completion, score) for group, completion, score in _completions(groups)]
     _write(path, EVAL_SCHEMA, rows)
 
 
@@ -116,7 +112,17 @@ def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> 
     """The columns of a completion that both kinds of file have."""
     judged = {"correct": score.correct, "reward": float(score.value)} if score.valid else {"correct": None}
     of_prompt = {"step": step, "question": utf8(prompt.question), "answer": dumps(prompt.answer)}
+    of_prompt["images"] = _images(prompt)
     return completion_row(completion) | score_row(score) | of_prompt | judged
+
+
+def _images(prompt: Prompt) -> list[int] | None:
+    """The numbers of the images that a prompt shows."""
+    if (prompt.tokens >= 0).all():
+        return None
+    from proxima.data.image_tokens import shown_images
+
+    return shown_images(prompt.tokens)
 
 
 def _training(group: Group, completion: Completion, record: CompletionRecord) -> dict[str, Any]:
