@@ -3,6 +3,7 @@ time."""
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -168,6 +169,36 @@ def test_an_image_has_one_number_and_one_file_and_keeps_them_over_a_restart(read
     assert again.add(picture(4, 8, 8)) == 4
     again.write()
     assert len(set((tmp_path / "index.txt").read_text().split())) == 5
+
+
+def test_a_file_that_a_kill_cut_off_is_no_image(reader, tmp_path, monkeypatch):
+    store = ImageStore(reader("qwen2_vl"))
+    store.add(PICTURES[0])
+    whole = Path.write_bytes
+
+    def cut(file, content):
+        whole(file, content[:10])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "write_bytes", cut)
+        store.keep_in(tmp_path)
+    assert list(tmp_path.glob("*.png")) == [] and (tmp_path / "index.txt").read_text() == ""
+    again = ImageStore(reader("qwen2_vl"), folder=tmp_path)
+    again.keep_in(tmp_path)
+    assert again.add(PICTURES[0]) == 0
+    again.write()
+    assert again.image(0).tobytes() == PICTURES[0].tobytes()
+    (tmp_path / f"{again.name(0)}.png").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"\.png can't be read; delete it, and resume"):
+        again.image(0)
+
+
+def test_an_image_that_the_processor_refuses_is_one_line(reader):
+    store = ImageStore(reader("qwen2_vl"))
+    number = store.add(picture(0, 1000, 2))
+    with pytest.raises(UserError, match="an image of 1000 x 2 can't be shown: absolute aspect ratio"):
+        store.tokens(number)
 
 
 def test_pixels_are_made_once_within_bounds(reader, monkeypatch):

@@ -27,6 +27,13 @@ class Drawing:
         return Reply("over", done=True)
 
 
+class Elongated(Drawing):
+    """Answers with an image that some processors refuse."""
+
+    def respond(self, text):
+        return Image.new("RGB", (1000, 2))
+
+
 class Damaged(Drawing):
     """Answers with bytes that are no image."""
 

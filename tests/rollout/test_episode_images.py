@@ -56,13 +56,14 @@ def test_answers_show_images_and_the_trainer_reads_them_as_the_engine_did(model,
     assert [step["loss"] for step in metrics(tmp_path / "other")] == [step["loss"] for step in steps]
 
 
-@pytest.mark.parametrize("model", ["gemma3"], indirect=True)
 @pytest.mark.parametrize(
-    ("environment", "words", "reason", "code"),
+    ("model", "environment", "words", "reason", "code"),
     [
-        ("Damaged", ("episode.images=true",), "it shows an image that can't be read", 1),
-        ("Drawing", (), "no image can be shown: set episode.images=true", 2),
+        ("gemma3", "Damaged", ("episode.images=true",), "it shows an image that can't be read", 1),
+        ("qwen3_vl", "Elongated", ("episode.images=true",), "an image of 1000 x 2 can't be shown", 1),
+        ("gemma3", "Drawing", (), "no image can be shown: set episode.images=true", 2),
     ],
+    indirect=["model"],
 )
 def test_an_image_that_can_not_be_shown(environment, words, reason, code, model, tmp_path, capsys):
     ended = play(model, tmp_path / "run", *words, environment=environment)

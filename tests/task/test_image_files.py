@@ -77,6 +77,8 @@ HOSTILE = {
     "an animation": content(SMALL, "GIF", save_all=True, append_images=[picture(1, 24, 18)] * 3),
     "an animated webp": content(SMALL, "WEBP", save_all=True, append_images=[picture(1, 24, 18)]),
     "an animated png": content(SMALL, "PNG", save_all=True, append_images=[picture(1, 24, 18)]),
+    "32 bits": Image.new("I", (8, 8), 70_000),
+    "floats": Image.new("F", (8, 8), -1.5),
     "no file": "/no/such/file.png",
     "a device": "/dev/zero",
     "a folder": "/",
@@ -97,6 +99,12 @@ def test_a_hostile_image_is_one_line(name):
         open_image(HOSTILE[name])
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 400
+
+
+def test_sixteen_bits_become_eight():
+    ramp = np.linspace(0, 65535, 256, dtype=np.uint16)[None].repeat(4, 0)
+    image = np.asarray(open_image(content(Image.fromarray(ramp), "PNG")))
+    assert image.shape == (4, 256, 3) and np.abs(image[0, :, 0] - np.arange(256.0)).max() <= 1
 
 
 def test_there_are_forty_of_them():

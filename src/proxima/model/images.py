@@ -93,18 +93,18 @@ class ImageStore:
         """The number of an RGB image."""
         name = hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
         with self._lock:
+            if name in self._numbers and (name in self._unwritten or self._is_kept(name)):
+                return self._numbers[name]
+        content = io.BytesIO()
+        image.save(content, "PNG")  # takes a second, while others may add
+        with self._lock:
             if name not in self._numbers:
                 if len(self._names) == IMAGES:
                     raise UserError(f"a run shows at most {IMAGES:,} images", remedy="take fewer rows")
                 self._numbers[name] = len(self._names)
                 self._names.append(name)
-            known = name in self._unwritten or self._is_kept(name)
-        if not known:
-            content = io.BytesIO()
-            image.save(content, "PNG")
-            with self._lock:
-                self._unwritten[name] = content.getvalue()
-        return self._numbers[name]
+            self._unwritten[name] = content.getvalue()
+            return self._numbers[name]
 
     def keep_in(self, folder: Path) -> None:
         """Write the images to a folder, now and at each `write`; those of another run, which is replayed, are
@@ -125,11 +125,12 @@ class ImageStore:
         self.folder, self._follows = folder, True
         for kept in (self._unwritten, self._grids, self._texts, self._tokens, self._processed):
             kept.clear()
+        self._bytes = 0
         self._read_index()
 
     def _read_index(self) -> None:
         index = self.folder and self.folder / INDEX
-        lines = index.read_text(encoding="utf-8") if index and index.is_file() else ""
+        lines = index.read_text(encoding="utf-8", errors="replace") if index and index.is_file() else ""
         self._names = lines.rpartition("\n")[0].split()  # the last may be written at this moment, or a kill cut it off
         if bad := next((name for name in self._names if not re.fullmatch("[0-9a-f]{64}", name)), None):
             raise UserError(f"{index} has {bad!r:.80}, which names no image", remedy="restore the file")
@@ -151,7 +152,9 @@ class ImageStore:
                 return
             assert self.folder is not None
             for name, content in self._unwritten.items():
-                (self.folder / f"{name}.png").write_bytes(content)
+                part = self.folder / f"{name}.part"
+                part.write_bytes(content)
+                part.replace(self.folder / f"{name}.png")
             with (self.folder / INDEX).open("r+b") as index:
                 index.seek(LINE * self._indexed)  # a kill may have left a part of a line
                 index.write("".join(f"{name}\n" for name in self._names[self._indexed :]).encode())
@@ -167,10 +170,18 @@ class ImageStore:
         return name in self._seen
 
     def image(self, number: int) -> "Image":
-        """The RGB image of this number."""
+        """The RGB image of this number.
+
+        Raises:
+            UserError: its file is gone or damaged.
+        """
         from PIL import Image
 
-        return Image.open(io.BytesIO(self.content(number))).convert("RGB")
+        try:
+            return Image.open(io.BytesIO(self.content(number))).convert("RGB")
+        except OSError as error:
+            remedy = "delete it, and resume: a row or an environment that shows it makes it again"
+            raise UserError(f"{self.folder}/{self.name(number)}.png can't be read", remedy=remedy) from error
 
     def content(self, number: int) -> bytes:
         """The file of an image."""
@@ -196,15 +207,19 @@ class ImageStore:
         if (kept := self._processed.get(number)) is None:
             kept = self._process(number)
             with self._lock:
+                self._bytes += 0 if number in self._processed else _size(kept)
                 self._processed[number] = kept
-                self._bytes += _size(kept)
                 while self._bytes > PROCESSED and len(self._processed) > 1:
                     self._bytes -= _size(self._processed.pop(next(iter(self._processed))))
         return kept
 
     def _process(self, number: int) -> tuple[str, dict[str, Tensor]]:
         tiled = {"return_row_col_info": True} if self.tiled else {}
-        pixels: dict[str, Any] = dict(self.processor(images=[self.image(number)], return_tensors="pt", **tiled))
+        image = self.image(number)
+        try:
+            pixels: dict[str, Any] = dict(self.processor(images=[image], return_tensors="pt", **tiled))
+        except ValueError as error:  # Qwen's refuses what is 200 times as long as it is wide
+            raise UserError(f"an image of {image.width} x {image.height} can't be shown: {error}") from error
         vision = self.config.vision_config
         if self.placeholder != self.token:
             shown = self.placeholder + self.token * int(self.config.mm_tokens_per_image) + self.closing
@@ -288,6 +303,8 @@ class ImageStore:
             out.append(placeholder)
             numbers.append(number)
             tokens, at = rest, 0
+        if out.count(placeholder) != len(numbers):
+            raise UserError(f"the model wrote {self.placeholder}, which a server would take for an image")
         return out, numbers
 
     def _between(self, number: int) -> list[int]:

@@ -56,7 +56,7 @@ def open_image(value: Any) -> "Image":
             line. No more is decoded than these allow.
     """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise UserError("images need the package PIL: pip install 'proxima-rl[images]'") from None
     shown = "an image"
@@ -79,16 +79,31 @@ def open_image(value: Any) -> "Image":
             raise _too_large(shown, f"has {value.width} x {value.height} pixels; at most {PIXELS:,}")
         if getattr(value, "n_frames", 1) > 1:
             raise UserError(f"{shown} is animated", remedy="give one frame of it")
-        value = ImageOps.exif_transpose(value)
+        value = _eight_bits(ImageOps.exif_transpose(value), shown)
         if value.has_transparency_data:
             value = Image.alpha_composite(Image.new("RGBA", value.size, "white"), value.convert("RGBA"))
         image: Image.Image = value.convert("RGB")
         return image
     except UserError:
         raise
+    except UnidentifiedImageError:
+        raise UserError(f"{shown} can't be read: it is none of {', '.join(FORMATS)}", remedy="repair it") from None
     except Exception as error:  # damaged files raise all kinds of errors
         said = " ".join(str(error).split())[:100]
         raise UserError(f"{shown} can't be read: {said or type(error).__name__}", remedy="repair it") from error
+
+
+def _eight_bits(image: "Image", shown: str) -> "Image":
+    """The image with 8 bits a channel; Pillow would make all but the darkest of 16 bits white."""
+    low, high = image.getextrema() if image.mode in ("I", "F") else (0, 255)
+    if low < 0 or high > 255:  # type: ignore[operator]
+        raise UserError(f"{shown} has values outside 0 … 255", remedy="save it with 8 bits a channel")
+    if not image.mode.startswith("I;16"):
+        return image
+    import numpy as np
+    from PIL.Image import fromarray
+
+    return fromarray((np.asarray(image) / 257).round().astype(np.uint8))
 
 
 def _too_large(shown: str, said: str) -> UserError:

@@ -83,10 +83,15 @@ class WrittenTokens(NamedTuple):
     def of(cls, tokens: Ints, tokenizer: Any) -> "WrittenTokens":
         if (tokens >= 0).all():
             return cls(tokens.tolist(), (), tokens)
-        store = tokenizer.images
-        written, shown = store.folded(tokens.tolist())
-        read = np.where(tokens < 0, store.config.image_token_id, tokens).astype(np.int32)
-        return cls(written, tuple(map(store.address, shown)), read)
+        written, shown = tokenizer.images.folded(tokens.tolist())
+        return cls(written, tuple(map(tokenizer.images.address, shown)), tokens_as_read(tokens, tokenizer))
+
+
+def tokens_as_read(tokens: Ints, tokenizer: Any) -> Ints:
+    """The tokens with the model's own token of an image."""
+    if (tokens >= 0).all():
+        return tokens
+    return np.where(tokens < 0, tokenizer.images.config.image_token_id, tokens).astype(np.int32)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from proxima.engine.http.answer_checks import (
     mask_of,
     spans_of,
 )
-from proxima.engine.http.dialect import Chunk, LogProbMode, TokenRequest, WrittenTokens
+from proxima.engine.http.dialect import Chunk, LogProbMode, TokenRequest, WrittenTokens, tokens_as_read
 from proxima.engine.http.route_rows import RouteShape, joined_routes
 from proxima.engine.protocol import EngineSetup, InFlight, Request, check_prompt
 from proxima.model.pretrained import context_limit, load_config, load_generation_config, stop_tokens_of
@@ -249,9 +249,7 @@ class GenerationJob:
 
     def _check(self, chunk: Chunk) -> None:
         prompt = chunk.prompt_tokens
-        if prompt is not None and not np.array_equal(
-            prompt, WrittenTokens.of(self._asked(), self.rules.tokenizer).read
-        ):
+        if prompt is not None and not np.array_equal(prompt, tokens_as_read(self._asked(), self.rules.tokenizer)):
             raise WrongAnswerError("the answer to another prompt")
         impossible = chunk.tokens[(chunk.tokens < 0) | (chunk.tokens >= self.rules.vocabulary)]
         if len(impossible):

@@ -23,7 +23,7 @@ def rounded_to(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     swaps = [_Swap(unit, dtype, whole) for unit, whole in _units(module)]
     hooks: list[Any] = []
     for swap in swaps:
-        hooks.append(swap.unit.register_forward_pre_hook(lambda *_, swap=swap: swap.enter()))
+        hooks.append(swap.unit.register_forward_pre_hook(swap.enter, with_kwargs=True))
         hooks.append(swap.unit.register_forward_hook(lambda *_, swap=swap: swap.leave()))
     try:
         yield
@@ -53,6 +53,10 @@ def _units(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
             yield from _units(child)
 
 
+def _as_float(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
 class _Swap:
     """The weights of one unit, replaced while it computes."""
 
@@ -61,7 +65,12 @@ class _Swap:
         self._saved: list[tuple[nn.Parameter, Tensor]] = []
         self._adapted: list[Any] = []
 
-    def enter(self) -> None:
+    def enter(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        """Replace the weights; what the unit is given, such as pixels in its weights' dtype, becomes float32."""
+        self._replace()
+        return tuple(map(_as_float, given)), {name: _as_float(value) for name, value in named.items()}
+
+    def _replace(self) -> None:
         if self._saved:
             return
         below = list(self.unit.modules()) if self.whole else [self.unit]

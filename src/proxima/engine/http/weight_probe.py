@@ -77,7 +77,7 @@ def probe_tokens(tokenizer: Any, count: int, longest: int | None) -> Ints:
     ids = list(tokenizer(TEXT, add_special_tokens=False).input_ids)
     wanted = CONTEXT + count if longest is None else min(CONTEXT + count, longest - 1 - len(shown))
     if wanted <= CONTEXT:
-        reason = f"leaves no room for the {len(shown)} tokens of an image"
+        reason = f"is too short for the {len(shown) + CONTEXT + 2} tokens of the probe"
         raise UserError(f"a maximum length of {longest} {reason}", remedy="set a larger model.max_length")
     return np.concatenate([shown, np.asarray((ids * -(-wanted // len(ids)))[:wanted], np.int32)])
 

@@ -88,6 +88,7 @@ class Episodes(EpisodePlayer):
     ) -> None:
         super().__init__(engine, times)
         self.hosts, self.template, self.rules = hosts, template, rules
+        self.adding = asyncio.Lock()  # images of environments
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
         by_key = {completion.key: completion for completion in running}
@@ -340,7 +341,9 @@ class GroupTable:
 
         def number(image: str | int) -> int:
             if isinstance(image, str):
-                return int(store.add(open_image(base64.b64decode(image))))
+                added = int(store.add(open_image(base64.b64decode(image))))
+                store.tokens(added)  # refuses what can't be shown
+                return added
             if image not in known:
                 raise UserError(f"{image} is not among the images of the prompt")
             return image
@@ -354,7 +357,8 @@ class GroupTable:
             return shown
 
         try:
-            return await asyncio.to_thread(numbered)  # a large image takes a second
+            async with self.player.adding:  # in the order in which they came, whichever is decoded first
+                return await asyncio.to_thread(numbered)  # a large image takes a second
         except UserError as error:
             raise EnvironmentFailure(f"it shows an image that can't be read: {error}") from None
 
