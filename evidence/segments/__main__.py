@@ -6,7 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evidence.curves import Outcome, Run, difference, mean, measured, panel, print_table, run_claim, shown, told
+from evidence.curves import (
+    Outcome,
+    Run,
+    cell_mean,
+    difference,
+    mean,
+    measured,
+    panel,
+    print_table,
+    run_claim,
+    shown,
+    told,
+)
 from evidence.figure import draw
 from evidence.segments.run import CHAINS, LAGS, WEIGHTINGS
 from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
@@ -14,7 +26,7 @@ from proxima.system.jsonl import read_lines
 
 CLAIM = Path(__file__).parent
 STORED = CLAIM / "stored.jsonl"
-STEPS, MARGIN = 60, 0.02
+STEPS, MARGIN, OLD = 60, 0.02, 0.75
 BOTH = ("decoupled", "segment-wise")
 Line = Mapping[str, Any]
 
@@ -50,7 +62,11 @@ def report(runs: Sequence[Run]) -> None:
     print_table(runs, cells, columns)
     for lag in (4, 8):
         found = difference(runs, f"{lag},algorithm=sdp", f"{lag},algorithm=decoupled", mean("reward", STEPS))
-        print(f"- S3, mean reward at lag {lag}, segment-wise − decoupled: {told(found, MARGIN)}")
+        age = measured("age", STEPS - 30, STEPS)
+        ages = [cell_mean(runs, f"{lag},algorithm={name}", age) for name in ("decoupled", "sdp")]
+        old = all(of is not None and of.mean >= OLD * lag for of in ages)
+        judged = "" if old else f", not judged: a mean age is below {OLD * lag:g}"
+        print(f"- S3, mean reward at lag {lag}, segment-wise − decoupled: {told(found, MARGIN)}{judged}")
     titles = (("max_lag 4", cells[:2]), ("max_lag 8", cells[2:]))
     names = ("decoupled", "segment-wise")
     renamed = [dict(run) | {"cell": f"{run['cell'].partition(',')[0]} {names['sdp' in run['cell']]}"} for run in runs]
