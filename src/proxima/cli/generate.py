@@ -60,7 +60,7 @@ def complete_prompts(
     shown = _images(image)
     asked = model_asked(model, inference)
     if shown and asked.played is not None:
-        raise UserError("--image is shown to no model with tools or an environment", remedy="leave it out")
+        raise UserError("--image can't be shown to a model with tools or an environment", remedy="leave it out")
     with open_table(asked) as table:
         completions, seconds = _completed(asked, table, prompts, samples, inference, shown)
     tokens = sum(int(path.tokens.size if path.sampled is None else path.sampled.sum()) for path in _paths(completions))

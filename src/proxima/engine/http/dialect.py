@@ -225,7 +225,7 @@ class Dialect(Protocol):
         self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints, shown: WrittenTokens | None = None
     ) -> Floats:
         """[T] float32, nats: log-probs of `tokens` after `prompt` under softmax(logits), without meaning for those of
-        images. `shown`: prompt and tokens, if there are images among them."""
+        images. `shown`: prompt and tokens as the server is sent them; None: they are of text alone."""
         ...
 
     async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int]:

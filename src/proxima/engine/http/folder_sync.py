@@ -84,6 +84,7 @@ class FolderSync:
         self._folders, self._perturbed_folders = WeightFolders(root), WeightFolders(root)
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
         self._images = getattr(setup.tokenizer, "images", None)
+        self._shown = WrittenTokens.of(self._tokens, setup.tokenizer)
         self._probe = WeightProbe()
         self._staged: StagedWeights | None = None
         self._perturbed: StagedWeights | None = None
@@ -194,8 +195,7 @@ class FolderSync:
 
     async def _score(self, replica: "Replica") -> Floats:
         context, rest = np.split(self._tokens, [first_compared(self._tokens)])
-        shown = WrittenTokens.of(self._tokens, self.setup.tokenizer)
-        return await replica.dialect.score(replica.client, replica.facts, context, rest, shown)
+        return await replica.dialect.score(replica.client, replica.facts, context, rest, self._shown)
 
     async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run work in the thread for tensor work, between the trainer's updates."""
