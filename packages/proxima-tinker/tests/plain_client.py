@@ -17,9 +17,8 @@ class Client:
     def __init__(self, served, **lora):
         self.served, self.http = served, httpx.Client(base_url=f"{served.url}/api/v1", timeout=60)
         self.session = self.made("create_session", **SESSION)["session_id"]
-        self.model = self.made("create_model", **self.model_body(lora_config=lora or {"rank": 4, "seed": 1}))[
-            "request_id"
-        ].rpartition(":")[0]
+        created = self.post("create_model", self.model_body(lora_config=lora or {"rank": 4, "seed": 1}))
+        self.model = self.answer(created).raise_for_status().json()["model_id"]
         sampler = {"session_id": self.session, "sampling_session_seq_id": 0, "base_model": "tests/tiny"}
         self.sampler = self.made("create_sampling_session", **sampler)["sampling_session_id"]
         self.seq, self.sample = 1, itertools.count()
