@@ -18,6 +18,8 @@ STEPS, MARGIN = 30, 0.02
 MODEL = "models/evidence/chain_15"
 SETTINGS = {"model": MODEL, "steps": STEPS, "updates": 4, "prompts": 16, "completions": 8, "max_tokens": 68}
 SETTINGS |= {"lr": 1e-4, "warmup": 5}
+# By cell of TRL: its sweeps of seeds, and whether the four updates of a step share its answers at random, as TRL does.
+SIDES = {"trl": (("sweep", "more"), True), "trl_groups": (("more",), False)}
 
 
 def run_trl() -> None:
@@ -25,19 +27,21 @@ def run_trl() -> None:
     python, results = peer_python(HERE / "step_vs_trl"), CLAIM / "trl.jsonl"
     folder = Path("runs/evidence/trl")
     folder.mkdir(parents=True, exist_ok=True)
-    for seed in read_sweep(CLAIM / "sweep.yaml").seeds:
-        if seed in {line["seed"] for line in read_lines(results)}:
-            continue
-        questions = folder / f"questions_{seed}.jsonl"
-        write_questions(questions, seed)
-        settings = SETTINGS | {"seed": seed, "folder": str(folder / "trl"), "questions": str(questions)}
-        command = [python, str(CLAIM / "trl_side.py"), json.dumps(settings)]
-        with (folder / f"trl_{seed}.log").open("w") as log:
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, check=True)
-        run = {"sweep": "trl", "cell": "trl", "status": "done", **json.loads(done.stdout.splitlines()[-1])}
-        with results.open("a") as file:
-            file.write(json.dumps(run) + "\n")
-        print(f"trl seed {seed}: {total(run, 'seconds'):.0f} CPU seconds", flush=True)
+    have = {(line["cell"], line["seed"]) for line in read_lines(results)}
+    for cell, (names, shuffled) in SIDES.items():
+        for seed in (seed for name in names for seed in read_sweep(CLAIM / f"{name}.yaml").seeds):
+            if (cell, seed) in have:
+                continue
+            questions = folder / f"questions_{seed}.jsonl"
+            write_questions(questions, seed)
+            own = {"seed": seed, "shuffled": shuffled, "folder": str(folder / cell), "questions": str(questions)}
+            command = [python, str(CLAIM / "trl_side.py"), json.dumps(SETTINGS | own)]
+            with (folder / f"{cell}_{seed}.log").open("w") as log:
+                done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, check=True)
+            run = {"sweep": "trl", "cell": cell, "status": "done", **json.loads(done.stdout.splitlines()[-1])}
+            with results.open("a") as file:
+                file.write(json.dumps(run) + "\n")
+            print(f"{cell} seed {seed}: {total(run, 'seconds'):.0f} CPU seconds", flush=True)
 
 
 def write_questions(path: Path, seed: int) -> None:
@@ -62,12 +66,20 @@ def report(runs: Sequence[Run]) -> None:
         "of the last five": (mean("reward", STEPS, last=5), 3),
         "tokens an answer at the end": (mean("length", STEPS, last=5), 1),
     }
-    print_table(both, ("proxima", "trl"), columns)
-    for text, outcome in (("T1, all steps", mean("reward", STEPS)), ("the last five", mean("reward", STEPS, last=5))):
-        print(f"- {text}, proxima − TRL: {told(difference(both, 'proxima', 'trl', outcome), MARGIN)}")
-    curves = panel(both, ("proxima", "trl"), "reward", STEPS, title="the same job, 5 seeds", y="share right")
+    every, ends = mean("reward", STEPS), mean("reward", STEPS, last=5)
+    cells = ("proxima", *SIDES)
+    print_table(both, cells, columns)
+    print(f"- T1, all steps, proxima − TRL: {told(difference(both, 'proxima', 'trl', every), MARGIN)}")
+    second = [run for run in both if run["seed"] > 5]
+    for text, a, b in (
+        ("T2, the last five, whole groups in TRL − TRL", "trl_groups", "trl"),
+        ("the last five, proxima − TRL", "proxima", "trl"),
+        ("the last five, proxima − whole groups in TRL", "proxima", "trl_groups"),
+    ):
+        print(f"- {text}: {told(difference(second, a, b, ends), MARGIN)}")
+    curves = panel(both, cells, "reward", STEPS, title="the same job, 13 seeds", y="share right")
     draw(CLAIM / "trl.svg", [curves])
 
 
 if __name__ == "__main__":
-    run_claim(__file__, report, "sweep", beside=run_trl)
+    run_claim(__file__, report, "sweep", "more", beside=run_trl)

@@ -19,6 +19,7 @@ def main() -> None:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer import grpo_trainer
 
     torch.set_num_threads(1)
     updates, steps = settings["updates"], settings["steps"]
@@ -89,6 +90,8 @@ def main() -> None:
         train_dataset=Dataset.from_list([{"prompt": row["prompt"], "answer": row["answer"]} for row in rows]),
         callbacks=[Steps()],
     )
+    if not settings["shuffled"]:
+        grpo_trainer.shuffle_sequence_dict = lambda batch: batch
     trainer.train()
     versions = {name: metadata.version(name) for name in ("trl", "transformers", "torch")}
     print(json.dumps({"seed": settings["seed"], "versions": versions, **curves}))
