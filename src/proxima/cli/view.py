@@ -15,7 +15,6 @@ from typing import Annotated
 
 from proxima.cli.parameters import Argument
 from proxima.data import require
-from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.system.web_requests import is_loopback
 from proxima.view.microscope import PORT
 from proxima.view.microscope.viewer_process import require_server
@@ -25,7 +24,7 @@ HOST = "name or address of this machine to listen on; beyond this machine the ad
 
 
 def view(
-    runs: Annotated[Sequence[str], Argument("run folders, of finished, running or killed runs", "RUN", words="+")],
+    runs: Annotated[Sequence[str], Argument("runs, finished, running or killed, or folders of them", "RUN", words="+")],
     *,
     port: Annotated[int, Argument("default: %(default)s or, if it is taken, any; 0: any", "N")] = PORT,
     host: Annotated[str, Argument(HOST, "NAME")] = "127.0.0.1",
@@ -39,8 +38,6 @@ def view(
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     plain = key is None or bool(re.fullmatch(r"[\w.~-]+", key, re.ASCII))
     require(plain, "--key", key, "must have letters, digits and . _ ~ - alone: it is a part of the address")
-    if not any(RunFolder(run).has_run for run in runs):
-        existing_run(runs[0])
     if export is not None:
         return _export(runs, export, recompute)
     from proxima.view.microscope.app import MicroscopeApp
@@ -62,8 +59,8 @@ def _export(runs: Sequence[str], place: str, recompute: bool) -> None:
     from proxima.view.microscope.exported_page import exported_page, step_of
     from proxima.view.microscope.server import open_runs
 
-    require(len(runs) == 1, "--export", place, "is for one run")
-    (run,) = open_runs(runs, recompute=recompute)
+    run, *others = open_runs(runs, recompute=recompute)
+    require(not others, "--export", place, "is for one run")
     step, uid = step_of(run, place)
     name = f"{run.files.path.resolve().name}-step-{step}{'' if uid is None else f'-prompt-{uid}'}.html"
     write_atomic(Path(name), exported_page(run, step, uid))

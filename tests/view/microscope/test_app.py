@@ -1,6 +1,7 @@
 """What the server answers, to whom, and that it reads nothing but the run and writes nothing into it."""
 
 import json
+import shutil
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from starlette.testclient import TestClient
 
 from proxima.cli.view import view
 from proxima.core import SURROGATES
+from proxima.data import UserError
 from proxima.view.microscope import server
 from proxima.view.microscope.app import HEADERS, MicroscopeApp
 from proxima.view.microscope.server import listen, open_runs
@@ -215,16 +217,19 @@ def test_folders_that_are_no_whole_run_say_so_and_the_others_work(folder, tmp_pa
 
     file = old / "rollouts" / "000001.parquet"
     pq.write_table(pq.read_table(file).drop_columns(["keep"]).replace_schema_metadata({"proxima": "rollouts 2"}), file)
-    client = client_of(empty, damaged, old, folder)
+    with pytest.raises(UserError, match="empty and the folders below contain no run"):
+        open_runs([folder, empty])
+    client = client_of(tmp_path, folder)
     problems = [run["problem"] for run in client.get("/api/runs").json()]
-    assert "has no run" in problems[0]
-    assert "not a complete Parquet file" in problems[1]
-    assert "it is rollouts 2, of another version; this one reads rollouts 5" in problems[2]
-    assert problems[3] is None
-    assert "not a complete Parquet" in client.get("/api/1/step/1").json()["error"]
-    assert client.get("/api/3/step/1").status_code == 200
+    assert "not a complete Parquet file" in problems[0]
+    assert "it is rollouts 2, of another version; this one reads rollouts 5" in problems[1]
+    assert problems[2] is None
+    assert "not a complete Parquet" in client.get("/api/0/step/1").json()["error"]
+    assert client.get("/api/2/step/1").status_code == 200
     (damaged / "metrics.jsonl").write_text("{\n{}\n{}\n")
-    assert "metrics.jsonl:1" in client.get("/api/runs").json()[1]["problem"]
+    shutil.rmtree(old)
+    problems = [run["problem"] for run in client.get("/api/runs").json()]
+    assert "metrics.jsonl:1" in problems[0] and "has no run, or is gone" in problems[1]
 
 
 def test_a_running_step_appears_by_itself(tmp_path):
@@ -242,7 +247,7 @@ def test_a_running_step_appears_by_itself(tmp_path):
 
 
 def test_no_folder_and_a_taken_port():
-    with pytest.raises(ValueError, match="is not a run; give the folder that"):
+    with pytest.raises(UserError, match="nowhere does not exist; give run folders"):
         open_runs([Path("nowhere")])
     with listen("127.0.0.1", 0) as taken, pytest.raises(ValueError, match="can't listen"):
         listen("127.0.0.1", taken.getsockname()[1])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,7 +40,13 @@ def browser():
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with sync_playwright() as driver:
         launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], env=kept)
-        yield launched
+
+        def new_context(**options):
+            context = launched.new_context(**options)
+            context.set_default_timeout(600_000)
+            return context
+
+        yield SimpleNamespace(new_context=new_context)
         launched.close()
 
 
@@ -50,7 +57,6 @@ def opened(browser, run, refused=False, **options):
     server, said = serve(run), []
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
     page = context.new_page()
-    page.set_default_timeout(600_000)
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: said.append(request.url) if server.address not in request.url else None)
@@ -243,7 +249,6 @@ def test_a_completion_has_no_empty_panel(browser):
 def test_in_a_frame_of_another_page_it_says_what_is_missing(browser):
     server = serve(MadeRun())
     page = browser.new_context().new_page()
-    page.set_default_timeout(600_000)
     page.set_content("<iframe width=900 height=500></iframe>")
     frame = page.frame_locator("iframe")
 
@@ -602,9 +607,9 @@ def test_with_the_server_of_the_command(browser, tmp_path):
     """The same views, answered by `proxima view` itself: what the page shows is what the Parquet file has."""
     from tests.view.microscope.stored_run import make_step
 
-    make_step(tmp_path / "run", SURROGATES["cppo"](), prompts=2, samples=3)
-    run = str(tmp_path / "run")
-    command = [sys.executable, "-m", "proxima", "view", run, run, "--port", "0", "--key", "secret", "--no-browser"]
+    for name in ("a", "b"):
+        make_step(tmp_path / name, SURROGATES["cppo"](), prompts=2, samples=3)
+    command = [sys.executable, "-m", "proxima", "view", str(tmp_path), "--port", "0", "--key", "secret", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             port = int(re.search(r":(\d+)/", process.stdout.readline())[1])

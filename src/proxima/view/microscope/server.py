@@ -11,9 +11,10 @@ from importlib import import_module
 from pathlib import Path
 
 from proxima.data import UserError
+from proxima.experiments.run_search import find_runs
 from proxima.reward.server.bounded_server import BoundedServer, open_socket
 from proxima.reward.server.scorer_limits import ScorerLimits
-from proxima.runtime.state.folder import RunFolder, existing_run
+from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.viewed_run import ViewedRun
 
@@ -21,15 +22,13 @@ BACKLOG = 64  # connections that wait
 
 
 def open_runs(folders: Sequence[str | Path], *, recompute: bool = False) -> list[ViewedRun]:
-    """Open the runs of some folders; with `recompute`, columns not stored are computed from their weights.
+    """Open runs, and those below a folder that is none; with `recompute`, columns not stored are computed from their
+    weights.
 
     Raises:
-        UserError: one is not a folder. Files missing in a folder are reported on its page.
+        UserError: a folder leads to no run. Files missing in a run are reported on its page.
     """
-    for folder in folders:
-        if not Path(folder).is_dir():
-            existing_run(folder)
-    return [ViewedRun(number, RunFolder(folder), recompute) for number, folder in enumerate(folders)]
+    return [ViewedRun(number, RunFolder(run), recompute) for number, run in enumerate(find_runs(folders))]
 
 
 def listen(host: str, port: int, otherwise: int | None = None) -> socket.socket:
