@@ -119,7 +119,7 @@ def difference(runs: Sequence[Run], a: str, b: str, outcome: Outcome) -> SeedMea
 
 def told(found: SeedMean | None, margin: float) -> str:
     """A difference, the seeds in which it is positive, what it says, and, where it says nothing, how many seeds would
-    have an interval of ± `margin` if the deviation over seeds is as estimated.
+    decide if mean and deviation over seeds are as estimated.
 
     above: the 95 % interval lies above 0; below; the same: it lies within ± margin; else it can't be told.
     """
@@ -132,8 +132,9 @@ def told(found: SeedMean | None, margin: float) -> str:
         verdict = "the same"
     else:
         deviation = found.half / t_quantile(0.975, found.n - 1) * math.sqrt(found.n)
-        seeds = next(n for n in range(2, 100_000) if t_quantile(0.975, n - 1) * deviation / math.sqrt(n) <= margin)
-        verdict = f"can't be told; {seeds} seeds would give ± {margin:g}"
+        least = max(abs(found.mean), margin - abs(found.mean))  # the half-width that excludes 0, or fits the margin
+        seeds = next(n for n in range(2, 100_000) if t_quantile(0.975, n - 1) * deviation / math.sqrt(n) < least)
+        verdict = f"can't be told; {seeds} seeds like these would tell"
     positive = sum(value > 0 for value in found.values)
     return f"{shown(found)} (positive in {positive} of {found.n} seeds): {verdict}"
 

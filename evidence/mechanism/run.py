@@ -9,15 +9,16 @@ not repeated.
 import argparse
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from evidence.tasks import ChainSums
+from evidence.tasks import ChainSums, Countdown, countdown_reward
 from proxima.core import ADVANTAGES, SURROGATES, Outcomes, TokenMean
 from proxima.core.correction import CORRECTIONS
 from proxima.data import Group, Prompt, Score, Trajectory
@@ -32,7 +33,6 @@ PROMPTS, GROUP, UPDATES, FRESH = 16, 8, 16, 128
 BATCHES = 20
 RESULTS = Path(__file__).parent / "results.jsonl"
 ASKED = (1, 2, 4, 8, 12, 16)  # updates after which fresh answers are sampled
-TUNED = {15: 0.001, 49: 0.002}  # by terms: δ at which DPPO masks as many tokens as CPPO, from the pilot
 FRESH_UID = 1 << 40  # fresh answers have draws of their own
 POSITIONS = 8  # equal parts of an answer
 
@@ -50,7 +50,7 @@ MASKS = {
     "none": Mask("cppo", {"delta": float("inf"), "delta_b": float("inf")}),  # -A r
     "ppo": Mask("ppo_clip", {"epsilon_low": 0.2, "epsilon_high": 0.2}),
     "dppo": Mask("dppo", {"delta": 0.15}),
-    "dppo_tuned": Mask("dppo"),  # with δ from TUNED
+    "dppo_tuned": Mask("dppo"),  # with the δ of its setting
     "cppo": Mask("cppo", {"delta": 0.15}),
     "drpo": Mask("drpo"),
     "gspo": Mask("gspo", {"epsilon_low": 3e-4, "epsilon_high": 4e-4}),
@@ -59,86 +59,107 @@ MASKS = {
 }
 
 
+def is_right(text: str, answer: str) -> float:
+    return float(text.rpartition("=")[2] == answer)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a start model is asked: questions of a task, answers of at most so many tokens, and their reward. `tuned`:
+    the δ at which DPPO masks as many tokens as CPPO did in the pilot."""
+
+    task: Callable[..., Any]
+    max_tokens: int
+    tuned: float
+    reward: Callable[[str, str], float] = is_right
+
+
+SETTINGS = {  # by the name of the start model
+    "chain_15": Setting(partial(ChainSums, terms=(15,)), 70, 0.001),
+    "chain_49": Setting(partial(ChainSums, terms=(49,)), 206, 0.002),
+    "countdown": Setting(Countdown, 30, 0.0007, countdown_reward),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=Path, default=Path("models/evidence"), help="(default: %(default)s)")
-    parser.add_argument("--terms", type=int, nargs="+", choices=TUNED, default=list(TUNED), help="(default: all)")
+    parser.add_argument("--starts", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="(default: all)")
     parser.add_argument("--batches", type=int, default=BATCHES, help="(default: %(default)s)")
     parser.add_argument("--first", type=int, default=1, help="number of the first batch (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="(default: %(default)s)")
     o = parser.parse_args()
     torch.set_num_threads(1)
-    for terms in o.terms:
+    for start in o.starts:
         batches = range(o.first, o.first + o.batches)
         with quiet_transformers():
-            asyncio.run(measure(o.models / f"chain_{terms}", terms, batches, o.out))
+            asyncio.run(measure(o.models / start, start, batches, o.out))
 
 
-async def measure(model: Path, terms: int, batches: Sequence[int], out: Path) -> None:
+async def measure(model: Path, start: str, batches: Sequence[int], out: Path) -> None:
     """Append a line for each batch and mask that `out` lacks."""
-    have = {(line["terms"], line["batch"], line["mask"]) for line in read_lines(out)}
-    loaded = load(str(model))
-    fresh = questions(terms, "test", loaded.tokenizer, FRESH, seed=1, first=FRESH_UID)
+    have = {(line["start"], line["batch"], line["mask"]) for line in read_lines(out)}
+    loaded, setting = load(str(model)), SETTINGS[start]
+    fresh = questions(setting.task, "test", loaded.tokenizer, FRESH, seed=1, first=FRESH_UID)
     engine = LocalEngine(loaded, Local(slots=FRESH, dtype="float32"))
-    sampling = Sampling(max_tokens=4 * terms + 10)
+    sampling = Sampling(max_tokens=setting.max_tokens)
     version = 0
     for number in batches:
-        if all((terms, number, name) in have for name in MASKS):
+        if all((start, number, name) in have for name in MASKS):
             continue
         version += 1
         await engine.publish(WeightUpdate(version=version, module=loaded.model))
-        asked = questions(terms, "train", loaded.tokenizer, PROMPTS, seed=number, first=0)
-        groups = await answer(engine, asked, GROUP, sampling, seed=number)
+        asked = questions(setting.task, "train", loaded.tokenizer, PROMPTS, seed=number, first=0)
+        groups = await answer(engine, asked, GROUP, sampling, number, setting.reward)
         rows = with_behavior(loaded, trajectories(groups))
-        before = returns(await answer(engine, fresh, 1, sampling, seed=number))
+        before = returns(await answer(engine, fresh, 1, sampling, number, setting.reward))
         for name in MASKS:
-            if (terms, number, name) in have:
+            if (start, number, name) in have:
                 continue
             policy = Policy(load(str(model)), compute_dtype=torch.float32)
             stack = TrainStack(policy, optimizer=AdamW(lr=1e-4, beta2=0.95), tokens_per_micro_batch=16384)
             steps = []
             for made in range(1, UPDATES + 1):
-                steps.append(update(stack, mask_of(name, terms), rows) | drift(policy, rows))
+                steps.append(update(stack, mask_of(name, setting), rows) | drift(policy, rows))
                 if made in ASKED:
                     version += 1
                     await engine.publish(WeightUpdate(version=version, module=policy.model))
-                    steps[-1]["return"] = returns(await answer(engine, fresh, 1, sampling, seed=number))
-            line = {"terms": terms, "batch": number, "mask": name, "before": before, "steps": steps}
+                    steps[-1]["return"] = returns(await answer(engine, fresh, 1, sampling, number, setting.reward))
+            line = {"start": start, "batch": number, "mask": name, "before": before, "steps": steps}
             with out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             last = steps[-1]
-            print(
-                f"{terms} terms, batch {number}, {name}: return {last['return']:.3f}, KL {last['kl']:.2f}", flush=True
-            )
+            print(f"{start}, batch {number}, {name}: return {last['return']:.3f}, KL {last['kl']:.2f}", flush=True)
 
 
-def mask_of(name: str, terms: int) -> Mask:
-    return replace(MASKS[name], fields={"delta": TUNED[terms]}) if name == "dppo_tuned" else MASKS[name]
+def mask_of(name: str, setting: Setting) -> Mask:
+    return replace(MASKS[name], fields={"delta": setting.tuned}) if name == "dppo_tuned" else MASKS[name]
 
 
 def questions(
-    terms: int, split: Literal["train", "test"], tokenizer: Any, count: int, *, seed: int, first: int
+    task: Callable[..., Any], split: Literal["train", "test"], tokenizer: Any, count: int, *, seed: int, first: int
 ) -> list[Prompt]:
-    rows = ChainSums(terms=(terms,), split=split, size=count).rows(seed)
+    rows = task(split=split, size=count).rows(seed)
     return [to_prompt(rows[i], first + i, tokenizer) for i in range(count)]
 
 
 async def answer(
-    engine: LocalEngine, prompts: Sequence[Prompt], samples: int, sampling: Sampling, seed: int
+    engine: LocalEngine,
+    prompts: Sequence[Prompt],
+    samples: int,
+    sampling: Sampling,
+    seed: int,
+    reward: Callable[[str, str], float] = is_right,
 ) -> list[Group]:
-    """Sample answers to each prompt and score them: 1 if the text ends in the right sum."""
+    """Sample answers to each prompt and score them."""
     requests = [Request(prompt=p, sample=i, sampling=sampling, seed=seed) for p in prompts for i in range(samples)]
     made = {(c.prompt_uid, c.sample): c async for c in engine.generate(requests)}
     groups = []
     for prompt in prompts:
         completions = tuple(made[prompt.uid, i] for i in range(samples))
-        scores = tuple(Score(value=float(is_right(c.text, prompt.answer))) for c in completions)
+        scores = tuple(Score(value=reward(c.text, prompt.answer)) for c in completions)
         groups.append(Group(prompt=prompt, completions=completions, scores=scores))
     return groups
-
-
-def is_right(text: str, answer: str) -> bool:
-    return text.rpartition("=")[2] == answer
 
 
 def returns(groups: Sequence[Group]) -> float:

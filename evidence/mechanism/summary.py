@@ -7,36 +7,38 @@ from typing import Any
 
 from evidence.curves import shown
 from evidence.figure import Line, Panel, draw
-from evidence.mechanism.run import ASKED, MASKS, POSITIONS, RESULTS, UPDATES
-from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
+from evidence.mechanism.run import ASKED, MASKS, POSITIONS, RESULTS, SETTINGS, UPDATES
+from proxima.experiments.seed_statistics import mean_over_seeds
 from proxima.system.jsonl import read_lines
 
-SAME = 0.02  # of a return: an interval within ± this is called the same
+Batch = dict[str, Any]  # its lines by mask
 
 
 def main() -> None:
-    by_length: dict[int, dict[int, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
+    found: dict[str, dict[int, Batch]] = {name: defaultdict(dict) for name in SETTINGS}
     for line in read_lines(RESULTS):
-        by_length[line["terms"]][line["batch"]][line["mask"]] = line
+        found[line["start"]][line["batch"]][line["mask"]] = line
     panels = list[Panel]()
-    for terms, batches in sorted(by_length.items()):
+    for start, batches in found.items():
         whole = [masks for masks in batches.values() if len(masks) == len(MASKS)]
         if not whole:
             continue
-        print(f"\n### {terms} terms, {len(whole)} batches\n")
+        print(f"\n### {start}, {len(whole)} batches with all masks\n")
         print(
             "| mask | return after 1 | best | after 16 | KL of an answer | masked, A > 0 | A < 0 |\n" + "|---" * 7 + "|"
         )
         for name in whole[0]:
             print(f"| `{name}` | {' | '.join(row(whole, name))} |")
         print()
-        for text, found in verdicts(whole):
-            print(f"- {text}: {shown(found)}")
-        panels += panels_of(terms, whole)
+        for text, outcome in OUTCOMES.items():
+            values = [outcome(batches[number]) for number in sorted(batches)]
+            have = [value for value in values if value is not None]
+            print(f"- {text}, {len(have)} batches: {shown(mean_over_seeds(have))}")
+        panels += panels_of(start, whole)
     draw(RESULTS.with_name("mechanism.svg"), panels)
 
 
-def panels_of(terms: int, batches: Sequence[dict[str, Any]]) -> list[Panel]:
+def panels_of(start: str, batches: Sequence[Batch]) -> list[Panel]:
     """Drift by update, drift by position after the last one, return by update."""
 
     def lines(xs: Sequence[int], value: Callable[[Any, int], float]) -> dict[str, Line]:
@@ -51,13 +53,13 @@ def panels_of(terms: int, batches: Sequence[dict[str, Any]]) -> list[Panel]:
     at = lines(parts, lambda steps, x: steps[-1]["kl_at"][x - 1])
     right = lines(ASKED, lambda steps, x: steps[x - 1]["return"])
     return [
-        Panel(title=f"{terms} terms: KL(μ‖π)", x="updates", y="nats an answer", log=True, lines=kl),
+        Panel(title=f"{start}: KL(μ‖π)", x="updates", y="nats an answer", log=True, lines=kl),
         Panel(title="after update 16", x="eighth of the answer", y="nats a token", log=True, lines=at),
         Panel(title="return of fresh answers", x="updates", y="share right", lines=right),
     ]
 
 
-def row(batches: Sequence[dict[str, Any]], name: str) -> list[str]:
+def row(batches: Sequence[Batch], name: str) -> list[str]:
     """The cells of a mask: means over batches with their intervals."""
     runs = [masks[name]["steps"] for masks in batches]
     columns: list[Callable[[Any], float]] = [
@@ -71,23 +73,36 @@ def row(batches: Sequence[dict[str, Any]], name: str) -> list[str]:
     return [shown(mean_over_seeds([column(steps) for steps in runs])) for column in columns]
 
 
-def verdicts(batches: Sequence[dict[str, Any]]) -> list[tuple[str, SeedMean | None]]:
-    """M1 to M3 of the design."""
+def last(batch: Batch, name: str, key: str) -> float:
+    return float(batch[name]["steps"][-1][key])
 
-    def last(masks: dict[str, Any], name: str, key: str) -> float:
-        return float(masks[name]["steps"][-1][key])
 
-    correlations = [
-        spearman([last(masks, name, "kl") for name in masks], [last(masks, name, "return") for name in masks])
-        for masks in batches
-    ]
-    ratios = [math.log(last(m, "cppo", "kl") / last(m, "dppo_tuned", "kl")) for m in batches]
-    gains = [last(m, "cppo", "return") - last(m, "dppo_tuned", "return") for m in batches]
-    return [
-        ("M1, correlation of KL and return", mean_over_seeds(correlations)),
-        ("M2, logarithm of the ratio of KL, cppo / dppo_tuned", mean_over_seeds(ratios)),
-        ("M3, return of cppo − dppo_tuned", mean_over_seeds(gains)),
-    ]
+def correlation(batch: Batch) -> float | None:
+    """M1, of a batch with all masks: KL and return after the last update."""
+    if len(batch) < len(MASKS):
+        return None
+    return spearman([last(batch, name, "kl") for name in batch], [last(batch, name, "return") for name in batch])
+
+
+def log_ratio(batch: Batch) -> float | None:
+    """M2: the logarithm of the ratio of KL after the last update."""
+    if not {"cppo", "dppo_tuned"} <= batch.keys():
+        return None
+    return math.log(last(batch, "cppo", "kl") / last(batch, "dppo_tuned", "kl"))
+
+
+def gain(batch: Batch) -> float | None:
+    """M3: the difference of the return after the last update."""
+    if not {"cppo", "dppo_tuned"} <= batch.keys():
+        return None
+    return last(batch, "cppo", "return") - last(batch, "dppo_tuned", "return")
+
+
+OUTCOMES: dict[str, Callable[[Batch], float | None]] = {
+    "M1, correlation of KL and return": correlation,
+    "M2, logarithm of the ratio of KL, cppo / dppo_tuned": log_ratio,
+    "M3, return of cppo − dppo_tuned": gain,
+}
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evidence.mechanism.run import answer, is_right, questions, trajectories
+from evidence.mechanism.run import SETTINGS, answer, is_right, questions, trajectories
 from evidence.mechanism.run import returns as mean_reward
 from proxima.core import AGGREGATES, SURROGATES, policy_loss
 from proxima.core.correction import CORRECTIONS
@@ -28,7 +28,7 @@ from proxima.model.quiet import quiet_transformers
 from proxima.system.jsonl import read_lines
 from proxima.train import AdamW, PolicyObjective, TrainStack
 
-TERMS, TOKENS, PROMPTS, GROUP, UPDATES = 15, 68, 16, 8, 4
+TOKENS, PROMPTS, GROUP, UPDATES = 68, 16, 8, 4
 VERSIONS, LAGS, CHAINS = 8, (1, 2, 4, 8), 5
 STALE, FRESH = 16, 390  # batches of 128 answers
 RESULTS = Path(__file__).parent / "stored.jsonl"
@@ -122,7 +122,7 @@ class Chain:
         """Questions that were not asked before in this chain."""
         self.asked += 1
         seed, first = 1000 * self.number + self.asked, PROMPTS * self.asked
-        return questions(TERMS, "train", self.loaded.tokenizer, PROMPTS, seed=seed, first=first)
+        return questions(SETTINGS["chain_15"].task, "train", self.loaded.tokenizer, PROMPTS, seed=seed, first=first)
 
     def rows(self, groups: Sequence[Group]) -> list[Trajectory]:
         """Answers with the log-probs of the weights that the trainer has, as μ and as proximal policy."""
@@ -198,7 +198,7 @@ class Chain:
         for p in asked:
             keys = [(p.uid, i) for i in range(GROUP)]
             whole = tuple(self.whole(ended[key], tokens[key]) for key in keys)
-            scores = tuple(Score(value=float(is_right(c.text, p.answer))) for c in whole)
+            scores = tuple(Score(value=is_right(c.text, p.answer)) for c in whole)
             groups.append(Group(prompt=p, completions=whole, scores=scores))
         return groups, [versions[p.uid, i] for p in asked for i in range(GROUP)]
 

@@ -59,7 +59,7 @@ def test_differences_are_of_the_same_seed():
         ([-0.1, -0.11, -0.12], "below"),
         ([0.001, -0.001, 0.002], "the same"),
         ([0.010, 0.011, 0.012], "above, but by less than the margin"),
-        ([0.1, -0.1, 0.02], "can't be told; 100 seeds would give ± 0.02"),
+        ([0.1, -0.1, 0.02], "can't be told; 222 seeds like these would tell"),
     ],
 )
 def test_what_an_interval_says(values, verdict):

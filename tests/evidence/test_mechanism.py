@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -14,10 +15,11 @@ def test_every_mask_starts_alike_and_is_measured_once(tmp_path, monkeypatch):
     for name, value in (("PROMPTS", 2), ("GROUP", 2), ("UPDATES", 2), ("FRESH", 2), ("ASKED", (2,))):
         monkeypatch.setattr(run, name, value)
     turns = count()  # a random model is never right: here every other answer is
-    monkeypatch.setattr(run, "is_right", lambda text, answer: next(turns) % 2 == 0)
+    setting = replace(run.SETTINGS["chain_15"], reward=lambda text, answer: float(next(turns) % 2 == 0))
+    monkeypatch.setitem(run.SETTINGS, "chain_15", setting)
     folder, out = make_start_model(tmp_path / "start", hidden=32, layers=1), tmp_path / "results.jsonl"
     for _ in range(2):
-        asyncio.run(run.measure(folder, 15, [1], out))
+        asyncio.run(run.measure(folder, "chain_15", [1], out))
     lines = {line["mask"]: line for line in map(json.loads, out.read_text().splitlines())}
     assert list(lines) == list(run.MASKS) and len(out.read_text().splitlines()) == len(lines)
     firsts = [line["steps"][0] for name, line in lines.items() if name != "score_centering"]
