@@ -27,10 +27,17 @@ def report(runs: Sequence[Run]) -> None:
         cells = [shown(cell_mean(runs, cell, outcome)) for outcome in (LEARNING, MASKED)]
         lead = told(difference(runs, CPPO_200, cell, LEARNING), MARGIN) if cell != CPPO_200 else ""
         print(f"| {'C2 ' if cell in JUDGED else ''}`{cell}` | {' | '.join(cells)} | {lead} |")
-    print("\n| C3, largest stable learning rate | " + " | ".join(f"{n} updates a step" for n in UPDATES) + " |")
-    print("|---" * (1 + len(UPDATES)) + "|")
-    for mask in MASKS:
-        print(f"| `{mask}` | " + " | ".join(largest(runs, mask, updates) for updates in UPDATES) + " |")
+    print(
+        "\n| C3, stable seeds of four, at learning rate | "
+        + " | ".join(RATES)
+        + " |"
+        + "\n|---"
+        + "|---" * len(RATES)
+        + "|"
+    )
+    for updates in UPDATES:
+        for mask in MASKS:
+            print(f"| {updates} updates a step, `{mask}` | " + " | ".join(stable(runs, mask, updates)) + " |")
     panels = []
     for length in LENGTHS:
         short = [
@@ -50,16 +57,14 @@ def growth(runs: Sequence[Run]) -> SeedMean | None:
     return mean_over_seeds([(a - b) - (c - d) for a, b, c, d in columns])
 
 
-def largest(runs: Sequence[Run], mask: str, updates: int) -> str:
-    """The largest rate up to which no seed ends below its first step."""
-    stable = "none"
+def stable(runs: Sequence[Run], mask: str, updates: int) -> list[str]:
+    """Of each rate, the seeds that end no lower than they began."""
+    counts = []
     for rate in RATES:
         cell = f"{mask},updates_per_step={updates},lr={rate}"
-        ends = [(mean("reward", STEPS, last=5)(run), run["reward"][0]) for run in runs if run["cell"] == cell]
-        if not ends or any(end < start for end, start in ends):
-            break
-        stable = rate
-    return stable
+        ended = [mean("reward", STEPS, last=5)(run) >= run["reward"][0] for run in runs if run["cell"] == cell]
+        counts.append(str(sum(ended)))
+    return counts
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from evidence.curves import Outcome, Run, after, by_seed, mean, panel, print_table, run_claim, told, total
+from evidence.curves import Outcome, Run, after, by_seed, mean, panel, print_table, run_claim, shown, told, total
 from evidence.figure import draw
 from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
 
@@ -35,9 +35,12 @@ def tables(runs: Sequence[Run]) -> None:
         "generated tokens": (lambda run: total(run, "generated"), 0),
     }
     print_table(runs, CELLS, columns)
-    print("| effect of a part | at equal updates | at equal generated tokens |\n|---|---|---|")
+    print("| effect of a part | at equal updates | at equal generated tokens | entropy | length | held-out |")
+    print("|---" * 6 + "|")
     for letter, name in PARTS.items():
         effects = [told(effect(runs, letter, f), MARGIN) for f in (mean("accuracy", STEPS), until(tokens))]
+        ends = (mean("entropy", STEPS, last=5), mean("length", STEPS, last=5), after)
+        effects += [shown(effect(runs, letter, f)) for f in ends]
         print(f"| {name} | {' | '.join(effects)} |")
 
 

@@ -98,8 +98,17 @@ def gain(batch: Batch) -> float | None:
     return last(batch, "cppo", "return") - last(batch, "dppo_tuned", "return")
 
 
+def prefix_correlation(batch: Batch) -> float | None:
+    """As M1, of the drift over the first half of an answer."""
+    if len(batch) < len(MASKS):
+        return None
+    drift = [sum(batch[name]["steps"][-1]["kl_at"][: POSITIONS // 2]) for name in batch]
+    return spearman(drift, [last(batch, name, "return") for name in batch])
+
+
 OUTCOMES: dict[str, Callable[[Batch], float | None]] = {
     "M1, correlation of KL and return": correlation,
+    "of KL over the first half of an answer": prefix_correlation,
     "M2, logarithm of the ratio of KL, cppo / dppo_tuned": log_ratio,
     "M3, return of cppo − dppo_tuned": gain,
 }

@@ -27,6 +27,11 @@ STILL = {"int4": "still_int4", "noise 1": "still_noise"}
 ARMS = ("none", "token", "masked", "geometric", "veto", "centered")
 CONTROLS = ("bf16", "bf16_token", "float32", *STILL.values())
 LEARNING = mean("reward", STEPS)
+MOMENTS: dict[str, Outcome] = {
+    "of all steps": LEARNING,
+    "of the first": lambda run: float(run["reward"][0]),
+    "of the last five": mean("reward", STEPS, last=5),
+}
 
 
 def report(runs: Sequence[Run]) -> None:
@@ -49,14 +54,18 @@ def report(runs: Sequence[Run]) -> None:
         times = {arm: [collapse(run) for run in runs if run["cell"] == arm] for arm in (cell, "bf16")}
         lives = {arm: ", ".join(f"{surviving(of, at):.1f}" for at in (20, 40, 60)) for arm, of in times.items()}
         print(f"- M1, {name}: alive at steps 20, 40, 60: {lives[cell]}; without a dose {lives['bf16']}")
-        print(f"- M1, {name}: mean reward, none − no dose: {told(difference(runs, cell, 'bf16', LEARNING), MARGIN)}")
+        for text, outcome in MOMENTS.items():
+            print(
+                f"- M1, {name}: reward {text}, none − no dose: {told(difference(runs, cell, 'bf16', outcome), MARGIN)}"
+            )
         found = difference(runs, f"token,{DOSES[name]}", cell, LEARNING)
         print(f"- M2, {name}: mean reward, token − none: {told(found, MARGIN)}")
         grown = {arm: by_seed(runs, arm, growth) for arm in (cell, STILL[name])}
         seeds = sorted(set.intersection(*(set(of) for of in grown.values())))
         apart = mean_over_seeds([grown[cell][seed] - grown[STILL[name]][seed] for seed in seeds])
         gap = f"{shown(cell_mean(runs, cell, growth), 4)}, more than at rest: {shown(apart, 4)}"
-        print(f"- M3, {name}: growth of the gap {gap}")
+        rest = shown(cell_mean(runs, STILL[name], growth), 4)
+        print(f"- M3, {name}: growth of the gap {gap}; at rest {rest}")
     panels = [
         panel(named(runs, dose), ARMS, "reward", STEPS, title=name, y="share right") for name, dose in DOSES.items()
     ]

@@ -4,8 +4,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from evidence.curves import Outcome, Run, after, by_seed, difference, mean, panel, print_table, run_claim, told, total
+from evidence.curves import (
+    Outcome,
+    Run,
+    after,
+    by_seed,
+    difference,
+    mean,
+    panel,
+    print_table,
+    run_claim,
+    shown,
+    told,
+    total,
+)
 from evidence.figure import draw
+from proxima.experiments.seed_statistics import mean_over_seeds
 
 STEPS = 30
 CELLS = ("grpo_16", "pruned", "random", "smallest", "grpo_8", "grpo_4", "grpo_32")
@@ -33,12 +47,14 @@ def report(runs: Sequence[Run]) -> None:
         for text, a, b, outcome in predictions:
             if {a, b} <= set(cells):
                 print(f"- {text}: {told(difference(of_stage, a, b, outcome), MARGIN)}")
+        whole, pruned = (by_seed(of_stage, cell, cpu) for cell in ("grpo_16", "pruned"))
+        ratios = [whole[seed] / pruned[seed] for seed in sorted(whole.keys() & pruned.keys())]
+        print(f"- PR4, CPU seconds of grpo_16 / pruned: {shown(mean_over_seeds(ratios), 2)}")
+        print(f"- mean reward, pruned − grpo_16: {told(difference(of_stage, 'pruned', 'grpo_16', learning), MARGIN)}")
     first = [run for run in runs if run["sweep"] == "sweep"]
     right = panel(first, CELLS, "reward", STEPS, title="one update a step, 64 tokens, 5 seeds", y="share right")
     draw(Path(__file__).with_name("pruning.svg"), [right])
     amdahl(runs)
-    whole, pruned = (median(by_seed(runs, cell, cpu).values()) for cell in ("grpo_16", "pruned"))
-    print(f"\nPR4, CPU seconds of grpo_16 / pruned, medians: {whole / pruned:.2f}")
 
 
 def cpu(run: Run) -> float:
