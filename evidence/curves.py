@@ -43,7 +43,9 @@ def sweep(claim: Path, *names: str) -> None:
     """Run the sweeps of a claim, or continue them, and write the lines of the runs that have ended to its results.
     Lines of runs whose folders are not here stay."""
     for name in names:
-        subprocess.run([sys.executable, "-m", "proxima", "sweep", claim / f"{name}.yaml"], check=False)
+        code = subprocess.run([sys.executable, "-m", "proxima", "sweep", claim / f"{name}.yaml"]).returncode
+        if code == 2:  # nothing was run; a run that fails is a result
+            sys.exit(code)
     results = claim / "results.jsonl"
     here = [line for name in names for line in results_of(Path("runs/evidence") / claim.name / name, name)]
     lines = {(line["sweep"], line["cell"], line["seed"]): line for line in [*read_lines(results), *here]}
@@ -158,10 +160,10 @@ def panel(runs: Sequence[Run], cells: Sequence[str], curve: str, steps: int, *, 
     """A curve of each cell by step: means over seeds with their intervals."""
     lines = {}
     for cell in cells:
-        of_cell = [run for run in runs if run["cell"] == cell]
-        means = [mean_over_seeds([total(run, curve, step, step + 1) for run in of_cell]) for step in range(steps)]
-        columns = [m.mean for m in means if m], [m.half or 0.0 for m in means if m]
-        lines[cell] = (range(1, steps + 1), *columns)
+        if of_cell := [run for run in runs if run["cell"] == cell]:
+            means = [mean_over_seeds([total(run, curve, step, step + 1) for run in of_cell]) for step in range(steps)]
+            columns = [m.mean for m in means if m], [m.half or 0.0 for m in means if m]
+            lines[cell] = (range(1, steps + 1), *columns)
     return Panel(title=title, x="step", y=y, lines=lines)
 
 

@@ -2,13 +2,21 @@
 
 import importlib
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from evidence import curves
 from proxima.experiments.sweep_file import read_sweep
 
-CLAIMS = {"pruning": ["sweep", "more"], "dapo": ["sweep"], "cppo": ["lengths", "controls", "rates"]}
+CLAIMS = {
+    "pruning": ["sweep", "more"],
+    "dapo": ["sweep", "known"],
+    "cppo": ["lengths", "controls", "rates"],
+    "mismatch": ["sweep", "controls"],
+    "segments": ["sweep"],
+    "trl": ["sweep", "more"],
+}
 
 
 def run_of(cell, seed, rewards, **more):
@@ -35,13 +43,16 @@ def test_a_line_has_every_step_of_a_run(tmp_path):
 
 def test_results_of_runs_that_are_not_here_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(curves.subprocess, "run", lambda *_, **__: None)
+    codes = iter([1, 2])  # a run failed; nothing could be run
+    monkeypatch.setattr(curves.subprocess, "run", lambda *_: SimpleNamespace(returncode=next(codes)))
     earlier, again = ({"sweep": "s", "cell": cell, "seed": 1, "reward": [0.1]} for cell in "ab")
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (earlier, again)))
     new = {**again, "reward": [0.2]}
     monkeypatch.setattr(curves, "results_of", lambda folder, name: [new])
     curves.sweep(tmp_path, "s")
     assert curves.read(tmp_path) == [earlier, new]
+    with pytest.raises(SystemExit, match="2"):
+        curves.sweep(tmp_path, "s")
 
 
 def test_differences_are_of_the_same_seed():
@@ -76,7 +87,7 @@ def test_every_cell_of_a_claim_is_reported(claim, capsys, tmp_path, monkeypatch)
         run_of(cell.name, seed, [0.5 + seed / 100] * 30, sweep=name)
         for name, read in sweeps.items()
         for cell in read.all_cells
-        for seed in (1, 2)
+        for seed in (1, 2, 6, 7)
     ]
     module.report(runs)
     assert len(list(tmp_path.iterdir())) == 1
