@@ -218,11 +218,12 @@ def drift(policy: Policy, rows: Sequence[Trajectory]) -> dict[str, Any]:
         assert log_mu is not None
         token_kl = (np.exp(log_mu) * (log_mu - log_pi)).sum(1)
         kl.append(token_kl.sum())
-        by_part.append([part.mean() for part in np.array_split(token_kl, POSITIONS)])
+        parts = np.array_split(token_kl, POSITIONS)  # of an answer of few tokens some are empty
+        by_part.append([part.mean() if len(part) else np.nan for part in parts])
         tv.append(np.abs(np.exp(log_mu) - np.exp(log_pi)).sum(1).mean() / 2)
         sampled = np.arange(len(row.tokens)), row.tokens
         largest.append(np.abs(np.exp(log_mu[sampled]) - np.exp(log_pi[sampled])).max())
-    at = np.mean(by_part, axis=0).round(6).tolist()
+    at = np.nanmean(by_part, axis=0).round(6).tolist()
     return {"kl": float(np.mean(kl)), "kl_at": at, "tv": float(np.mean(tv)), "largest": float(np.mean(largest))}
 
 
