@@ -27,7 +27,7 @@ def main() -> None:
         print(
             "| mask | return after 1 | best | after 16 | KL of an answer | masked, A > 0 | A < 0 |\n" + "|---" * 7 + "|"
         )
-        for name in whole[0]:
+        for name in MASKS:
             print(f"| `{name}` | {' | '.join(row(whole, name))} |")
         print()
         for text, outcome in OUTCOMES.items():
@@ -43,7 +43,7 @@ def panels_of(start: str, batches: Sequence[Batch]) -> list[Panel]:
 
     def lines(xs: Sequence[int], value: Callable[[Any, int], float]) -> dict[str, Line]:
         made: dict[str, Line] = {}
-        for name in batches[0]:
+        for name in MASKS:  # in the same colors in each row
             means = [mean_over_seeds([value(masks[name]["steps"], x) for masks in batches]) for x in xs]
             made[name] = (xs, [m.mean for m in means if m], [m.half or 0.0 for m in means if m])
         return made
