@@ -27,14 +27,8 @@ def report(runs: Sequence[Run]) -> None:
         cells = [shown(cell_mean(runs, cell, outcome)) for outcome in (LEARNING, MASKED)]
         lead = told(difference(runs, CPPO_200, cell, LEARNING), MARGIN) if cell != CPPO_200 else ""
         print(f"| {'C2 ' if cell in JUDGED else ''}`{cell}` | {' | '.join(cells)} | {lead} |")
-    print(
-        "\n| C3, stable seeds of four, at learning rate | "
-        + " | ".join(RATES)
-        + " |"
-        + "\n|---"
-        + "|---" * len(RATES)
-        + "|"
-    )
+    print(f"\n| C3, stable seeds of four, at learning rate | {' | '.join(RATES)} |")
+    print("|---" * (1 + len(RATES)) + "|")
     for updates in UPDATES:
         for mask in MASKS:
             print(f"| {updates} updates a step, `{mask}` | " + " | ".join(stable(runs, mask, updates)) + " |")

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from evidence.curves import shown
@@ -30,10 +30,9 @@ def main() -> None:
         for name in MASKS:
             print(f"| `{name}` | {' | '.join(row(whole, name))} |")
         print()
-        for text, outcome in OUTCOMES.items():
-            values = [outcome(batches[number]) for number in sorted(batches)]
-            have = [value for value in values if value is not None]
-            print(f"- {text}, {len(have)} batches: {shown(mean_over_seeds(have))}")
+        for text, (needed, outcome) in OUTCOMES.items():
+            values = [outcome(batches[number]) for number in sorted(batches) if needed <= batches[number].keys()]
+            print(f"- {text}, {len(values)} batches: {shown(mean_over_seeds(values))}")
         panels += panels_of(start, whole)
     draw(RESULTS.with_name("mechanism.svg"), panels)
 
@@ -77,40 +76,27 @@ def last(batch: Batch, name: str, key: str) -> float:
     return float(batch[name]["steps"][-1][key])
 
 
-def correlation(batch: Batch) -> float | None:
-    """M1, of a batch with all masks: KL and return after the last update."""
-    if len(batch) < len(MASKS):
-        return None
-    return spearman([last(batch, name, "kl") for name in batch], [last(batch, name, "return") for name in batch])
+def correlation(batch: Batch, drift: Callable[[Any], float]) -> float:
+    """Of drift and return after the last update, over masks."""
+    ends = [line["steps"][-1] for line in batch.values()]
+    return spearman([drift(end) for end in ends], [end["return"] for end in ends])
 
 
-def log_ratio(batch: Batch) -> float | None:
-    """M2: the logarithm of the ratio of KL after the last update."""
-    if not {"cppo", "dppo_tuned"} <= batch.keys():
-        return None
-    return math.log(last(batch, "cppo", "kl") / last(batch, "dppo_tuned", "kl"))
-
-
-def gain(batch: Batch) -> float | None:
-    """M3: the difference of the return after the last update."""
-    if not {"cppo", "dppo_tuned"} <= batch.keys():
-        return None
-    return last(batch, "cppo", "return") - last(batch, "dppo_tuned", "return")
-
-
-def prefix_correlation(batch: Batch) -> float | None:
-    """As M1, of the drift over the first half of an answer."""
-    if len(batch) < len(MASKS):
-        return None
-    drift = [sum(batch[name]["steps"][-1]["kl_at"][: POSITIONS // 2]) for name in batch]
-    return spearman(drift, [last(batch, name, "return") for name in batch])
-
-
-OUTCOMES: dict[str, Callable[[Batch], float | None]] = {
-    "M1, correlation of KL and return": correlation,
-    "of KL over the first half of an answer": prefix_correlation,
-    "M2, logarithm of the ratio of KL, cppo / dppo_tuned": log_ratio,
-    "M3, return of cppo − dppo_tuned": gain,
+COMPARED = {"cppo", "dppo_tuned"}
+OUTCOMES: dict[str, tuple[Set[str], Callable[[Batch], float]]] = {  # with the masks that a batch must have
+    "M1, correlation of KL and return": (MASKS.keys(), lambda b: correlation(b, lambda step: step["kl"])),
+    "of KL over the first half of an answer": (
+        MASKS.keys(),
+        lambda b: correlation(b, lambda step: sum(step["kl_at"][: POSITIONS // 2])),
+    ),
+    "M2, logarithm of the ratio of KL, cppo / dppo_tuned": (
+        COMPARED,
+        lambda b: math.log(last(b, "cppo", "kl") / last(b, "dppo_tuned", "kl")),
+    ),
+    "M3, return of cppo − dppo_tuned": (
+        COMPARED,
+        lambda b: last(b, "cppo", "return") - last(b, "dppo_tuned", "return"),
+    ),
 }
 
 
