@@ -193,38 +193,42 @@ def full_log_probs(policy: Policy, rows: Sequence[Trajectory]) -> list[Any]:
 
 
 def update(stack: TrainStack, mask: Mask, rows: Sequence[Trajectory]) -> dict[str, Any]:
-    """Make one update on all rows; return the shares of tokens whose gradient was masked, by the advantage's sign."""
+    """Make one update on all rows; return the shares of tokens whose gradient was masked, by the advantage's sign, of
+    all tokens and `_at` equal parts of an answer."""
     corrections = [CORRECTIONS[name]() for name in mask.corrections]
     surrogate = SURROGATES[mask.surrogate](**mask.fields)
     objective = PolicyObjective(surrogate=surrogate, aggregate=TokenMean(), corrections=corrections)
     result = stack.update(objective, [rows])
-    masked: dict[bool, list[Any]] = {True: [], False: []}
-    for row in rows:
-        if row.key in result.token_statistics:
-            masked[bool(row.advantage[0] > 0)].append(~result.token_statistics[row.key].keep)
-    return {
-        f"masked_{sign}": float(np.concatenate(masked[good]).mean()) if masked[good] else 0.0
-        for sign, good in (("positive", True), ("negative", False))
-    }
+    shares: dict[str, Any] = {}
+    for sign, good in (("positive", True), ("negative", False)):
+        statistics = [result.token_statistics.get(row.key) for row in rows if bool(row.advantage[0] > 0) == good]
+        masked = [~found.keep for found in statistics if found is not None]
+        shares[f"masked_{sign}"] = float(np.concatenate(masked).mean()) if masked else 0.0
+        shares[f"masked_{sign}_at"] = by_part(masked) if masked else [0.0] * POSITIONS
+    return shares
+
+
+def by_part(answers: Sequence[Any]) -> list[float]:
+    """The mean over answers of a value of tokens, in equal parts of an answer; those of few tokens lack some."""
+    parts = [[p.mean() if len(p) else np.nan for p in np.array_split(x, POSITIONS)] for x in answers]
+    return [round(float(x), 6) for x in np.nanmean(parts, axis=0)]
 
 
 def drift(policy: Policy, rows: Sequence[Trajectory]) -> dict[str, Any]:
     """How far π is from μ on μ's answers: `kl`, nats of a whole answer, the mean over answers; `kl_at`, nats a token in
     equal parts of an answer; `tv`, the mean over tokens of Σ|π − μ|/2; `largest`, the mean over answers of the largest
     |π − μ| of a sampled token."""
-    kl, by_part, tv, largest = [], [], [], []
+    kl, tv, largest = [], [], []
     for row, log_pi in zip(rows, full_log_probs(policy, rows), strict=True):
         log_mu = row.behavior_top_k_log_prob
         assert log_mu is not None
         token_kl = (np.exp(log_mu) * (log_mu - log_pi)).sum(1)
-        kl.append(token_kl.sum())
-        parts = np.array_split(token_kl, POSITIONS)  # of an answer of few tokens some are empty
-        by_part.append([part.mean() if len(part) else np.nan for part in parts])
+        kl.append(token_kl)
         tv.append(np.abs(np.exp(log_mu) - np.exp(log_pi)).sum(1).mean() / 2)
         sampled = np.arange(len(row.tokens)), row.tokens
         largest.append(np.abs(np.exp(log_mu[sampled]) - np.exp(log_pi[sampled])).max())
-    at = np.nanmean(by_part, axis=0).round(6).tolist()
-    return {"kl": float(np.mean(kl)), "kl_at": at, "tv": float(np.mean(tv)), "largest": float(np.mean(largest))}
+    whole = float(np.mean([token_kl.sum() for token_kl in kl]))
+    return {"kl": whole, "kl_at": by_part(kl), "tv": float(np.mean(tv)), "largest": float(np.mean(largest))}
 
 
 if __name__ == "__main__":
