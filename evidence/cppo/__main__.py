@@ -10,6 +10,7 @@ from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
 STEPS, MARGIN = 30, 0.02
 LENGTHS = ("16", "64", "200", "400")
 MASKS, UPDATES, RATES = ("cppo", "dppo", "none"), (1, 4, 8), ("5.0e-5", "1.0e-4", "1.5e-4", "2.0e-4")
+LAST_OF_FIRST = 5  # seed of the first stage of the rates
 CPPO_200, DPPO_200 = "200,algorithm=cppo", "200,algorithm=dppo"
 JUDGED = ("weights_alone", "dppo_tuned", "none")  # controls of C2
 LEARNING, MASKED = mean("reward", STEPS), mean("masked", STEPS)
@@ -27,11 +28,13 @@ def report(runs: Sequence[Run]) -> None:
         cells = [shown(cell_mean(runs, cell, outcome)) for outcome in (LEARNING, MASKED)]
         lead = told(difference(runs, CPPO_200, cell, LEARNING), MARGIN) if cell != CPPO_200 else ""
         print(f"| {'C2 ' if cell in JUDGED else ''}`{cell}` | {' | '.join(cells)} | {lead} |")
-    print(f"\n| C3, stable seeds of four, at learning rate | {' | '.join(RATES)} |")
-    print("|---" * (1 + len(RATES)) + "|")
-    for updates in UPDATES:
-        for mask in MASKS:
-            print(f"| {updates} updates a step, `{mask}` | " + " | ".join(stable(runs, mask, updates)) + " |")
+    later = [run for run in runs if run["seed"] > LAST_OF_FIRST]
+    for seeds, of in (("all", runs), ("new", later)):
+        print(f"\n| C3, stable of {seeds} seeds, at learning rate | {' | '.join(RATES)} |")
+        print("|---" * (1 + len(RATES)) + "|")
+        for updates in UPDATES:
+            for mask in MASKS:
+                print(f"| {updates} updates a step, `{mask}` | " + " | ".join(stable(of, mask, updates)) + " |")
     panels = []
     for length in LENGTHS:
         short = [
@@ -52,12 +55,12 @@ def growth(runs: Sequence[Run]) -> SeedMean | None:
 
 
 def stable(runs: Sequence[Run], mask: str, updates: int) -> list[str]:
-    """Of each rate, the seeds that end no lower than they began."""
+    """Of each rate, the seeds that end no lower than they began, and how many there are."""
     counts = []
     for rate in RATES:
         cell = f"{mask},updates_per_step={updates},lr={rate}"
         ended = [mean("reward", STEPS, last=5)(run) >= run["reward"][0] for run in runs if run["cell"] == cell]
-        counts.append(str(sum(ended)))
+        counts.append(f"{sum(ended)} of {len(ended)}")
     return counts
 
 

@@ -193,18 +193,19 @@ def full_log_probs(policy: Policy, rows: Sequence[Trajectory]) -> list[Any]:
 
 
 def update(stack: TrainStack, mask: Mask, rows: Sequence[Trajectory]) -> dict[str, Any]:
-    """Make one update on all rows; return the shares of tokens whose gradient was masked, by the advantage's sign, of
-    all tokens and `_at` equal parts of an answer."""
+    """Make one update on all rows; return the shares of tokens whose gradient was masked, of all and by the
+    advantage's sign, and `_at` equal parts of an answer."""
     corrections = [CORRECTIONS[name]() for name in mask.corrections]
     surrogate = SURROGATES[mask.surrogate](**mask.fields)
     objective = PolicyObjective(surrogate=surrogate, aggregate=TokenMean(), corrections=corrections)
     result = stack.update(objective, [rows])
+    found = [(row.advantage[0] > 0, result.token_statistics.get(row.key)) for row in rows]
+    masked = [(bool(good), ~statistics.keep) for good, statistics in found if statistics is not None]
     shares: dict[str, Any] = {}
-    for sign, good in (("positive", True), ("negative", False)):
-        statistics = [result.token_statistics.get(row.key) for row in rows if bool(row.advantage[0] > 0) == good]
-        masked = [~found.keep for found in statistics if found is not None]
-        shares[f"masked_{sign}"] = float(np.concatenate(masked).mean()) if masked else 0.0
-        shares[f"masked_{sign}_at"] = by_part(masked) if masked else [0.0] * POSITIONS
+    for name, signs in (("masked", (True, False)), ("masked_positive", (True,)), ("masked_negative", (False,))):
+        answers = [tokens for good, tokens in masked if good in signs]
+        shares[name] = float(np.concatenate(answers).mean()) if answers else 0.0
+        shares[f"{name}_at"] = by_part(answers) if answers else [0.0] * POSITIONS
     return shares
 
 

@@ -12,6 +12,8 @@ from proxima.experiments.seed_statistics import mean_over_seeds
 from proxima.system.jsonl import read_lines
 
 Batch = dict[str, Any]  # its lines by mask
+POSITIONS_FILE = RESULTS.with_name("positions.jsonl")
+BINDING = ("cppo", "dppo_tuned", "dppo", "ppo", "gspo", "tv_band")
 
 
 def main() -> None:
@@ -35,6 +37,7 @@ def main() -> None:
             print(f"- {text}, {len(values)} batches: {shown(mean_over_seeds(values))}")
         panels += panels_of(start, whole)
     draw(RESULTS.with_name("mechanism.svg"), panels)
+    positions()
 
 
 def panels_of(start: str, batches: Sequence[Batch]) -> list[Panel]:
@@ -56,6 +59,51 @@ def panels_of(start: str, batches: Sequence[Batch]) -> list[Panel]:
         Panel(title="after update 16", x="eighth of the answer", y="nats a token", log=True, lines=at),
         Panel(title="return of fresh answers", x="updates", y="share right", lines=right),
     ]
+
+
+def positions() -> None:
+    """The share of tokens masked by eighth of the answer, mean over updates and batches."""
+    lines = read_lines(POSITIONS_FILE)
+    panels = list[Panel]()
+    for start in SETTINGS:
+        batches: dict[int, Batch] = defaultdict(dict)
+        for line in lines:
+            if line["start"] == start:
+                batches[line["batch"]][line["mask"]] = line
+        if not batches:
+            continue
+        masks = sorted(next(iter(batches.values())), key=BINDING.index)
+        late = [half_gap(batch["cppo"]) - half_gap(batch["dppo_tuned"]) for batch in batches.values()]
+        print(f"\n### {start}, where masks bind, {len(batches)} batches\n")
+        print("| mask | last half − first half |\n|---|---|")
+        for name in masks:
+            print(f"| `{name}` | {shown(mean_over_seeds([half_gap(batch[name]) for batch in batches.values()]))} |")
+        print(f"\n- M4, cppo − dppo_tuned: {shown(mean_over_seeds(late))}")
+        for sign in ("positive", "negative"):
+            drawn: dict[str, Line] = {}
+            for name in masks:
+                shares = [by_eighth(batch[name], f"masked_{sign}_at") for batch in batches.values()]
+                means = [mean_over_seeds(list(of)) for of in zip(*shares, strict=True)]
+                drawn[name] = (
+                    range(1, POSITIONS + 1),
+                    [m.mean for m in means if m],
+                    [m.half or 0.0 for m in means if m],
+                )
+            title = f"{start}: masked, A {'>' if sign == 'positive' else '<'} 0"
+            panels.append(Panel(title=title, x="eighth of the answer", y="share of tokens", lines=drawn))
+    if panels:
+        draw(RESULTS.with_name("positions.svg"), panels, columns=2)
+
+
+def by_eighth(line: Any, key: str) -> list[float]:
+    """A share by eighth of the answer, mean over the updates."""
+    return [sum(step[key][part] for step in line["steps"]) / len(line["steps"]) for part in range(POSITIONS)]
+
+
+def half_gap(line: Any) -> float:
+    """The share of tokens masked in the last half of an answer less that in its first."""
+    shares = by_eighth(line, "masked_at")
+    return (sum(shares[POSITIONS // 2 :]) - sum(shares[: POSITIONS // 2])) / (POSITIONS // 2)
 
 
 def row(batches: Sequence[Batch], name: str) -> list[str]:

@@ -22,7 +22,12 @@ from evidence.figure import draw
 from proxima.experiments.seed_statistics import mean_over_seeds
 
 STEPS, MARGIN, WINDOW, LEARNED = 60, 0.02, 5, 0.6
-DOSES = {"int4": "engine=weights=int4", "noise 1": "engine=noise=1", "int3": "engine=weights=int3"}
+DOSES = {
+    "int8": "engine=weights=int8",
+    "int4": "engine=weights=int4",
+    "noise 1": "engine=noise=1",
+    "int3": "engine=weights=int3",
+}
 STILL = {"int4": "still_int4", "noise 1": "still_noise"}
 ARMS = ("none", "token", "masked", "geometric", "veto", "centered")
 CONTROLS = ("bf16", "bf16_token", "float32", *STILL.values())
@@ -44,8 +49,9 @@ def report(runs: Sequence[Run]) -> None:
         "collapsed": (lambda run: float(collapse(run) is not None), 2),
     }
     print_table(runs, [*(f"{arm},{dose}" for dose in DOSES.values() for arm in ARMS), *CONTROLS], columns)
-    print("| dose | arm | arm − none, mean reward |\n|---|---|---|")
+    print("| dose | arm | arm − none, mean reward; none − no dose |\n|---|---|---|")
     for name, dose in DOSES.items():
+        print(f"| {name} | none | {told(difference(runs, f'none,{dose}', 'bf16', LEARNING), MARGIN)} |")
         for arm in ARMS[1:]:
             print(f"| {name} | {arm} | {told(difference(runs, f'{arm},{dose}', f'none,{dose}', LEARNING), MARGIN)} |")
     print()

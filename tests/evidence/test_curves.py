@@ -10,7 +10,7 @@ from evidence import curves
 from proxima.experiments.sweep_file import read_sweep
 
 CLAIMS = {
-    "pruning": ["sweep", "more"],
+    "pruning": ["sweep", "more", "equal"],
     "dapo": ["sweep", "known"],
     "cppo": ["lengths", "controls", "rates"],
     "mismatch": ["sweep", "controls"],
