@@ -12,8 +12,8 @@ import torch
 from tinker import types
 from tinker.proto import tinker_public_pb2 as protocol
 
-from proxima.data import UserError
-from proxima.engine.protocol import Sampling
+from proxima.data import Prompt, UserError
+from proxima.engine.protocol import Request, Sampling
 from proxima_tinker import service
 from proxima_tinker.samplers import SampleOrder
 
@@ -275,8 +275,10 @@ def test_a_sample_that_is_cancelled_before_it_begins_is_answered(tmp_path, tiny_
         client, service = Client(served, rank=4, seed=1), served.service
 
         async def at_once():
-            order = SampleOrder(name="x", prompt=np.array([7, 8], np.int32), count=1, sampling=Sampling(max_tokens=3))
-            request = service.submit_sample(client.sampler, 77, order)
+            prompt = Prompt(uid=0, messages=(), tokens=np.array([7, 8], np.int32))
+            asked = types.SampleRequest.model_validate(sample_body(client.sampler, 77))
+            requests = [Request(prompt=prompt, sample=0, sampling=Sampling(max_tokens=3), seed=0)]
+            request = service.submit_sample(client.sampler, 77, SampleOrder(asked=asked, requests=requests))
             service.cancel(request)
             return await service.answer(request, 10)
 

@@ -6,57 +6,48 @@ clients. An idle engine makes room for newer weights of its model, and the one t
 """
 
 import asyncio
-import zlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from tinker import types
+from tinker.proto import tinker_public_pb2 as protocol
 
-from proxima.data import Prompt, UserError
+from proxima.data import Completion, UserError
 from proxima.engine.decoder import Decoder
 from proxima.engine.local import Local, LocalEngine
-from proxima.engine.protocol import Request, Sampling
+from proxima.engine.protocol import Request
 from proxima.model import LoadedModel
 from proxima_tinker.datum import Array
-from proxima_tinker.wire import NO_LOG_PROB, PromptAnswer, SampledAnswer
+from proxima_tinker.wire import NO_LOG_PROB, write_top_k
 from proxima_tinker.workers import ComputeLane, Workers
 
 ROWS = 256  # of logits in memory at a time
 MOST_STOPS, LONGEST_STOP = 128, 1000  # all are looked for after every token
-SEED_BITS = 63
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOrder:
-    """A request for completions of a prompt [P] int32.
+    """What a client asked for, without its large fields, and as requests to the engine, with one prompt of P tokens.
+    `targets`: [P - 1, K] ids whose log-probs are returned; -1 asks for none."""
 
-    Args:
-        name: of the request, from which its draws follow if `seed` is None.
-        stop_tokens: ids that end a completion; None: those of the model.
-        prompt_log_probs, top_k_prompt, top_k_sample: what is returned besides the completions.
-        last: only that many tokens of the prompt are scored; None: all.
-        targets: [P - 1, K] ids whose log-probs are returned; -1 asks for none.
-    """
-
-    name: str
-    prompt: Array
-    count: int
-    sampling: Sampling
-    seed: int | None = None
-    stop_tokens: frozenset[int] | None = None
-    prompt_log_probs: bool = False
-    top_k_prompt: int = 0
-    top_k_sample: int = 0
-    last: int | None = None
+    asked: types.SampleRequest
+    requests: Sequence[Request]
     targets: Array | None = None
 
     @property
+    def prompt(self) -> Array:
+        """[P] int32."""
+        return self.requests[0].prompt.tokens
+
+    @property
     def scores_prompt(self) -> bool:
-        return self.prompt_log_probs or self.top_k_prompt > 0 or self.targets is not None
+        return bool(self.asked.prompt_logprobs or self.asked.topk_prompt_logprobs) or self.targets is not None
 
 
 class _LoadedEngine:
@@ -108,8 +99,8 @@ class Samplers:
 
     async def sample(
         self, model: str, weights: str, client: str, load: Callable[[], LoadedModel], order: SampleOrder
-    ) -> tuple[list[SampledAnswer], PromptAnswer]:
-        """Completions of a prompt.
+    ) -> bytes:
+        """The encoded answer to a request for completions.
 
         Args:
             model: whose weights these are.
@@ -119,38 +110,20 @@ class Samplers:
         Raises:
             UserError: the prompt does not fit, or the weights are gone.
         """
-        # a completion is determined by seed, uid and sample; without a seed, by the name of the request
-        digest = zlib.crc32(order.name.encode())
-        seed = digest if order.seed is None else order.seed % 2**SEED_BITS
-        prompt = Prompt(uid=digest if order.seed is None else 0, messages=(), tokens=order.prompt)
-        asked = [
-            Request(prompt=prompt, sample=i, sampling=order.sampling, seed=seed, stop_tokens=order.stop_tokens)
-            for i in range(order.count)
-        ]
-        out, found = list[SampledAnswer](), PromptAnswer()
+        answer = protocol.SampleResponse()
         async with self._using(model, weights, load) as held:
             engine = held.ready.result()
-            for first in range(0, order.count, self.spec.slots):
-                part = asked[first : first + self.spec.slots]
+            for first in range(0, len(order.requests), self.spec.slots):
+                part = order.requests[first : first + self.spec.slots]
                 async with held.places(client, len(part)):
                     if order.scores_prompt and not first:
-                        found = await held.lane.run(_scored_prompt, engine.scheduler.decoder, order)
-                    out += await self._completed(held, engine, order, part)
-        return out, found
-
-    async def _completed(
-        self, held: _LoadedEngine, engine: LocalEngine, order: SampleOrder, requests: Sequence[Request]
-    ) -> list[SampledAnswer]:
-        completions, out = [completion async for completion in engine.generate(requests)], []
-        for done in sorted(completions, key=lambda completion: completion.sample):
-            top_k = None
-            if order.top_k_sample:
-                whole, first = np.concatenate([order.prompt, done.tokens]), len(order.prompt)
-                scored = await held.lane.run(_scored, engine.scheduler.decoder, whole, first, order.top_k_sample)
-                top_k = scored[1:3]
-            stopped = done.finish_reason == "stop"
-            out.append(SampledAnswer(tokens=done.tokens, log_probs=done.sampled_log_prob, stopped=stopped, top_k=top_k))
-        return out
+                        await held.lane.run(_score_prompt, answer, engine.scheduler.decoder, order)
+                    done = [completion async for completion in engine.generate(part)]
+                    for completion in sorted(done, key=lambda completion: completion.sample):
+                        add = partial(_add, answer, engine.scheduler.decoder, order, completion)
+                        await held.lane.run(add) if order.asked.topk_sample_logprobs else add()
+        content: bytes = answer.SerializeToString()
+        return content
 
     @asynccontextmanager
     async def _using(self, model: str, weights: str, load: Callable[[], LoadedModel]) -> AsyncIterator[_LoadedEngine]:
@@ -203,17 +176,34 @@ class Samplers:
                 del self._engines[name]
 
 
-def _scored_prompt(decoder: Decoder, order: SampleOrder) -> PromptAnswer:
-    unknown = 1 if order.last is None else max(1, len(order.prompt) - order.last)
+def _add(answer: Any, decoder: Decoder, order: SampleOrder, completion: Completion) -> None:
+    sequence = answer.sequences.add(
+        stop_reason=protocol.STOP_REASON_STOP if completion.finish_reason == "stop" else protocol.STOP_REASON_LENGTH,
+        tokens=completion.tokens.astype("<i4").tobytes(),
+        logprobs=completion.sampled_log_prob.astype("<f4").tobytes(),
+    )
+    if k := order.asked.topk_sample_logprobs:
+        whole = np.concatenate([order.prompt, completion.tokens])
+        _, ids, values, _ = _scored(decoder, whole, len(order.prompt), k)
+        write_top_k(sequence.topk_sampled_logprobs, ids, values)
+
+
+def _score_prompt(answer: Any, decoder: Decoder, order: SampleOrder) -> None:
+    """Fill in what is asked for of the prompt's tokens: NaN, or `NO_LOG_PROB`, where it is unknown."""
+    asked, length = order.asked, len(order.prompt)
+    unknown = 1 if asked.prompt_logprobs_last_n is None else max(1, length - asked.prompt_logprobs_last_n)
     first = unknown if order.targets is None else 1
-    own, ids, values, others = _scored(decoder, order.prompt, first, order.top_k_prompt, order.targets)
+    own, ids, values, others = _scored(decoder, order.prompt, first, asked.topk_prompt_logprobs, order.targets)
     own, ids, values = (np.pad(x, [(first, 0)] + [(0, 0)] * (x.ndim - 1)) for x in (own, ids, values))
     own[:unknown], ids[:unknown], values[:unknown] = np.nan, 0, NO_LOG_PROB
-    return PromptAnswer(
-        log_probs=own if order.prompt_log_probs else None,
-        top_k=(ids, values) if order.top_k_prompt else None,
-        targets=None if order.targets is None else others,
-    )
+    if asked.prompt_logprobs:
+        answer.prompt_logprobs = own.astype("<f4").tobytes()
+    if asked.topk_prompt_logprobs:
+        write_top_k(answer.topk_prompt_logprobs, ids, values)
+    if order.targets is not None:
+        answer.target_prompt_logprobs.dense = others.astype("<f4").tobytes()
+        answer.target_prompt_logprobs.dtype = protocol.DTYPE_FLOAT32
+        answer.target_prompt_logprobs.shape.extend(others.shape)
 
 
 @torch.no_grad()

@@ -44,7 +44,7 @@ from proxima_tinker.trained_model import (
     own_copy,
     read_state,
 )
-from proxima_tinker.wire import forward_backward_answer, read_forward_backward, sample_answer
+from proxima_tinker.wire import forward_backward_answer, read_forward_backward
 from proxima_tinker.workers import ComputeLane, Workers
 
 T = TypeVar("T")
@@ -347,7 +347,7 @@ class Service:
     def _outcome(self, model: Model, seq: int, kind: str, body: bytes) -> Generator[None, None, Answer]:
         try:
             if kind in ("forward", "forward_backward"):
-                return (yield from self._do_pass(model, body))
+                return (yield from self._do_pass(model, body, backward=kind == "forward_backward"))
             do = {"create": self._do_create, "load": self._do_load, "save": self._do_save}
             return do.get(kind, self._do_optim_step)(model, seq, json.loads(body))
         except Exception as error:
@@ -400,13 +400,12 @@ class Service:
         self._trained(model)
         return _json(type="create_model", model_id=model.id)
 
-    def _do_pass(self, model: Model, body: bytes) -> Generator[None, None, Answer]:
-        asked = read_forward_backward(body)
-        loss = ClientLoss(asked.loss, asked.config)
-        trained = self._trained(model)
-        result = yield from trained.run_in_parts(asked.data, loss, backward=not asked.forward_only)
-        if not asked.forward_only:
-            self._note(model, lambda record: record.add(asked.data, loss, result))
+    def _do_pass(self, model: Model, body: bytes, *, backward: bool) -> Generator[None, None, Answer]:
+        name, config, data = read_forward_backward(body)
+        loss = ClientLoss(name, config)
+        result = yield from self._trained(model).run_in_parts(data, loss, backward=backward)
+        if backward:
+            self._note(model, lambda record: record.add(data, loss, result))
         return forward_backward_answer(result.outputs, result.metrics), PROTOBUF
 
     def _do_optim_step(self, model: Model, seq: int, asked: Any) -> Answer:
@@ -571,8 +570,7 @@ class Service:
                 checkpoint = self.checkpoint(path)
                 model, source = checkpoint["model"], partial(self._weights, path, ModelSpec(**checkpoint["spec"]))
                 weights = f"{path} of {checkpoint['time']}"  # a name may be used again
-            found = await self.samplers.sample(model, weights, record["session"], source, order)
-            return sample_answer(*found), PROTOBUF
+            return await self.samplers.sample(model, weights, record["session"], source, order), PROTOBUF
         except asyncio.CancelledError as error:
             if not error.args:
                 raise

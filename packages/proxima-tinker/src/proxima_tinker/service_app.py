@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import json
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +21,8 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from tinker import types
 
-from proxima.data import UserError
+from proxima.data import Prompt, UserError
+from proxima.engine.protocol import Request as EngineRequest
 from proxima.engine.protocol import Sampling
 from proxima.system.web_requests import LOOPBACK_NAMES, refused
 from proxima_tinker.datum import Array
@@ -37,6 +39,7 @@ MOST_CELLS = 1 << 24  # log-probs of tokens of a prompt that an answer may have
 MOST_TOP_K = 1024  # likely tokens of each sampled one
 LEAST_TEMPERATURE = 1e-4  # logits divided by less may be infinite
 LEAST_TOP_P = 1e-6
+SEED_BITS = 63
 TEN_YEARS = 315_360_000
 NUMBER = (0, 2**53 - 1)
 BOUNDS = {  # of fields, in whichever request they are
@@ -374,19 +377,18 @@ class ServiceApp:
         if (last := asked.prompt_logprobs_last_n) is not None:
             _within("prompt_logprobs_last_n", last, 1, len(ids) - 1)
         stop, stops = stop_settings(params.stop, frozenset(self.service.base.stop_tokens))
-        return SampleOrder(
-            name=name,
-            prompt=np.array(ids, np.int32),
-            count=asked.num_samples,
-            sampling=_sampling(params, stop, context - len(ids), vocabulary),
-            seed=params.seed,
-            stop_tokens=stops,
-            prompt_log_probs=bool(asked.prompt_logprobs),
-            top_k_prompt=asked.topk_prompt_logprobs,
-            top_k_sample=asked.topk_sample_logprobs,
-            last=last,
-            targets=_targets(asked.target_prompt_logprobs, len(ids), vocabulary),
-        )
+        sampling = _sampling(params, stop, context - len(ids), vocabulary)
+        # a completion is determined by seed, uid and sample; without a seed, by the name of the request
+        digest = zlib.crc32(name.encode())
+        uid, seed = (digest, digest) if params.seed is None else (0, params.seed % 2**SEED_BITS)
+        prompt = Prompt(uid=uid, messages=(), tokens=np.array(ids, np.int32))
+        requests = [
+            EngineRequest(prompt=prompt, sample=i, sampling=sampling, seed=seed, stop_tokens=stops)
+            for i in range(asked.num_samples)
+        ]
+        targets = _targets(asked.target_prompt_logprobs, len(ids), vocabulary)
+        small = asked.model_copy(update={"prompt": None, "target_prompt_logprobs": None})  # many may wait
+        return SampleOrder(asked=small, requests=requests, targets=targets)
 
     async def retrieve(self, asked: Any) -> Any:
         answer = await self.service.answer(asked.request_id, POLL_SECONDS)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,20 +22,8 @@ EXAMPLES = protocol.ForwardBackwardRequest.DESCRIPTOR.fields_by_name["data"].num
 NO_LOG_PROB = -99999.0  # in the SDK's tables of likely tokens, an empty cell
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForwardBackward:
-    """A request for a forward pass, and unless `forward_only` for the gradient of its loss."""
-
-    model_id: str
-    seq_id: int
-    loss: str
-    config: dict[str, float | str]
-    forward_only: bool
-    data: list[Datum]
-
-
 def request_place(body: bytes) -> tuple[str, int, bool]:
-    """Model, sequence number and `forward_only` of an encoded `ForwardBackward`.
+    """Model, sequence number and `forward_only` of an encoded request.
 
     Raises:
         UserError: it can't be decoded.
@@ -85,8 +72,8 @@ def _varint(body: bytes, at: int, end: int) -> tuple[int, int]:
     return value, at
 
 
-def read_forward_backward(body: bytes) -> ForwardBackward:
-    """Decode a request.
+def read_forward_backward(body: bytes) -> tuple[str, dict[str, float | str], list[Datum]]:
+    """The name of the loss of a request, its config and the examples.
 
     Raises:
         UserError: names what can't be read.
@@ -107,15 +94,7 @@ def read_forward_backward(body: bytes) -> ForwardBackward:
         raise UserError(
             f"the sparse tensors of the request have {sparse:.3g} cells, too large; at most {MOST_SPARSE:.3g}"
         )
-    data = [_datum(i, datum) for i, datum in enumerate(message.data)]
-    return ForwardBackward(
-        model_id=message.model_id,
-        seq_id=message.seq_id,
-        loss=message.loss_fn,
-        config=config,
-        forward_only=message.forward_only,
-        data=data,
-    )
+    return message.loss_fn, config, [_datum(i, datum) for i, datum in enumerate(message.data)]
 
 
 def _datum(number: int, message: Any) -> Datum:
@@ -186,50 +165,7 @@ def forward_backward_answer(outputs: Sequence[dict[str, Array]], metrics: dict[s
     return content
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampledAnswer:
-    """A completion: tokens [T] int32, log-probs [T] float32, whether a stop ended it, and the most likely tokens of
-    each position."""
-
-    tokens: Array
-    log_probs: Array
-    stopped: bool
-    top_k: tuple[Array, Array] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptAnswer:
-    """Log-probs of a prompt's tokens [P] float32, NaN where unknown; the most likely tokens [P, K] and their log-probs;
-    log-probs of requested tokens [P - 1, K]."""
-
-    log_probs: Array | None = None
-    top_k: tuple[Array, Array] | None = None
-    targets: Array | None = None
-
-
-def sample_answer(completions: Sequence[SampledAnswer], prompt: PromptAnswer) -> bytes:
-    """Encode the answer to a request for samples."""
-    answer = protocol.SampleResponse()
-    for completion in completions:
-        sequence = answer.sequences.add(
-            stop_reason=protocol.STOP_REASON_STOP if completion.stopped else protocol.STOP_REASON_LENGTH,
-            tokens=completion.tokens.astype("<i4").tobytes(),
-            logprobs=completion.log_probs.astype("<f4").tobytes(),
-        )
-        if completion.top_k is not None:
-            _write_top_k(sequence.topk_sampled_logprobs, *completion.top_k)
-    if prompt.log_probs is not None:
-        answer.prompt_logprobs = prompt.log_probs.astype("<f4").tobytes()
-    if prompt.top_k is not None:
-        _write_top_k(answer.topk_prompt_logprobs, *prompt.top_k)
-    if prompt.targets is not None:
-        answer.target_prompt_logprobs.dense = prompt.targets.astype("<f4").tobytes()
-        answer.target_prompt_logprobs.dtype = protocol.DTYPE_FLOAT32
-        answer.target_prompt_logprobs.shape.extend(prompt.targets.shape)
-    content: bytes = answer.SerializeToString()
-    return content
-
-
-def _write_top_k(message: Any, ids: Array, log_probs: Array) -> None:
+def write_top_k(message: Any, ids: Array, log_probs: Array) -> None:
+    """Fill the SDK's table of the likeliest tokens of each position, [T, K]."""
     message.token_ids, message.logprobs = ids.astype("<i4").tobytes(), log_probs.astype("<f4").tobytes()
     message.length, message.k = ids.shape
