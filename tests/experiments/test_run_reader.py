@@ -17,8 +17,14 @@ def test_a_run_is_what_its_folder_says(tmp_path):
     assert run.curve("reward/mean", "time") == [(3.0, 0.5), (6.0, 0.5)]
     assert run.held_out("generated") == [(0.0, 0.1), (200.0, 0.5)]
     assert run.total("time/step") == 6.0
-    assert run.rate("tokens/generated", "time/generate") == pytest.approx(200 / 3)
-    assert run.total("nothing") is None and run.rate("nothing", "time/step") is None
+    assert run.tokens_per_second == {"generate": pytest.approx(200 / 3), "train": None}
+    assert run.total("nothing") is None
+
+
+def test_an_engine_beside_the_trainer_generates_during_whole_steps(tmp_path):
+    seconds = {"tokens/generated": 600, "time/step": 6.0, "time/generate": 1.0}
+    run = read_run(make_run(tmp_path / "a", [step(1, **seconds, **{"idle/engine": 0.0})]))
+    assert run.tokens_per_second["generate"] == 100.0
 
 
 def test_axes_are_there_when_every_step_recorded_them(tmp_path):

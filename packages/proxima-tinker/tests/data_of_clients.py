@@ -5,6 +5,19 @@ from typing import Any
 import numpy as np
 from tinker import types
 
+from proxima_tinker.datum import Datum
+from proxima_tinker.losses import ClientLoss
+from proxima_tinker.trained_model import PassResult, TrainedModel
+from proxima_tinker.workers import advanced
+
+
+def run_whole(model: TrainedModel, data: list[Datum], loss: ClientLoss, *, backward: bool) -> PassResult:
+    """`TrainedModel.run`, with nobody else to take a turn."""
+    parts = model.run(data, loss, backward=backward)
+    while not (step := advanced(parts))[0]:
+        pass
+    return step[1]
+
 
 def example(seed: int, length: int = 12, prompt: int = 4, vocabulary: int = 90, **columns: Any) -> Any:
     """Random tokens, of which all after the prompt are in the loss, with weights, log-probs and advantages."""

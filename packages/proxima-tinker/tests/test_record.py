@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
+from tinker.types import AdamParams
 
 from proxima.model import load
 from proxima.view.microscope.app import MicroscopeApp
@@ -15,9 +16,11 @@ from proxima_tinker import served_record as record_module
 from proxima_tinker.datum import Datum
 from proxima_tinker.losses import ClientLoss
 from proxima_tinker.served_record import ServedRecord
-from proxima_tinker.trained_model import AdamSettings, ModelSpec, TrainedModel
+from proxima_tinker.trained_model import ModelSpec, TrainedModel
 
-ADAM = AdamSettings(learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0)
+from .data_of_clients import run_whole
+
+ADAM = AdamParams(learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0)
 CPPO = "importance_sampling", {"surrogate": "cppo", "surrogate.delta": 0.15}
 SFT = "cross_entropy", {}
 ROWS = ("is it", "is it, no", "maybe")  # the last of a prompt of its own
@@ -62,14 +65,14 @@ class Client:
         if advantage is None:
             return replace(datum, columns={"weights": inside.astype(np.float32)})
         columns = {"advantages": inside * np.float32(advantage), "logprobs": np.zeros(len(inside), np.float32)}
-        (out,) = self.trained.run(
-            [replace(datum, columns=columns)], ClientLoss("importance_sampling", {}), backward=False
+        (out,) = run_whole(
+            self.trained, [replace(datum, columns=columns)], ClientLoss("importance_sampling", {}), backward=False
         ).outputs
         return replace(datum, columns=columns | {"logprobs": inside * np.minimum(out["logprobs"] - 0.5, -0.1)})
 
     def forward_backward(self, data, loss):
         client_loss = ClientLoss(*loss)
-        result = self.trained.run(data, client_loss, backward=True)
+        result = run_whole(self.trained, data, client_loss, backward=True)
         self.record.add(data, client_loss, result)
         return result
 

@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from tinker.types import AdamParams
 
 from proxima.data import UserError
 from proxima.model import load
 from proxima.model.adapter_folder import base_in_memory
 from proxima_tinker.datum import Datum
 from proxima_tinker.losses import ClientLoss
-from proxima_tinker.trained_model import AdamSettings, ModelSpec, TrainedModel
+from proxima_tinker.trained_model import ModelSpec, TrainedModel
+
+from .data_of_clients import run_whole
 
 CONFIGS = {
     "cross_entropy": {},
@@ -93,7 +96,7 @@ def difference(ours, theirs):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_gradient_is_that_of_the_formula(base, name, rank):
     model, batch = trained(base, rank), data(base)
-    result = model.run(batch, ClientLoss(name, CONFIGS[name]), backward=True)
+    result = run_whole(model, batch, ClientLoss(name, CONFIGS[name]), backward=True)
     ours, total = gradients(model), 0.0
     for parameter in model.trained.values():
         parameter.grad = None
@@ -115,7 +118,7 @@ def test_a_surrogate_sees_all_examples_of_a_request_however_they_are_split(base,
     """`token_mean` divides by the tokens of all of them."""
     config = {**config, "aggregate": "token_mean"}
     whole, split = trained(base, 4, budget=10_000), trained(base, 4, budget=20)
-    results = [model.run(data(base), ClientLoss("ppo", config), backward=True) for model in (whole, split)]
+    results = [run_whole(model, data(base), ClientLoss("ppo", config), backward=True) for model in (whole, split)]
     first, second = (gradients(model) for model in (whole, split))
     for name in first:
         torch.testing.assert_close(first[name], second[name], rtol=1e-4, atol=1e-7)
@@ -134,7 +137,7 @@ def test_a_surrogate_is_that_of_the_core(base):
     model, batch = trained(base, 4), data(base, 3)
     config = {"surrogate": "cppo", "surrogate.delta": 0.02, "correction": "importance", "correction.upper": 1.1}
     config |= {"correction.bound": "truncate", "proximal": "recompute"}
-    result = model.run(batch, ClientLoss("ppo", config), backward=False)
+    result = run_whole(model, batch, ClientLoss("ppo", config), backward=False)
     log_prob = torch.cat([torch.tensor(out["logprobs"]) for out in result.outputs])
     columns = {key: torch.cat([torch.tensor(d.columns[key]) for d in batch]) for key in ("logprobs", "advantages")}
     mask = torch.ones(len(log_prob), dtype=torch.bool)
@@ -163,7 +166,7 @@ def test_several_targets_of_a_position_each_have_a_weight(base):
         targets = draw.integers(5, 90, (len(datum.tokens), 3))
         weights = draw.random(targets.shape).astype(np.float32)
         many.append(Datum(tokens=datum.tokens, targets=targets, columns={"weights": weights}))
-    result = model.run(many, ClientLoss("cross_entropy", {}), backward=True)
+    result = run_whole(model, many, ClientLoss("cross_entropy", {}), backward=True)
     ours = gradients(model)
     for parameter in model.trained.values():
         parameter.grad = None
@@ -178,18 +181,21 @@ def test_several_targets_of_a_position_each_have_a_weight(base):
 def test_gradients_add_up_until_a_step_and_a_failed_request_adds_none(base):
     batch = data(base, 4)
     one, two = trained(base, 4), trained(base, 4)
-    one.run(batch, ClientLoss("cross_entropy", {}), backward=True)
-    two.run(batch[:2], ClientLoss("cross_entropy", {}), backward=True)
+    run_whole(one, batch, ClientLoss("cross_entropy", {}), backward=True)
+    run_whole(two, batch[:2], ClientLoss("cross_entropy", {}), backward=True)
     with pytest.raises(UserError, match="reads weights, which loss_fn_inputs lacks"):
-        two.run(
-            [Datum(tokens=d.tokens, targets=d.targets) for d in batch], ClientLoss("cross_entropy", {}), backward=True
+        run_whole(
+            two,
+            [Datum(tokens=d.tokens, targets=d.targets) for d in batch],
+            ClientLoss("cross_entropy", {}),
+            backward=True,
         )
     with pytest.raises(UserError, match="the loss is -inf; nothing was accumulated"):
-        two.run([overflowing(batch[0])], ClientLoss("importance_sampling", {}), backward=True)
-    two.run(batch[2:], ClientLoss("cross_entropy", {}), backward=True)
+        run_whole(two, [overflowing(batch[0])], ClientLoss("importance_sampling", {}), backward=True)
+    run_whole(two, batch[2:], ClientLoss("cross_entropy", {}), backward=True)
     for name, gradient in gradients(one).items():
         torch.testing.assert_close(gradients(two)[name], gradient, rtol=1e-4, atol=1e-6)
-    settings = AdamSettings(learning_rate=0.1, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, grad_clip_norm=0.0)
+    settings = AdamParams(learning_rate=0.1, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, grad_clip_norm=0.0)
     assert two.step(settings)["grad_norm"] > 0
     with pytest.raises(UserError, match="there is no gradient since the last optim_step"):
         two.step(settings)
@@ -230,7 +236,7 @@ def overflowing(datum):
 def test_what_is_not_understood_is_refused_by_name(base, name, config, message):
     if message is None:
         with pytest.raises(UserError, match="dro needs beta"):
-            trained(base, 4).run(data(base, 1), ClientLoss(name, config), backward=False)
+            run_whole(trained(base, 4), data(base, 1), ClientLoss(name, config), backward=False)
         return
     with pytest.raises(UserError) as error:
         ClientLoss(name, config)

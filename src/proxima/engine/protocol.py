@@ -188,11 +188,6 @@ class WeightUpdate:
         if (self.module is None) == (self.checkpoint is None):
             raise ValueError("WeightUpdate: give either a module or a checkpoint.")
 
-    @property
-    def kind(self) -> UpdateKind:
-        """The kind that `Capabilities.weight_updates` must contain."""
-        return "checkpoint" if self.module is None else "module"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:

@@ -165,8 +165,8 @@ MEASURES: dict[str, Measure] = COMPARED | {
     "before": lambda run: dict(run.held_out()).get(0.0),
     "generate": lambda run: run.total("time/generate"),
     "train": lambda run: run.total("time/train"),
-    "generate_rate": lambda run: run.rate("tokens/generated", "time/generate"),
-    "train_rate": lambda run: run.rate("tokens/trained", "time/train"),
+    "generate_rate": lambda run: run.tokens_per_second["generate"],
+    "train_rate": lambda run: run.tokens_per_second["train"],
 }
 
 

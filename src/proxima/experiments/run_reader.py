@@ -13,6 +13,7 @@ from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
 from proxima.runtime.state.folder import RunFolder, existing_run
+from proxima.runtime.state.summary import tokens_per_second
 from proxima.runtime.watch.observer import Record
 from proxima.system.recipe_files import shown_path
 
@@ -98,10 +99,10 @@ class Metrics:
         values = [float(value) for r in self.train if (value := metric_of(r, key)) is not None]
         return sum(values) if values else None
 
-    def rate(self, tokens: str, time: str) -> float | None:
-        """Tokens per second over the whole run."""
-        amount, spent = self.total(tokens), self.total(time)
-        return amount / spent if amount is not None and spent else None
+    @property
+    def tokens_per_second(self) -> dict[str, float | None]:
+        """Of generation and training over the whole run, as in the summary."""
+        return tokens_per_second(self.train)
 
 
 @dataclass(frozen=True, kw_only=True)

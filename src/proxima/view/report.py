@@ -171,15 +171,15 @@ def when_warned(warning: Record, steps: int) -> str:
 
 def tiles(run: Run) -> list[tuple[str, str]]:
     """Summarise the run in a few numbers."""
-    train, speed = run.train, run.summary.get("tokens_per_second") or {}
+    train, speed = run.train, run.tokens_per_second
     seconds = run.summary.get("seconds") or (train[-1]["time"] if train else None)
     times = [seconds for _, seconds in run.curve("time/step")]
     memory = run.summary.get("peak_memory_bytes")
     texts = {
         "duration": duration(seconds),
         "per step": duration(statistics.median(times) if times else None),
-        "generate": rate(speed.get("generate") or run.rate("tokens/generated", "time/generate")),
-        "train": rate(speed.get("train") or run.rate("tokens/trained", "time/train")),
+        "generate": rate(speed["generate"]),
+        "train": rate(speed["train"]),
         "completions": count(total(train, "completions")),
         "examples": count(total(train, "examples")),
         "epochs": fixed(train[-1].get("epoch") if train else None, 3),

@@ -12,7 +12,7 @@ from proxima.config import resolve
 from proxima.data import UserError
 from proxima.engine.executor import Executor
 from proxima.reward.runner import RewardRunner
-from proxima.runtime.launch import build, run
+from proxima.runtime.launch import rl_workload, run
 from proxima.runtime.launch.rl_workload import RlWorkload
 from proxima.runtime.loop.controller import Controller
 from tests.runtime.tiny_run import recipe
@@ -102,7 +102,7 @@ def test_what_was_begun_before_the_loop_could_not_be_made_is_ended(tiny_model, t
 
     noting(RewardRunner, "start", begun)
     noting(Executor, "close", ended), noting(RewardRunner, "close", ended)
-    monkeypatch.setattr(build, "make_collector", fail)
+    monkeypatch.setattr(rl_workload, "make_collector", fail)
     config = recipe(tiny_model("llama"), train__steps=1, folder=str(tmp_path / "run"))
     with pytest.raises(RuntimeError, match="no collector"):
         run.train(resolve(config).config)

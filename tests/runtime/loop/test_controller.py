@@ -20,7 +20,7 @@ from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import BatchCollector, Refill
 from proxima.rollout.generator import GroupGenerator, GroupSpec
-from proxima.runtime.launch.build import device_turns
+from proxima.runtime.launch.rl_workload import device_turns
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.state.folder import RunFolder

@@ -9,9 +9,8 @@ import json
 import sqlite3
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxima.data import UserError
 
@@ -28,12 +27,10 @@ CREATE TABLE IF NOT EXISTS requests (
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredRequest:
+class StoredRequest(NamedTuple):
     """A request of a model: `body` until its effect is in the state on disk; `answer` and its media type once it is
     done."""
 
-    seq: int
     kind: str
     body: bytes | None
     answer: bytes | None
@@ -60,41 +57,37 @@ class RequestLog:
             if kept != value:
                 raise UserError(f"{path.parent} is of {name} {kept}, not {value}", remedy="choose another --folder")
 
+    def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._db.execute(sql, values).fetchall()
+
     def put(self, kind: str, id: str, value: Any) -> None:
         """Write or replace a record, a JSON value; the time of its creation stays."""
-        text, now = json.dumps(value), time.time()
         sql = "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
-        with self._lock:
-            self._db.execute(sql, (kind, id, now, text))
+        self._rows(sql, kind, id, time.time(), json.dumps(value))
 
     def get(self, kind: str, id: str) -> Any:
         """A record, or None."""
-        with self._lock:
-            row = self._db.execute("SELECT value FROM records WHERE kind = ? AND id = ?", (kind, id)).fetchone()
-        return None if row is None else json.loads(row[0])
+        rows = self._rows("SELECT value FROM records WHERE kind = ? AND id = ?", kind, id)
+        return json.loads(rows[0][0]) if rows else None
 
     def delete(self, kind: str, id: str) -> None:
-        with self._lock:
-            self._db.execute("DELETE FROM records WHERE kind = ? AND id = ?", (kind, id))
+        self._rows("DELETE FROM records WHERE kind = ? AND id = ?", kind, id)
 
     def all(self, kind: str) -> list[tuple[str, float, Any]]:
         """The records of a kind, in the order of their creation: id, time, value."""
-        with self._lock:
-            sql = "SELECT id, created, value FROM records WHERE kind = ? ORDER BY created, id"
-            rows = self._db.execute(sql, (kind,)).fetchall()
+        rows = self._rows("SELECT id, created, value FROM records WHERE kind = ? ORDER BY created, id", kind)
         return [(id, created, json.loads(value)) for id, created, value in rows]
 
     def accept(self, model: str, seq: int, kind: str, body: bytes) -> bool:
         """Write a request; False if there is one of this number already."""
-        with self._lock:
-            sql = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, NULL, NULL, ?)"
-            return self._db.execute(sql, (model, seq, kind, body, time.time())).rowcount > 0
+        sql = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, NULL, NULL, ?) RETURNING seq"
+        return bool(self._rows(sql, model, seq, kind, body, time.time()))
 
     def finish(self, model: str, seq: int, answer: bytes, media: str, *, never: bool = False) -> None:
         """Write the answer of a request; `never`: it was not run, and must not be after a restart."""
-        with self._lock:
-            sql = "UPDATE requests SET answer = ?, media = ?, body = iif(?, NULL, body) WHERE model = ? AND seq = ?"
-            self._db.execute(sql, (answer, media, never, model, seq))
+        sql = "UPDATE requests SET answer = ?, media = ?, body = iif(?, NULL, body) WHERE model = ? AND seq = ?"
+        self._rows(sql, answer, media, never, model, seq)
 
     def kept_until(self, model: str, seq: int, value: Any, answers: int, last: tuple[bytes, str] | None = None) -> None:
         """The state of a model on disk now has the effects of its requests up to `seq`, whose answer is `last`: write
@@ -111,34 +104,23 @@ class RequestLog:
 
     def pending(self, model: str, after: int) -> dict[int, int]:
         """The requests of a model after a number whose effects are not in its state: bytes by number."""
-        with self._lock:
-            sql = "SELECT seq, length(body) FROM requests WHERE model = ? AND seq > ? AND body IS NOT NULL ORDER BY seq"
-            return dict(self._db.execute(sql, (model, after)).fetchall())
+        sql = "SELECT seq, length(body) FROM requests WHERE model = ? AND seq > ? AND body IS NOT NULL ORDER BY seq"
+        return dict(self._rows(sql, model, after))
 
     def answered(self, model: str) -> int:
         """The last request of a model that has an answer; -1 if none has."""
-        with self._lock:
-            sql = "SELECT max(seq) FROM requests WHERE model = ? AND answer IS NOT NULL"
-            (last,) = self._db.execute(sql, (model,)).fetchone()
-        return -1 if last is None else int(last)
+        sql = "SELECT coalesce(max(seq), -1) FROM requests WHERE model = ? AND answer IS NOT NULL"
+        return int(self._rows(sql, model)[0][0])
 
     def has(self, model: str, seq: int) -> bool:
         """True if there is such a request."""
-        with self._lock:
-            sql = "SELECT 1 FROM requests WHERE model = ? AND seq = ?"
-            return self._db.execute(sql, (model, seq)).fetchone() is not None
+        return bool(self._rows("SELECT 1 FROM requests WHERE model = ? AND seq = ?", model, seq))
 
     def request(self, model: str, seq: int) -> StoredRequest | None:
         """A request, or None."""
-        with self._lock:
-            sql = "SELECT seq, kind, body, answer, media FROM requests WHERE model = ? AND seq = ?"
-            row = self._db.execute(sql, (model, seq)).fetchone()
-        return None if row is None else _stored(row)
+        rows = self._rows("SELECT kind, body, answer, media FROM requests WHERE model = ? AND seq = ?", model, seq)
+        return StoredRequest(*rows[0]) if rows else None
 
     def close(self) -> None:
         with self._lock:
             self._db.close()
-
-
-def _stored(row: tuple[Any, ...]) -> StoredRequest:
-    return StoredRequest(**dict(zip(("seq", "kind", "body", "answer", "media"), row, strict=True)))

@@ -231,7 +231,7 @@ def stop_settings(stop: Any, stop_tokens: frozenset[int]) -> tuple[tuple[str, ..
     ids, in addition to the model's own.
 
     Raises:
-        UserError: texts and ids are mixed.
+        UserError: there are too many, or a text is too long.
     """
     if stop is None:
         return (), None
@@ -243,6 +243,4 @@ def stop_settings(stop: Any, stop_tokens: frozenset[int]) -> tuple[tuple[str, ..
         raise UserError(f"sampling_params.stop {reason}")
     if all(isinstance(value, str) for value in values):
         return tuple(values), None
-    if all(isinstance(value, int) for value in values):
-        return (), stop_tokens | frozenset(values)
-    raise UserError("sampling_params.stop mixes texts and token ids")
+    return (), stop_tokens | frozenset(values)

@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
+from starlette.exceptions import HTTPException
+from tinker import types
 
 from proxima.data import UserError
 from proxima.engine.local import Local
@@ -35,15 +37,7 @@ from proxima_tinker.losses import ClientLoss
 from proxima_tinker.request_log import RequestLog
 from proxima_tinker.samplers import SampleOrder, Samplers
 from proxima_tinker.served_record import ServedRecord
-from proxima_tinker.trained_model import (
-    BUILDING,
-    AdamSettings,
-    ModelSpec,
-    TrainedModel,
-    attach_adapter,
-    own_copy,
-    read_state,
-)
+from proxima_tinker.trained_model import BUILDING, ModelSpec, TrainedModel, attach_adapter, own_copy, read_state
 from proxima_tinker.wire import forward_backward_answer, read_forward_backward
 from proxima_tinker.workers import ComputeLane, Workers
 
@@ -90,14 +84,6 @@ class Settings:
     snapshots: int = 8
     waiting: int = 1024
     models: int = 16
-
-
-class RefusedRequest(Exception):
-    """A request that is answered with an HTTP status instead of a future."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
 
 
 def _failure(reason: str, category: str) -> Answer:
@@ -174,7 +160,6 @@ class Service:
             model.waiting, model.over = self.journal.pending(id, record["state_seq"]), self.journal.answered(id)
             again += len(model.waiting)
             self._seen[record["session"]] = time.monotonic()
-            self._start(model)
         return again
 
     def create_session(self, facts: Mapping[str, Any]) -> str:
@@ -185,7 +170,7 @@ class Service:
 
     def heartbeat(self, session: str) -> None:
         if self.journal.get("session", session) is None:
-            raise RefusedRequest(404, f"no session {session!r:.60}")
+            raise HTTPException(404, f"no session {session!r:.60}")
         self._seen[session] = time.monotonic()
 
     async def finish_session(self, session: str) -> None:
@@ -247,16 +232,17 @@ class Service:
                 "created": time.time(),
             }
             self.journal.put("model", id, record)
-            self._start(self._add_model(id, record))
+            self._add_model(id, record)
         return await self.submit(id, 0, "load" if source else "create", json.dumps(source or {}).encode())
 
     def _add_model(self, id: str, record: dict[str, Any]) -> Model:
         model = self.models[id] = Model(id, record, self.workers.lane())
+        model.task = asyncio.ensure_future(self._serve(model))
         return model
 
     def model(self, id: str) -> Model:
         if id not in self.models:
-            raise RefusedRequest(404, f"no model {id!r:.80}")
+            raise HTTPException(404, f"no model {id!r:.80}")
         return self.models[id]
 
     async def submit(self, model_id: str, seq: int, kind: str, body: bytes) -> str:
@@ -264,14 +250,14 @@ class Service:
         model, request_id = self.model(model_id), f"{model_id}:{seq}"
         self.heartbeat(model.record["session"])
         if not 0 <= seq < 2**53:
-            raise RefusedRequest(422, "seq_id must be in [0, 2^53)")
+            raise HTTPException(422, "seq_id must be in [0, 2^53)")
         if self.journal.has(model_id, seq):
             return request_id
         if seq < model.next_seq:
-            raise RefusedRequest(410, f"request {seq} of this model is over: later ones have run or failed")
+            raise HTTPException(410, f"request {seq} of this model is over: later ones have run or failed")
         full = len(model.waiting) >= self.settings.waiting or sum(model.waiting.values()) + len(body) > MOST_WAITING
         if full and seq > model.next_seq:  # for the next one all others wait
-            raise RefusedRequest(429, f"{len(model.waiting)} requests of this model wait")
+            raise HTTPException(429, f"{len(model.waiting)} requests of this model wait")
         if await asyncio.to_thread(self.journal.accept, model_id, seq, kind, body):
             if seq < model.next_seq:  # it was given up in the meantime
                 await self._give_up(model, [seq], f"request {seq} of this model came too late")
@@ -279,9 +265,6 @@ class Service:
             model.waiting[seq] = len(body)
             model.arrived.set()
         return request_id
-
-    def _start(self, model: Model) -> None:
-        model.task = asyncio.ensure_future(self._serve(model))
 
     async def _serve(self, model: Model) -> None:
         """Run the requests of a model in their order, forever."""
@@ -403,13 +386,13 @@ class Service:
     def _do_pass(self, model: Model, body: bytes, *, backward: bool) -> Generator[None, None, Answer]:
         name, config, data = read_forward_backward(body)
         loss = ClientLoss(name, config)
-        result = yield from self._trained(model).run_in_parts(data, loss, backward=backward)
+        result = yield from self._trained(model).run(data, loss, backward=backward)
         if backward:
             self._note(model, lambda record: record.add(data, loss, result))
         return forward_backward_answer(result.outputs, result.metrics), PROTOBUF
 
     def _do_optim_step(self, model: Model, seq: int, asked: Any) -> Answer:
-        settings = AdamSettings(**asked)
+        settings = types.AdamParams(**asked)
         try:
             metrics = self._trained(model).step(settings)
         except UserError:
@@ -537,7 +520,7 @@ class Service:
     def sampler(self, id: str) -> dict[str, Any]:
         record: dict[str, Any] | None = self.journal.get("sampler", id)
         if record is None:
-            raise RefusedRequest(404, f"no sampler {id!r:.80}")
+            raise HTTPException(404, f"no sampler {id!r:.80}")
         return record
 
     def submit_sample(self, sampler: str, seq: int, order: SampleOrder) -> str:
@@ -547,7 +530,7 @@ class Service:
             del self.answers[self._sampled.popleft()[1]]
         if request_id not in self.answers:
             if self._waiting[sampler] >= self.settings.waiting:
-                raise RefusedRequest(429, f"{self._waiting[sampler]} requests of this sampler wait")
+                raise HTTPException(429, f"{self._waiting[sampler]} requests of this sampler wait")
             self._waiting[sampler] += 1
             self.answers[request_id] = asyncio.get_running_loop().create_future()
             task = self._sampling[request_id] = asyncio.create_task(self._sample(record, request_id, order))
@@ -565,7 +548,7 @@ class Service:
 
     async def _sample(self, record: Mapping[str, Any], request_id: str, order: SampleOrder) -> Answer:
         try:
-            model, path, weights, source = "base", record["path"], "base", partial(_identity, self.base)
+            model, path, weights, source = "base", record["path"], "base", lambda: self.base
             if path is not None:
                 checkpoint = self.checkpoint(path)
                 model, source = checkpoint["model"], partial(self._weights, path, ModelSpec(**checkpoint["spec"]))
@@ -593,17 +576,17 @@ class Service:
         """The answer to a request, if it comes within this time.
 
         Raises:
-            RefusedRequest: there is no such request.
+            HTTPException: there is no such request.
         """
         if request_id not in self.answers:
             model, _, seq = request_id.rpartition(":")
             known = self.journal.request(model, int(seq)) if seq.isdecimal() and len(seq) < 19 else None
             if known is None:  # the SDK sends a sample again when it hears 410
-                raise RefusedRequest(410, f"no request {request_id!r:.100}; samples do not outlive the server")
+                raise HTTPException(410, f"no request {request_id!r:.100}; samples do not outlive the server")
             if known.answer is not None:
                 return known.answer, known.media or JSON
             if known.body is None:
-                raise RefusedRequest(410, f"request {request_id} was run, but its answer could not be written")
+                raise HTTPException(410, f"request {request_id} was run, but its answer could not be written")
             self.answers[request_id] = asyncio.get_running_loop().create_future()
         done, _ = await asyncio.wait({self.answers[request_id]}, timeout=seconds)
         return done.pop().result() if done else None
@@ -622,7 +605,7 @@ class Service:
             await asyncio.wait(stopped)
         for model in self.models.values():
             await model.lane.run(self._tried, f"{model.id}: no state", partial(self._rest, model))
-        await asyncio.to_thread(self.workers.close)
+        await asyncio.to_thread(self.workers.shutdown, cancel_futures=True)
         self.journal.close()
         self._lock.release()
 
@@ -648,10 +631,6 @@ def _read(what: str, read: Callable[[Any], T], place: Any) -> T:
         raise UserError(
             f"{what} can't be read: {type(error).__name__}", remedy="load or sample other weights"
         ) from error
-
-
-def _identity(loaded: LoadedModel) -> LoadedModel:
-    return loaded
 
 
 def _json(**values: Any) -> Answer:

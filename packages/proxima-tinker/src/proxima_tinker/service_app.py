@@ -27,7 +27,7 @@ from proxima.engine.protocol import Sampling
 from proxima.system.web_requests import LOOPBACK_NAMES, refused
 from proxima_tinker.datum import Array
 from proxima_tinker.samplers import SampleOrder, stop_settings
-from proxima_tinker.service import TYPES, RefusedRequest, Service
+from proxima_tinker.service import TYPES, Service
 from proxima_tinker.trained_model import MOST_RANK, ModelSpec
 from proxima_tinker.wire import request_place
 
@@ -88,7 +88,7 @@ class ServiceApp:
             for method, handlers in methods.items()
             for path, handler in handlers.items()
         ]
-        kinds = (HTTPException, RefusedRequest, UserError, Exception)
+        kinds = (HTTPException, UserError, Exception)
         self.asgi = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _refused))
 
     def _gets(self) -> dict[str, Handler]:
@@ -527,8 +527,6 @@ async def _refused(request: Request, error: Exception) -> Response:
     status, reason = 500, f"{type(error).__name__}: {error}"[:300]
     if isinstance(error, UserError):
         status, reason = 422, " ".join(str(error).split())
-    elif isinstance(error, RefusedRequest):
-        status, reason = error.status, error.reason
     elif isinstance(error, HTTPException):
         status, reason = error.status_code, error.detail
     return JSONResponse({"error": reason, "detail": reason}, status)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from tinker.types import AdamParams
 from torch import Tensor, nn
 
 from proxima.data import PackedBatch, Trajectory, UserError
@@ -20,7 +21,6 @@ from proxima.model.micro_batch import micro_batches
 from proxima.model.save import save_trained
 from proxima_tinker.datum import COLUMNS, Array, Datum, column, packed_examples, trajectories
 from proxima_tinker.losses import ClientLoss, LossResult, Targets
-from proxima_tinker.workers import advanced
 
 ALPHA = 32.0  # of LoRA: the product of the adapters is scaled by 32 / rank
 MOST_RANK = 4096
@@ -62,26 +62,6 @@ class ModelSpec:
                 chosen = self.train_unembed if module is head else self.train_attn if attention else self.train_mlp
                 names |= {name.rpartition(".")[2]} if chosen else set()
         return tuple(sorted(names))
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdamSettings:
-    """The settings of one optimizer step, as the SDK's `AdamParams`."""
-
-    learning_rate: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    grad_clip_norm: float
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 <= value < float("inf"):
-                raise UserError(f"adam_params.{name}={value} must be >= 0 and finite")
-        for name in ("beta1", "beta2"):
-            if getattr(self, name) >= 1:
-                raise UserError(f"adam_params.{name}={getattr(self, name)} must be < 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,17 +113,7 @@ class TrainedModel:
         config: Any = self.loaded.model.config
         self.vocabulary = int(config.get_text_config().vocab_size)
 
-    def run(self, data: Sequence[Datum], loss: ClientLoss, *, backward: bool) -> PassResult:
-        """`run_in_parts`, at once."""
-        parts = self.run_in_parts(data, loss, backward=backward)
-        while not (step := advanced(parts))[0]:
-            pass
-        result: PassResult = step[1]
-        return result
-
-    def run_in_parts(
-        self, data: Sequence[Datum], loss: ClientLoss, *, backward: bool
-    ) -> Generator[None, None, PassResult]:
+    def run(self, data: Sequence[Datum], loss: ClientLoss, *, backward: bool) -> Generator[None, None, PassResult]:
         """The loss of a request; with `backward` its gradient is added to those since the last step, or, if anything
         fails, nothing is. It yields between forward passes.
 
@@ -221,12 +191,16 @@ class TrainedModel:
         ends = np.cumsum([0, *(len(datum.tokens) for datum in data)])
         return Targets(log_prob=log_prob, columns=columns, cu_seqlens=torch.from_numpy(ends).to(device))
 
-    def step(self, settings: AdamSettings) -> dict[str, float]:
+    def step(self, settings: AdamParams) -> dict[str, float]:
         """Update the weights with the gradients since the last step. Returns the norm of the gradient before clipping.
 
         Raises:
-            UserError: there is no gradient, or it is not finite, and is then dropped.
+            UserError: a setting is out of range; there is no gradient, or it is not finite, and is then dropped.
         """
+        for name, value in settings.model_dump().items():
+            bound = 1 if name in ("beta1", "beta2") else float("inf")
+            if not 0 <= value < bound:
+                raise UserError(f"adam_params.{name}={value} must be in [0, {bound})")
         gradients = [p.grad for p in self.trained.values() if p.grad is not None]
         if not gradients:
             raise UserError("there is no gradient since the last optim_step; call forward_backward first")

@@ -8,7 +8,7 @@ whatever else runs, so that results do not depend on who else is there.
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -18,64 +18,23 @@ from proxima.model.compute_thread import ComputeThread, Job, perform
 T = TypeVar("T")
 
 
-class Workers:
-    """The threads.
+class Workers(ThreadPoolExecutor):
+    """The threads; of each lane at most one call is in their queue.
 
     Args:
         count: threads, so many calls run at the same time.
-        threads: torch threads of each.
+        threads: torch threads of each; OpenMP counts them for each thread that computes.
+
+    Attributes: `lock`, of all lanes and of `waiting`, the number of lanes that wait for a thread.
     """
 
     def __init__(self, count: int, threads: int) -> None:
         torch.set_num_threads(threads)
-        self._ready: deque[ComputeLane] = deque()  # with a call, none of which is running
-        self._wakes = threading.Condition()
-        self._closed = False
-        names = [f"worker-{number}" for number in range(count)]
-        self._threads = [threading.Thread(target=self._work, args=(threads,), name=n, daemon=True) for n in names]
-        for thread in self._threads:
-            thread.start()
-
-    def close(self) -> None:
-        """End the threads, each after the call that it runs: torch aborts a process that ends during one."""
-        with self._wakes:
-            self._closed = True
-            self._wakes.notify_all()
-        for thread in self._threads:
-            thread.join()
+        super().__init__(count, "worker", torch.set_num_threads, (threads,))
+        self.lock, self.waiting = threading.Lock(), 0
 
     def lane(self) -> "ComputeLane":
         return ComputeLane(self)
-
-    def put(self, lane: "ComputeLane", job: Job) -> None:
-        with self._wakes:
-            lane.jobs.append(job)
-            if not lane.running and len(lane.jobs) == 1:
-                self._ready.append(lane)
-                self._wakes.notify()
-
-    @property
-    def wanted(self) -> bool:
-        """True if a lane waits for a thread."""
-        return bool(self._ready)
-
-    def _work(self, threads: int) -> None:
-        torch.set_num_threads(threads)  # OpenMP counts them for each thread that computes
-        while True:
-            with self._wakes:
-                while not self._ready and not self._closed:
-                    self._wakes.wait()
-                if self._closed:
-                    return
-                lane = self._ready.popleft()
-                lane.running, job = True, lane.jobs.popleft()
-            perform(job)
-            del job  # its arguments may be large
-            with self._wakes:
-                lane.running = False
-                if lane.jobs:
-                    self._ready.append(lane)
-                    self._wakes.notify()
 
 
 class ComputeLane(ComputeThread):
@@ -83,12 +42,28 @@ class ComputeLane(ComputeThread):
 
     def __init__(self, workers: Workers) -> None:
         super().__init__()
-        self.workers, self.jobs, self.running = workers, deque[Job](), False
+        self.workers, self.jobs = workers, deque[Job]()  # the first runs or waits for a thread
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> "Future[T]":
         job: Job = (Future(), call, arguments)
-        self.workers.put(self, job)
+        with self.workers.lock:
+            self.jobs.append(job)
+            if len(self.jobs) == 1:
+                self._queue()
         return job[0]
+
+    def _queue(self) -> None:
+        self.workers.waiting += 1
+        self.workers.submit(self._perform)
+
+    def _perform(self) -> None:
+        with self.workers.lock:
+            self.workers.waiting -= 1
+        perform(self.jobs[0])
+        with self.workers.lock:
+            self.jobs.popleft()
+            if self.jobs:
+                self._queue()
 
     async def run_parts(self, parts: Generator[None, None, T]) -> T:
         """Return or raise what the generator does; where it yields, others get their turn."""
@@ -100,7 +75,7 @@ class ComputeLane(ComputeThread):
 
     @property
     def wanted(self) -> bool:
-        return bool(self.jobs) or self.workers.wanted
+        return len(self.jobs) > 1 or self.workers.waiting > 0
 
 
 def advanced(parts: Generator[None, None, Any]) -> tuple[bool, Any]:

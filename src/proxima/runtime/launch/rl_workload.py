@@ -1,23 +1,27 @@
 """The workload of `proxima train`: RL, built from a config."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.config.step_groups import at_once, pruned
+from proxima.engine.protocol import Engine
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
-from proxima.rollout.collector import Pending
-from proxima.runtime.launch.build import Restored, make_controller
+from proxima.rollout.collector import Collector, Pending
+from proxima.runtime.launch.generation import make_collector, make_evaluation, make_generator
 from proxima.runtime.launch.inputs import input_hashes
 from proxima.runtime.launch.learning import StageFactory, make_batch_builder, make_learner
 from proxima.runtime.launch.models import describe_model
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.controller import Controller
+from proxima.runtime.loop.publisher import DeviceTurns, Publisher
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.store import RolloutRecorder
 from proxima.runtime.state.summary import algorithm_name
 from proxima.runtime.watch.observer import RunInfo
 from proxima.task.prompts import PromptSource
@@ -28,6 +32,23 @@ from proxima.train.ranks import Ranks
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
     from proxima.runtime.placement.follower import RankModels
+    from proxima.train.next_policy import NextLogProbs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """The state in a checkpoint other than weights, optimizer and data cursor; the defaults are those of a new run.
+
+    Args:
+        path: the checkpoint's folder.
+        pending: the groups and prompts that the collector held for later steps; `next_log_probs` belongs to these.
+        kl_coefficient: the coefficient of the KL penalty in the reward.
+    """
+
+    path: Path | None = None
+    pending: Pending = field(default_factory=Pending)
+    next_log_probs: Sequence["NextLogProbs"] = ()
+    kl_coefficient: float | None = None
 
 
 class RlWorkload:
@@ -35,10 +56,11 @@ class RlWorkload:
     fixed data set. It is created with its data, before weights are loaded; `notes` are warnings about the data."""
 
     def __init__(self, config: "RunConfig", stages: StageFactory | None = None) -> None:
-        self.config, self.stages = config, stages
+        self.config = config
         self.data = load_run_data(config)
         self.model = replace(config.model.source(config.seed, config.placement), images=self.data.images)
         self.notes = self.data.notes
+        self._make_learner = partial(make_learner, config, self.model, stages=stages, engines=self.data.engines)
         self.restored = Restored()
 
     @property
@@ -85,12 +107,57 @@ class RlWorkload:
         if self.images is not None:
             self.images.keep_in(store.folder.path / "images")
         with ExitStack() as opened:  # closed if building fails, and otherwise by the loop
-            learner = self._learner(loaded, services.compute, store.ranks, restored.path, store.folder.engine_log)
+            learner = self._make_learner(
+                loaded, services.compute, ranks=store.ranks, restored=restored.path, log=store.folder.engine_log
+            )
             opened.callback(learner.close)
-            batch_builder = make_batch_builder(self.config, learner, restored.kl_coefficient)
-            controller = make_controller(self.config, learner, batch_builder, self.data, services, restored, opened)
+            controller = self._make_controller(learner, services, opened)
             opened.pop_all()
         return controller
+
+    def _make_controller(self, learner: Learner, services: RunServices, opened: ExitStack) -> Controller:
+        """`opened` gets what is started here, which the loop closes."""
+        batch_builder = make_batch_builder(self.config, learner, self.restored.kl_coefficient)
+        config, data, store = self.config, self.data, services.store
+        recorder = RolloutRecorder(store, data.source, services.observer)
+        computes = getattr(config.engine, "needs_weights", False)  # in this process, alongside the training
+        device = learner.stack.model.device if computes else "cpu"
+        generator = make_generator(
+            config, services.compute.call(learner.stack.gathered, device), data, services, opened
+        )
+        evaluation = make_evaluation(config, data, generator, services, opened)
+        collector: Collector
+        if not isinstance(data.source, PromptSource):
+            from proxima.runtime.state.replay import ReplayCollector
+
+            collector = ReplayCollector(data.source, generator, recorder)
+        else:
+            assert generator is not None
+            reject = partial(learner.compute.run, batch_builder.reject)
+            collector = make_collector(
+                config, generator, data.source, recorder, reject, self.restored.pending, store.journal.step
+            )
+            if config.algorithm.proximal == "next":
+                from proxima.runtime.launch.next_policy_cache import make_next_policy
+
+                log_prob = partial(learner.compute.run, learner.stack.log_prob)
+                stored, player = self.restored.next_log_probs, generator.episodes
+                playing = None if player is None else player.unfinished
+                cache = make_next_policy(
+                    config.algorithm, generator.engine, collector.unconsumed, log_prob, stored, playing
+                )
+                learner = replace(learner, next_policy=cache)
+        turns = None if generator is None else device_turns(config.placement, generator.engine, learner)
+        return Controller(
+            config,
+            collector,
+            batch_builder,
+            learner,
+            Publisher(generator, learner, store, services.observer, turns),
+            store,
+            evaluation,
+            services.observer,
+        )
 
     def rank_models(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
@@ -100,31 +167,11 @@ class RlWorkload:
         from proxima.runtime.placement.follower import RankModels
         from proxima.train.forward_stage import by_column
 
-        learner = self._learner(loaded, compute, ranks, checkpoint)
+        learner = self._make_learner(loaded, compute, ranks=ranks, restored=checkpoint)
         stacks, stages = {learner.stack.name: learner.stack}, {learner.stack.name: by_column(learner.stages)}
         if (critic := learner.critic) is not None:
             stacks[critic.stack.name], stages[critic.stack.name] = critic.stack, by_column([critic.stage])
         return RankModels(stacks=stacks, stages=stages)
-
-    def _learner(
-        self,
-        loaded: LoadedModel,
-        compute: ComputeThread,
-        ranks: Ranks,
-        checkpoint: Path | None,
-        log: Path | None = None,
-    ) -> Learner:
-        return make_learner(
-            self.config,
-            self.model,
-            loaded,
-            compute,
-            restored=checkpoint,
-            stages=self.stages,
-            engines=self.data.engines,
-            log=log,
-            ranks=ranks,
-        )
 
     def info(self, loaded: LoadedModel | None, folder: Path, step: int) -> RunInfo:
         """The facts known at the start, or when the run resumes after `step`; without a model if no step is left."""
@@ -158,3 +205,12 @@ class RlWorkload:
         self.data.close()
         if not isinstance(self.data.source, PromptSource):
             self.data.source.close()
+
+
+def device_turns(placement: Any, engine: Engine, learner: Learner) -> DeviceTurns | None:
+    """The turns of engine and trainer, if they share the devices and the engine can sleep."""
+    if not getattr(placement, "colocate", False) or not engine.capabilities.sleeps:
+        return None
+    from proxima.runtime.loop.shared_devices import SharedDevices
+
+    return SharedDevices(engine, learner.stack, learner.compute)

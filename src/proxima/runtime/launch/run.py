@@ -1,11 +1,10 @@
 """A run of any kind: folder, journal, resume, loop, Ctrl-C, summary. Every training calls `train`."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from proxima.config.families import TRAIN, family_of_config
@@ -31,6 +30,7 @@ from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import Timeline
 from proxima.system.environment import describe_environment
 from proxima.train.checkpoint import Checkpoint
+from proxima.train.messages import Start
 from proxima.train.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from proxima.runtime.launch.learning import StageFactory
     from proxima.runtime.launch.offline_workload import OfflineWorkload
     from proxima.runtime.launch.rl_workload import RlWorkload
-    from proxima.train.stack import TrainStack
 
     Workload = RlWorkload | OfflineWorkload
 
@@ -143,7 +142,7 @@ async def _run(
                 await compute.run(ranks.end, finished)
                 return finished
         observer.progress("load", 0, 1, "models")
-        with _started(folder.path, checkpoint, ranks):
+        with ranks.call(Start(folder.path, None if checkpoint is None else checkpoint.path)):
             await compute.run(_compare_files, hashes, ranks)
             hashing = None if resuming else asyncio.create_task(asyncio.to_thread(hashes))  # while the model is loaded
             loaded = await compute.run(load_models, work.load, checkpoint)
@@ -160,7 +159,7 @@ async def _run(
             loop = work.make_loop(loaded, RunServices(store, compute, observer))
             opened.callback(loop.close)
             if checkpoint:
-                await compute.run(_restore, checkpoint, loop.trained.stack, loop.trained.others)
+                await compute.run(_restore, checkpoint, loop.trained)
             await disk.write(folder.write_environment, _environment(config, loaded))
             folder.remove_outcome()
             observer.started(work.info(loaded, folder.path, journal.step))
@@ -207,13 +206,10 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]
     return "failed", f"{type(problem).__name__}: {problem}".removesuffix(": ")
 
 
-def _started(folder: Path, checkpoint: Checkpoint | None, ranks: Ranks) -> AbstractContextManager[None]:
-    """Within the block, the other ranks start too."""
-    if ranks.size == 1:
-        return nullcontext()
-    from proxima.train.messages import Start
+def _restore(checkpoint: Checkpoint, trained: Any) -> None:
+    from proxima.train.checkpoint_restore import restore
 
-    return ranks.call(Start(folder, None if checkpoint is None else checkpoint.path))
+    restore(checkpoint, trained.stack, trained.others)
 
 
 def _compare_files(hashes: Hashes, ranks: Ranks) -> None:
@@ -222,9 +218,3 @@ def _compare_files(hashes: Hashes, ranks: Ranks) -> None:
         from proxima.runtime.placement.agreement import agree_on_files
 
         agree_on_files(hashes, ranks)
-
-
-def _restore(checkpoint: Checkpoint, stack: "TrainStack", others: "Mapping[str, TrainStack]") -> None:
-    from proxima.train.checkpoint_restore import restore
-
-    restore(checkpoint, stack, others)

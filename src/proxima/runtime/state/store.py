@@ -22,6 +22,7 @@ from proxima.task.prompts import PromptSource
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, prune, write_checkpoint
 from proxima.train.completion_record import CompletionRecord
+from proxima.train.messages import Finish, Save
 from proxima.train.ranks import ALONE, Message, Ranks
 
 if TYPE_CHECKING:
@@ -71,20 +72,13 @@ class RunStore:
         others: Mapping[str, TrainStack],
     ) -> None:
         """Write the checkpoint of a step; see `checkpoint.write_checkpoint`."""
-        place = self.folder.checkpoints
-        if self.ranks.size == 1:
-            write_checkpoint(place, step, loaded, stack, facts, files, others)
-            return
-        from proxima.train.messages import Save
-
+        place, write = self.folder.checkpoints, self.ranks.writer.write if self.ranks.writer else write_checkpoint
         with self._on_every_rank(Save(place, step)):
-            self.ranks.writer.write(place, step, loaded, stack, facts, files, others)
+            write(place, step, loaded, stack, facts, files, others)
 
     def finish_checkpoint(self) -> None:
         """Wait for a checkpoint that is still being written; in the compute thread."""
         if self.ranks.writing:
-            from proxima.train.messages import Finish
-
             with self._on_every_rank(Finish()):
                 self.ranks.writer.finish()
 

@@ -10,7 +10,7 @@ from proxima.evaluate.headline import Headline
 from proxima.evaluate.held_out import named_sets
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.watch.observer import Observer, WarningList
+from proxima.runtime.watch.observer import Observer, Record, WarningList
 from proxima.system.machine import peak_memory_bytes
 
 if TYPE_CHECKING:
@@ -75,11 +75,6 @@ def summarise_run(
     if rule is not None and status == "done" and named["after"] is None and (plateau := rule.reached(evals)):
         named["after"] = evals[-1]
     steps = [r for r in records if r["kind"] == "train"]
-    beside = any("idle/engine" in r for r in steps)  # then the time of the stage `generate` is the trainer's wait
-
-    def rate(tokens: str, time: str) -> float:
-        spent = sum(r.get(time) or 0.0 for r in steps)
-        return sum(r.get(tokens) or 0 for r in steps) / spent if spent else 0.0
 
     return Summary(
         status=status,
@@ -89,10 +84,7 @@ def summarise_run(
         seed=config.seed,
         folder=str(folder.path),
         eval={label: _outcome(r, headline) for label, r in named.items() if r is not None},
-        tokens_per_second={
-            "generate": rate("tokens/generated", "time/step" if beside else "time/generate"),
-            "train": rate("tokens/trained", "time/train"),
-        },
+        tokens_per_second={name: rate or 0.0 for name, rate in tokens_per_second(steps).items()},
         peak_memory_bytes=max(peak_memory_bytes(), folder.ended.get("peak_memory_bytes") or 0),
         changes=journal.get("changes") or (),
         warnings=warnings.records(),
@@ -101,6 +93,19 @@ def summarise_run(
         plateau=plateau,
         **work.facts(journal),
     )
+
+
+def tokens_per_second(steps: Sequence[Record]) -> dict[str, float | None]:
+    """Tokens per second over some steps, of generation and of training; None if none were counted. An engine of its own
+    generates during the whole step, and the time of the stage `generate` is then the trainer's wait."""
+
+    def rate(tokens: str, time: str) -> float | None:
+        amount, spent = (sum(r.get(key) or 0.0 for r in steps) for key in (tokens, time))
+        return amount / spent if amount and spent else None
+
+    beside = any("idle/engine" in r for r in steps)
+    generating = "time/step" if beside else "time/generate"
+    return {"generate": rate("tokens/generated", generating), "train": rate("tokens/trained", "time/train")}
 
 
 def _outcome(record: Mapping[str, Any], headline: Headline) -> dict[str, Any]:

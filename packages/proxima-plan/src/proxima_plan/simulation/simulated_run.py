@@ -116,7 +116,7 @@ def simulate_run(
 
 
 def _controller(config: RunConfig, store: RecordsInMemory, thread: TimedThread) -> Controller:
-    """Build a controller like `runtime.launch.build.make_controller`, with parts that only take time. Each prompt has
+    """Build a controller like that of `RlWorkload`, with parts that only take time. Each prompt has
     one completion, which stands for all of them."""
     engine, times = thread.engine, thread.engine.times
     factor = prompts_factor(config.algorithm.selection, config.train.completions_per_prompt)
