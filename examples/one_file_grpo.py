@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 
 from proxima.core import Outcomes, PpoClip, TokenMean, mismatch_metrics, policy_loss
-from proxima.core.advantage import Grpo
+from proxima.core.advantage.group import Grpo
 from proxima.data import Completion, Group, Prompt, Score, Trajectory
 from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
 from proxima.model import Policy, load

@@ -17,7 +17,8 @@ from enumerable_world import EnumerableWorld, GradientMoments, ImprovementBound,
 from torch import Tensor
 
 from proxima.core import AGGREGATES
-from proxima.core.advantage import ADVANTAGES, Gae
+from proxima.core.advantage import ADVANTAGES
+from proxima.core.advantage.token import Gae
 from proxima.core.aggregate import SequenceMeanTokenSum
 from proxima.core.correction import CORRECTIONS
 from proxima.core.loss import Correction, policy_loss

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.core.advantage import TokenRewards
+from proxima.core import TokenRewards
 from proxima.core.segment import segment_index, segment_sum
 from proxima.data import Outcomes, PolicyBatch, require
 

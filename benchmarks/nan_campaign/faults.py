@@ -134,8 +134,8 @@ def with_nan(values: Any) -> Any:
 
 def faults() -> dict[str, tuple[int, Fault]]:
     """Return the faults by name, each with its step."""
-    from proxima.core.advantage import Grpo
-    from proxima.core.surrogate import Cppo
+    from proxima.core import Cppo
+    from proxima.core.advantage.group import Grpo
     from proxima.data import Score
     from proxima.engine import scheduler
     from tests.runtime.tiny_run import Even

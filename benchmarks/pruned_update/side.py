@@ -8,7 +8,7 @@ def main() -> None:
     import torch
 
     from proxima.core import ADVANTAGES, AGGREGATES, SURROGATES
-    from proxima.core.selection import Prune
+    from proxima.core.selection.partial_selection import Prune
     from proxima.data import Completion, Group, Prompt, Score
     from proxima.train import PolicyObjective, TrainStack
     from proxima.train.batch_builder import BatchBuilder

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from proxima.cli.plot import parse_surrogate
-from proxima.core.surrogate import SURROGATES, Dppo, PpoClip
+from proxima.core import Dppo, PpoClip
+from proxima.core.surrogate import SURROGATES
 
 
 def test_several_kinds_in_one_figure(proxima, here):
@@ -33,7 +34,7 @@ def test_every_kind_can_be_drawn(proxima, here, kind):
 
 def test_fields(proxima):
     assert parse_surrogate("ppo_clip,epsilon_high=0.28,dual_clip=10") == PpoClip(epsilon_high=0.28, dual_clip=10.0)
-    assert parse_surrogate("proxima.core.surrogate:Dppo,delta=.inf") == Dppo(delta=float("inf"))
+    assert parse_surrogate("proxima.core.surrogate.dppo:Dppo,delta=.inf") == Dppo(delta=float("inf"))
 
 
 def test_a_bitmap_and_what_it_replaces(proxima, here):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from proxima.cli.plot import threshold_lines, with_values
-from proxima.core.surrogate import Cppo, Dppo
+from proxima.core import Cppo, Dppo
 from proxima.experiments.divergences import (
     Calibration,
     TrainedCompletion,

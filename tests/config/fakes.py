@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from proxima.core.advantage import TokenAdvantage
+from proxima.core import TokenAdvantage
 from proxima.core.loss import Surrogate
 from proxima.data import require
 from proxima.engine import EngineSpec

@@ -5,7 +5,7 @@ from dataclasses import MISSING
 from proxima.config.describe import fields_of, kind_of
 from proxima.config.field_help import args_section, first_sentence, summary_of
 from proxima.config.sections.algorithm_section import AlgorithmConfig
-from proxima.core.surrogate import Cppo
+from proxima.core import Cppo
 from tests.config.fakes import Everything, Must, Sums
 
 DOC = """Head.

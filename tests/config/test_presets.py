@@ -5,12 +5,14 @@ import dataclasses
 import pytest
 
 from proxima.config import resolve
-from proxima.core.advantage import Gpg, Grpo
+from proxima.core import PpoClip, Reinforce
+from proxima.core.advantage.group import Grpo
+from proxima.core.advantage.group_variants import Gpg
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
-from proxima.core.correction import CapFloor
+from proxima.core.correction.importance import CapFloor
 from proxima.core.penalty import K3
-from proxima.core.selection import DropUniformGroups, Prune
-from proxima.core.surrogate import PpoClip, Reinforce
+from proxima.core.selection.group_selection import DropUniformGroups
+from proxima.core.selection.partial_selection import Prune
 
 
 def algorithm(recipe, name):

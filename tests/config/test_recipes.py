@@ -13,9 +13,8 @@ import yaml
 from proxima.cli.commands import COMMANDS
 from proxima.config import RunConfig, check, dump, resolve
 from proxima.config.validate import warnings
+from proxima.core import CORRECTION_PRESETS, Cppo, Dppo, Drpo, PpoClip
 from proxima.core.aggregate import SequenceMeanTokenSumNorm
-from proxima.core.correction import CORRECTION_PRESETS
-from proxima.core.surrogate import Cppo, Dppo, Drpo, PpoClip
 from proxima.experiments import plan_runs, read_sweep
 from proxima.prepare.catalog import SOURCES
 from proxima_plan.devices import read_devices

@@ -8,11 +8,10 @@ from proxima.config.describe import fields_of, kinds_of
 from proxima.config.families import FAMILIES
 from proxima.config.presets import ALGORITHMS
 from proxima.config.schema import RunConfig
-from proxima.core.advantage import Grpo
+from proxima.core import CORRECTION_PRESETS, Cppo, Drpo, PpoClip
+from proxima.core.advantage.group import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
-from proxima.core.correction import CORRECTION_PRESETS
-from proxima.core.selection import DropUniformGroups
-from proxima.core.surrogate import Cppo, Drpo, PpoClip
+from proxima.core.selection.group_selection import DropUniformGroups
 from proxima.data import FieldError, UserError, within
 from tests.config.conftest import BASE
 from tests.config.fakes import Sums

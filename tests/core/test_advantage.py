@@ -6,21 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.core import ADVANTAGES, sequence_rows
-from proxima.core.advantage import (
-    ADVANTAGE_NEEDS,
-    Gae,
-    Gdpo,
-    Grpo,
-    GrpoPassk,
-    Opo,
-    OptimalTokenBaseline,
-    ReinforcePpBaseline,
-    Remax,
-    Rloo,
-    TokenRewards,
-)
-from proxima.core.advantage.token import place_scores, with_kl
+from proxima.core import ADVANTAGES, TokenRewards, sequence_rows
+from proxima.core.advantage.group import Grpo
+from proxima.core.advantage.group_variants import Gdpo, GrpoPassk, Opo, ReinforcePpBaseline, Remax, Rloo
+from proxima.core.advantage.protocol import ADVANTAGE_NEEDS
+from proxima.core.advantage.token import Gae, OptimalTokenBaseline, place_scores, with_kl
 from proxima.core.sequence_rows import prefix_sums, suffix_sums
 from proxima.data import Outcomes
 from tests.core.operations import Operations

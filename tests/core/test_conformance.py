@@ -20,11 +20,12 @@ from proxima.core import (
     SURROGATES,
     PpoClip,
     TokenMean,
+    mismatch_metrics,
     policy_loss,
     precompute,
     sequence_rows,
 )
-from proxima.core.correction import TopEntropy, mismatch_metrics
+from proxima.core.correction.rejection import TopEntropy
 from proxima.core.penalty import K3
 from proxima.data import PolicyBatch
 from proxima.laws import check_law, check_spec, laws_of, spec_check, variants_of

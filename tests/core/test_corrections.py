@@ -12,23 +12,19 @@ from proxima.core import (
     CORRECTIONS,
     Gspo,
     Importance,
+    MismatchGuard,
     PpoClip,
     Reinforce,
     Rejection,
     TokenMean,
     TokenSum,
     health,
+    mismatch_metrics,
     policy_loss,
     precompute,
 )
-from proxima.core.correction import (
-    CapFloor,
-    MismatchGuard,
-    OffPolicySequence,
-    SecondMoment,
-    TopEntropy,
-    mismatch_metrics,
-)
+from proxima.core.correction.importance import CapFloor
+from proxima.core.correction.rejection import OffPolicySequence, SecondMoment, TopEntropy
 from proxima.core.metrics import QuantileSketch
 from proxima.core.precompute import needs_precompute
 from proxima.core.token_reasons import TokenReasons

@@ -6,10 +6,8 @@ import math
 import pytest
 import torch
 
-from proxima.core import Cppo
-from proxima.core.correction import Importance
+from proxima.core import Cppo, Importance, Reinforce
 from proxima.core.correction.rejection import Rejection
-from proxima.core.surrogate import Reinforce
 from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
 from proxima.laws.batches import make_batch

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from proxima.core import Importance, PpoClip, Reinforce, Rejection, SequenceMeanTokenSum, TokenSum, policy_loss
-from proxima.core.correction import CapFloor, Icepop, ScoreCentering
-from proxima.core.correction.score_centering import TAIL_FLOOR
+from proxima.core.correction.importance import CapFloor, Icepop
+from proxima.core.correction.score_centering import TAIL_FLOOR, ScoreCentering
 from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
 from proxima.laws.batches import make_batch, with_new_leaf

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from proxima.core import SELECTIONS, select
-from proxima.core.selection import BestAndWorst, DropTruncated, DropUniformGroups, Prune
+from proxima.core.selection.group_selection import DropTruncated, DropUniformGroups
+from proxima.core.selection.partial_selection import BestAndWorst, Prune
 from proxima.data import Outcomes
 
 

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from proxima.core import ADVANTAGES
-from proxima.core.advantage import Gigpo, Grpo, Rloo, TokenRewards, TurnReturns
+from proxima.core import ADVANTAGES, TokenRewards
+from proxima.core.advantage.group import Grpo
+from proxima.core.advantage.group_variants import Rloo
+from proxima.core.advantage.turn import Gigpo, TurnReturns
 from proxima.data import Outcomes
 from proxima.data.errors import NoFieldError
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from proxima.core.advantage import TokenRewards
+from proxima.core import TokenRewards
 from proxima.core.value import explained_variance, value_metrics
 
 

@@ -1,6 +1,6 @@
 """Scored groups as rows."""
 
-from proxima.core.advantage import Gdpo
+from proxima.core.advantage.group_variants import Gdpo
 from proxima.data import Completion, Group, Outcomes, Prompt, Score
 
 

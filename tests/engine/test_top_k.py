@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from proxima.core import TokenMean, policy_loss
-from proxima.core.surrogate import Dppo
+from proxima.core import Dppo, TokenMean, policy_loss
 from proxima.data import Trajectory
 from proxima.model import Policy
 from tests.engine.helpers import engine, requests, run

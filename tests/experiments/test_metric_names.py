@@ -2,8 +2,8 @@
 
 import pytest
 
-from proxima.core import mismatch_metrics
-from proxima.core.correction import CapFloor, Importance
+from proxima.core import Importance, mismatch_metrics
+from proxima.core.correction.importance import CapFloor
 from proxima.experiments.metric_names import APPLIED, METRIC_ALIASES, canonical_metric
 from proxima.experiments.run_reader import metric_of
 from tests.core.batches import make_batch

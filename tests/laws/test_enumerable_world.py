@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from proxima.core import Importance
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.aggregate import SequenceMeanTokenSum
-from proxima.core.correction import Importance
 from proxima.core.loss import policy_loss
 from proxima.core.surrogate import SURROGATES
 from proxima.data import PolicyBatch

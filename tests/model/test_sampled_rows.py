@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from proxima.core import Reinforce, TokenMean
-from proxima.core.correction import ScoreCentering
+from proxima.core.correction.score_centering import ScoreCentering
 from proxima.train.objectives.policy_objective import PolicyObjective
 from tests.model.rows import forked, policy, rows
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import resolve
-from proxima.core.selection import Prune
+from proxima.core.selection.partial_selection import Prune
 from proxima.reward import ModelReward, Overlong
 from proxima.task.protocol import is_played
 from proxima.task.seeds import Seeds

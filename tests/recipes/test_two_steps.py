@@ -15,7 +15,7 @@ import pytest
 from proxima.config import resolve
 from proxima.config.families import TRAIN, family_name, family_of
 from proxima.config.recipe_reader import read_recipe
-from proxima.core.selection import BestAndWorst, Prune
+from proxima.core.selection.partial_selection import BestAndWorst, Prune
 from proxima.experiments import read_sweep
 from proxima.reward import ModelReward, Overlong
 from proxima.runtime.launch.run import train

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from proxima.api.local_answers import generate, local_engine
 from proxima.cli.main import main
-from proxima.core.advantage import Grpo
+from proxima.core.advantage.group import Grpo
 from proxima.data import FieldError, NotFiniteError
 from proxima.engine.protocol import Sampling
 from proxima.runtime.loop.training_loop import RunEnded

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from proxima.core.advantage import ADVANTAGES
-from proxima.core.selection import DropTruncated, DropUniformGroups
+from proxima.core.selection.group_selection import DropTruncated, DropUniformGroups
 from proxima.data import Score
 from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance
 from proxima.runtime.loop.training_loop import RunEnded

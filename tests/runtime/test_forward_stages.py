@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from proxima.config import resolve
-from proxima.core.advantage import Gae
+from proxima.core.advantage.token import Gae
 from proxima.data import FieldError, Trajectory
 from proxima.model import Policy
 from proxima.model.attention import ATTENTION

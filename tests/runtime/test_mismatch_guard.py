@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from proxima.core.correction import MismatchGuard
+from proxima.core import MismatchGuard
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from tests.runtime.tiny_run import NO_EVAL, Watcher, go, recipe, rollouts_of, saved_in, steps_of

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from proxima.config import EvaluateConfig, resolve
-from proxima.core.correction import MismatchError, MismatchGuard
+from proxima.core import MismatchGuard
+from proxima.core.correction.guard import MismatchError
 from proxima.data import FieldError
 from proxima.engine.local import Local, LocalEngine
 from proxima.evaluate.eval_run import run_eval

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from proxima.core import AGGREGATES, CORRECTIONS, PENALTIES, SURROGATES, RewardLoss, TokenMean
-from proxima.core.preference import PREFERENCES, Kto
+from proxima.core.preference import PREFERENCES
+from proxima.core.preference.kto import Kto
 from proxima.core.value import ValueLoss
 from proxima.data import NotFiniteError, Trajectory
 from proxima.model import PackedModel
@@ -32,10 +33,13 @@ from proxima.train import (
     PreferenceObjective,
     Schedule,
     TrainStack,
+    ValueObjective,
     ValueStage,
 )
 from proxima.train.messages import End
-from proxima.train.objectives import KtoObjective, RewardObjective, SftObjective, ValueObjective
+from proxima.train.objectives.kto_objective import KtoObjective
+from proxima.train.objectives.reward_objective import RewardObjective
+from proxima.train.objectives.sft_objective import SftObjective
 from proxima.train.process_ranks import ProcessRanks
 from proxima.train.ranks import RankError, Refused
 from tests.tiny_images import picture

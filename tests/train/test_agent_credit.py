@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proxima.core import ADVANTAGES, SURROGATES
-from proxima.core.advantage import Gae
+from proxima.core.advantage.token import Gae
 from proxima.core.aggregate import SequenceMeanTokenSum
 from proxima.core.loss import policy_loss
 from proxima.data import pack

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from proxima.core import ADVANTAGES, SELECTIONS
-from proxima.core.advantage import Gae
-from proxima.core.selection import Prune
+from proxima.core.advantage.token import Gae
+from proxima.core.selection.partial_selection import Prune
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.runtime.loop.step_metrics import rollout_metrics
 from proxima.train import TokenStatistics

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core import TokenMean
-from proxima.core.correction import Importance, TopEntropy
-from proxima.core.preference import PREFERENCES, Kto
-from proxima.core.surrogate import SURROGATES, ClipCov
+from proxima.core import Importance, TokenMean
+from proxima.core.correction.rejection import TopEntropy
+from proxima.core.preference import PREFERENCES
+from proxima.core.preference.kto import Kto
+from proxima.core.surrogate import SURROGATES
+from proxima.core.surrogate.whole_batch import ClipCov
 from proxima.model.micro_batch import micro_batches
 from proxima.train import PolicyObjective, PreferenceObjective
-from proxima.train.objectives import KtoObjective
+from proxima.train.objectives.kto_objective import KtoObjective
 from tests.model.rows import assert_close, rows
 from tests.train.helpers import recorded
 from tests.train.test_kto_objective import labeled

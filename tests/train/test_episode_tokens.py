@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from proxima.core import ADVANTAGES, SELECTIONS
-from proxima.core.advantage import Gae
+from proxima.core.advantage.token import Gae
 from proxima.core.reward_kl import RewardKl
 from proxima.data import Outcomes, Prompt, SamplingMask, UserError, pack
 from proxima.runtime.loop.step_metrics import rollout_metrics

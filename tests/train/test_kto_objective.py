@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core.preference import Kto
+from proxima.core.preference.kto import Kto
 from proxima.data import LabeledCompletion
-from proxima.train.objectives import KtoObjective
+from proxima.train.objectives.kto_objective import KtoObjective
 from tests.model.rows import assert_close, plain_log_prob
 from tests.tiny import tiny
 from tests.train.helpers import recorded, unsplit

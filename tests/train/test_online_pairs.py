@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core.preference import Sigmoid
+from proxima.core.preference.divergence_pair import Sigmoid
 from proxima.data import PreferencePair, Trajectory
 from proxima.model import Policy
 from proxima.train import PreferenceObjective, TrainStack

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core.preference import PREFERENCES, PreferencePairs, wpo_weight
+from proxima.core import PreferencePairs
+from proxima.core.preference import PREFERENCES
+from proxima.core.preference.summed_log_prob import wpo_weight
 from proxima.data import PreferencePair
 from proxima.train import PreferenceObjective
 from tests.model.rows import assert_close, plain_log_prob, plain_logits, rows

@@ -8,7 +8,7 @@ from torch.nn.functional import logsigmoid
 from proxima.core import RewardLoss
 from proxima.data import PreferencePair, Trajectory
 from proxima.model import ScalarModel, load_scalar_model
-from proxima.train.objectives import RewardObjective
+from proxima.train.objectives.reward_objective import RewardObjective
 from tests.model.rows import ids
 from tests.train.helpers import recorded
 

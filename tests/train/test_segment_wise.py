@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core import segment_wise_log_prob
+from proxima.core import Importance, PpoClip, Rejection, segment_wise_log_prob
 from proxima.core.aggregate import TokenMean
-from proxima.core.correction import CapFloor, Importance, Rejection
-from proxima.core.surrogate import PpoClip
+from proxima.core.correction.importance import CapFloor
 from proxima.data import Trajectory, pack
 from proxima.model import TokenOutputs
 from proxima.train import PolicyObjective

@@ -6,7 +6,7 @@ import torch
 
 from proxima.data import Trajectory
 from proxima.model import Policy
-from proxima.train.objectives import SftObjective
+from proxima.train.objectives.sft_objective import SftObjective
 from tests.model.rows import assert_close, loaded
 from tests.tiny import KINDS, tiny
 from tests.train.helpers import recorded

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core import TokenMean
-from proxima.core.correction import MismatchGuard
-from proxima.core.surrogate import Reinforce
+from proxima.core import MismatchGuard, Reinforce, TokenMean
 from proxima.model import Policy
 from proxima.train import PolicyObjective, TrainStack
 from proxima.train.learner import Learner

@@ -13,7 +13,7 @@ from proxima.engine.local import Local
 from proxima.engine.protocol import EngineSetup
 from proxima.model import Policy
 from proxima.train.engine_stage import EngineStage
-from proxima.train.objectives import DistillationTerm
+from proxima.train.objectives.policy_objective import DistillationTerm
 from proxima.train.teacher_stage import TeacherStage, top_tokens
 from tests.model.rows import assert_close, loaded, plain_logits
 from tests.tiny import VOCABULARY, tiny

@@ -200,7 +200,6 @@ def make_run(path, steps=40, finished=True):
             "model": "SmolLM2-135M-Instruct",
             "seed": 1,
         }
-        speeds = {"tokens_per_second": {"generate": 412.0, "train": 251.0}}
         folder.write_summary(
             summary
             | {
@@ -209,7 +208,6 @@ def make_run(path, steps=40, finished=True):
                 "error": None,
                 "eval": {"before": before, "after": after},
             }
-            | speeds
         )
     folder.release()
     return folder

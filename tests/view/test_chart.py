@@ -2,7 +2,7 @@
 
 import re
 
-from proxima.core.surrogate import Cppo
+from proxima.core import Cppo
 from proxima.view.chart import svg_file
 from proxima.view.palette import CELLS, PALETTE, cell_colors
 from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure

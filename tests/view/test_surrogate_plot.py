@@ -7,7 +7,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 
-from proxima.core.surrogate import SURROGATES, ClipCov, Cppo, Dppo, Drpo, Gspo, KlCov, M2po, PpoClip, Reinforce
+from proxima.core import Cppo, Dppo, Drpo, Gspo, PpoClip, Reinforce
+from proxima.core.surrogate import SURROGATES
+from proxima.core.surrogate.whole_batch import ClipCov, KlCov, M2po
 from proxima.view.chart import svg_file, write_figure
 from proxima.view.surrogate_curve import POINTS, curve, remark_on
 from proxima.view.surrogate_plot import draw

@@ -8,7 +8,8 @@ import pytest
 from proxima.core import AGGREGATES, DISTILLATIONS, PENALTIES
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.correction import CORRECTIONS
-from proxima.core.preference import PREFERENCES, Kto
+from proxima.core.preference import PREFERENCES
+from proxima.core.preference.kto import Kto
 from proxima.core.surrogate import SURROGATES
 from proxima.core.value import RewardLoss, ValueLoss
 from proxima_peers.verify.verdict import RecordVerdict

@@ -129,9 +129,9 @@ def test_a_surrogate_sees_all_examples_of_a_request_however_they_are_split(base,
 
 def test_a_surrogate_is_that_of_the_core(base):
     from proxima.core.aggregate import TokenSum
-    from proxima.core.correction import Importance
+    from proxima.core.correction.importance import Importance
     from proxima.core.loss import policy_loss
-    from proxima.core.surrogate import Cppo
+    from proxima.core.surrogate.cppo import Cppo
     from proxima.data import PolicyBatch
 
     model, batch = trained(base, 4), data(base, 3)

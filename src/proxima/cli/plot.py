@@ -65,7 +65,7 @@ def threshold_figure(
 ) -> None:
     """cppo along one completion of a run: each token, its threshold, and what it masks."""
     from proxima.config.describe import kind_of
-    from proxima.core.surrogate import Cppo
+    from proxima.core.surrogate.cppo import Cppo
     from proxima.experiments.divergences import measurable, read_algorithm, read_trained
     from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure, most_masked
 
@@ -117,7 +117,7 @@ def divergence_figure(
     if is_run and override:
         raise UserError(f"{folder} is a run, whose settings are fixed; give its recipe to measure others")
     from proxima.config import load_recipe
-    from proxima.core.surrogate import Cppo
+    from proxima.core.surrogate.cppo import Cppo
     from proxima.experiments.divergences import Calibration, measurable, read_algorithm, read_trained
     from proxima.view.divergence_plot import DivergenceFigure
 

@@ -13,7 +13,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.config.step_groups import at_once, pruned
 from proxima.config.step_size import ExampleStep, StepSize
-from proxima.core.advantage import needs_baseline
+from proxima.core.advantage.protocol import needs_baseline
 from proxima.data import FieldError, Trajectory
 from proxima.data.columns import Ints
 from proxima.model.demo_path import is_downloadable

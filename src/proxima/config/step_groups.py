@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxima.core import SELECTIONS
-from proxima.core.selection import prompts_factor
+from proxima.core.selection.protocol import prompts_factor
 from proxima.rollout.dynamic_sampling import DynamicSampling
 
 

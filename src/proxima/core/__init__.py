@@ -29,6 +29,7 @@ from proxima.data.kinds import lazy_imports
 
 if TYPE_CHECKING:
     from proxima.core.advantage import ADVANTAGES
+    from proxima.core.advantage.protocol import GroupAdvantage, TokenAdvantage, TokenRewards
     from proxima.core.aggregate import (
         SequenceMeanTokenMean,
         SequenceMeanTokenSum,
@@ -36,23 +37,28 @@ if TYPE_CHECKING:
         TokenMean,
         TokenSum,
     )
-    from proxima.core.correction import (
-        CORRECTION_PRESETS,
-        CORRECTIONS,
-        Importance,
-        MismatchGuard,
-        Rejection,
-        health,
-        mismatch_metrics,
-    )
+    from proxima.core.correction import CORRECTIONS
+    from proxima.core.correction.guard import MismatchGuard
+    from proxima.core.correction.health import health
+    from proxima.core.correction.importance import Importance
+    from proxima.core.correction.mismatch import mismatch_metrics
+    from proxima.core.correction.presets import CORRECTION_PRESETS
+    from proxima.core.correction.rejection import Rejection
     from proxima.core.distillation import distillation_loss
     from proxima.core.gradient import gradient_weight
     from proxima.core.loss import Aggregate, Correction, Loss, Penalty, Surrogate, TokenLoss, policy_loss
     from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
-    from proxima.core.preference import PREFERENCES, PreferencePairs
+    from proxima.core.preference import PREFERENCES
+    from proxima.core.preference.protocol import PreferencePairs
     from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
-    from proxima.core.selection import SELECTIONS, Selection, select
-    from proxima.core.surrogate import SURROGATES, Cispo, Cppo, Dppo, Drpo, GeoMean, Gspo, PpoClip, Reinforce, Sapo, Spo
+    from proxima.core.selection import SELECTIONS
+    from proxima.core.selection.protocol import Selection, select
+    from proxima.core.surrogate import SURROGATES
+    from proxima.core.surrogate.clip import Gspo, PpoClip, Reinforce
+    from proxima.core.surrogate.cppo import Cppo
+    from proxima.core.surrogate.dppo import Dppo
+    from proxima.core.surrogate.drpo import Drpo, Spo
+    from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo
     from proxima.core.value import RewardLoss, ValueLoss
     from proxima.data import Outcomes, PolicyBatch
 
@@ -60,11 +66,11 @@ __getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
     "ADVANTAGES", "AGGREGATES", "AGGREGATE_ALIASES", "CORRECTIONS", "CORRECTION_PRESETS", "DISTILLATIONS", "PENALTIES",
-    "PREFERENCES", "SELECTIONS", "SURROGATES", "Aggregate", "Cispo", "Correction", "Cppo", "Dppo", "Drpo",
-    "GeoMean", "Gspo", "Importance", "Loss", "MismatchGuard", "Outcomes", "Peak", "Penalty", "PolicyBatch",
+    "PREFERENCES", "SELECTIONS", "SURROGATES", "Aggregate", "Cispo", "Correction", "Cppo", "Dppo", "Drpo", "GeoMean",
+    "GroupAdvantage", "Gspo", "Importance", "Loss", "MismatchGuard", "Outcomes", "Peak", "Penalty", "PolicyBatch",
     "PpoClip", "PreferencePairs", "Quantile", "Reinforce", "Rejection", "RewardLoss", "Sapo", "Selection",
     "SequenceMeanTokenMean", "SequenceMeanTokenSum", "SequenceMeanTokenSumNorm", "Spo", "Spread", "SumCount",
-    "Surrogate", "TokenLoss", "TokenMean", "TokenSum", "ValueLoss", "distillation_loss", "gradient_weight", "health",
-    "interpolated_proximal", "merge_metrics", "mismatch_metrics", "needs_precompute", "policy_loss", "precompute",
-    "segment_wise_log_prob", "select",
+    "Surrogate", "TokenAdvantage", "TokenLoss", "TokenMean", "TokenRewards", "TokenSum", "ValueLoss",
+    "distillation_loss", "gradient_weight", "health", "interpolated_proximal", "merge_metrics", "mismatch_metrics",
+    "needs_precompute", "policy_loss", "precompute", "segment_wise_log_prob", "select",
 ]  # fmt: skip

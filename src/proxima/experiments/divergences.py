@@ -12,7 +12,7 @@ import torch
 from proxima.config import resolve
 from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.config.slots import Presets
-from proxima.core.surrogate import Cppo
+from proxima.core.surrogate.cppo import Cppo
 from proxima.data import PolicyBatch, UserError
 from proxima.data.columns import Floats
 from proxima.runtime.state.folder import existing_run

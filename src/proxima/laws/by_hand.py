@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proxima.core import TokenMean, TokenSum, distillation_loss, policy_loss, select
-from proxima.core.advantage import TokenRewards
+from proxima.core.advantage.protocol import TokenRewards
 from proxima.core.loss import Loss, apply_corrections
 from proxima.core.metrics import Metrics
 from proxima.core.value import value_metrics

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from proxima.core import select
-from proxima.core.advantage import TokenRewards
+from proxima.core.advantage.protocol import TokenRewards
 from proxima.data import Outcomes
 from proxima.data.random import mix, permutation
 from proxima.laws.first_laws import require_kind, runs_law

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from proxima.core.advantage import Advantage
+from proxima.core.advantage.protocol import Advantage
 from proxima.core.distillation import Distillation
 from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate
-from proxima.core.selection import Selection
+from proxima.core.selection.protocol import Selection
 from proxima.laws.by_hand import require_example
 from proxima.laws.distillation_laws import DISTILLATION_LAWS
 from proxima.laws.law import Law, LawResult, Violation, check_exemption, check_law, check_laws, not_tried, require_that
@@ -75,7 +75,7 @@ def check_spec(slot: str, spec: Any) -> Iterator[LawResult]:
 def _declared(slotted: tuple[str, Any], _: None) -> None:
     slot, spec = slotted
     if slot == "advantage":
-        kinds = "subclass proxima.core.advantage.GroupAdvantage (a number a completion) or TokenAdvantage (one a token)"
+        kinds = "subclass proxima.core.GroupAdvantage (a number a completion) or TokenAdvantage (one a token)"
         require_that(hasattr(spec, "per_token"), f"per_token is missing: {kinds}")
     parameters = getattr(type(spec), "__dataclass_params__", None)
     require_that(parameters is not None and parameters.frozen, "decorate the class with @dataclass(frozen=True)")

@@ -38,13 +38,10 @@ if TYPE_CHECKING:
     from proxima.train.advantage_stages import ScoreVarianceStage, ValueStage
     from proxima.train.early_stop import EarlyStop
     from proxima.train.forward_stage import ForwardStage, LogProbStage, stage_columns
-    from proxima.train.objectives import (
-        Objective,
-        PolicyObjective,
-        PreferenceObjective,
-        TokenStatistics,
-        ValueObjective,
-    )
+    from proxima.train.objectives.policy_objective import PolicyObjective
+    from proxima.train.objectives.preference_objective import PreferenceObjective
+    from proxima.train.objectives.protocol import Objective, TokenStatistics
+    from proxima.train.objectives.value_objective import ValueObjective
     from proxima.train.optimizer import AdamW, Schedule
     from proxima.train.stack import TrainStack, UpdateResult
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from proxima.core.reward_kl import KL, RewardKl
-from proxima.core.selection import select
+from proxima.core.selection.protocol import select
 from proxima.data import Completion, Group, NotFiniteError, Outcomes, Trajectory, UserError
 from proxima.data.columns import Bools, Floats
 from proxima.data.flow import REPAIR, Key
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.train.completion_record import CompletionRecord
-from proxima.train.objectives import TokenStatistics
+from proxima.train.objectives.protocol import TokenStatistics
 
 
 @dataclass(frozen=True, kw_only=True)

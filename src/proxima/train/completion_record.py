@@ -7,7 +7,7 @@ from proxima.data import Trajectory
 from proxima.data.columns import Floats
 
 if TYPE_CHECKING:  # the viewer's server reads records without torch
-    from proxima.train.objectives import TokenStatistics
+    from proxima.train.objectives.protocol import TokenStatistics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proxima.core.advantage import TokenRewards
+from proxima.core.advantage.protocol import TokenRewards
 from proxima.core.advantage.token import place_scores
 from proxima.core.reward_kl import KL, RewardKl
 from proxima.core.segment import segment_index

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from proxima.core.correction import MismatchGuard, mismatch_metrics
+from proxima.core.correction.guard import MismatchGuard
+from proxima.core.correction.mismatch import mismatch_metrics
 from proxima.data import Trajectory
 from proxima.model import Policy
 from proxima.model.compute_thread import Compute, ComputeThread, Progress

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from proxima.core.correction import MismatchGuard, mismatch_metrics
+from proxima.core.correction.guard import MismatchGuard
+from proxima.core.correction.mismatch import mismatch_metrics
 from proxima.data.flow import Key
 from proxima.train import Objective, TokenStatistics, TrainStack
 from proxima.train.batch_builder import TrainingBatch

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from proxima.core.loss import Surrogate, TokenLoss, check_needs
-from proxima.core.surrogate import ClipCov, Cppo, Gspo, KlCov
+from proxima.core.surrogate.clip import Gspo
+from proxima.core.surrogate.cppo import Cppo
+from proxima.core.surrogate.whole_batch import ClipCov, KlCov
 from proxima.data import PolicyBatch
 
 LARGEST_RATIO = 2.5

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from proxima.core.surrogate import Cppo
+from proxima.core.surrogate.cppo import Cppo
 from proxima.core.token_reasons import band_of
 from proxima.data.columns import Bools, Floats
 from proxima.experiments.divergences import TrainedCompletion, as_batch

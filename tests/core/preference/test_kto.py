@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from proxima.core.preference import Kto
+from proxima.core.preference.kto import Kto
 
 
 def test_kto_by_hand() -> None:

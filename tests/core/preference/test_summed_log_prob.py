@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from proxima.core.preference import completion_log_prob, wpo_weight
+from proxima.core.preference.summed_log_prob import completion_log_prob, wpo_weight
 
 
 def test_completion_log_prob_desensitised_to_length() -> None:

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from proxima.config import ConfigError, resolve
-from proxima.core import SURROGATES, TokenMean, policy_loss
-from proxima.core.correction import Importance, Rejection
+from proxima.core import SURROGATES, Importance, Rejection, TokenMean, policy_loss
 from proxima.core.penalty import K3, EntropyBonus, LogRatioSq
-from proxima.core.surrogate import TvBand
+from proxima.core.surrogate.tv_band import TvBand
 from proxima.data import FieldError, PolicyBatch
 from proxima.runtime.launch.learning import make_objective
 

@@ -16,9 +16,10 @@ from proxima.model.model_source import ModelSource
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import make_value_head
-from proxima.train import LogProbStage, TrainStack, ValueStage
-from proxima.train.objectives import RewardObjective, SftObjective, ValueObjective
+from proxima.train import LogProbStage, TrainStack, ValueObjective, ValueStage
+from proxima.train.objectives.reward_objective import RewardObjective
 from proxima.train.objectives.router_balance import RouterBalance
+from proxima.train.objectives.sft_objective import SftObjective
 from proxima.train.process_ranks import ProcessRanks
 from tests.model.parallel.ranks import campaign, run_ranks
 from tests.model.rows import rows

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from proxima.config import resolve
-from proxima.core import ADVANTAGES, Reinforce, TokenMean
-from proxima.core.advantage import needs_baseline
-from proxima.core.correction import MismatchGuard
-from proxima.core.selection import prompts_factor
+from proxima.core import ADVANTAGES, MismatchGuard, Reinforce, TokenMean
+from proxima.core.advantage.protocol import needs_baseline
+from proxima.core.selection.protocol import prompts_factor
 from proxima.data import Completion, Prompt, Score
 from proxima.engine.protocol import Capabilities, Health, Sampling
 from proxima.evaluate.held_out import Evaluation

@@ -7,7 +7,7 @@ import yaml
 
 from proxima.cli.main import main
 from proxima.config import load_recipe
-from proxima.core.correction import health
+from proxima.core import health
 from proxima.data import UserError
 from proxima.engine.local import Local
 from proxima.experiments.run_comparison import compare_runs

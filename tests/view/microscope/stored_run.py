@@ -14,8 +14,8 @@ from proxima.core import CORRECTIONS, SURROGATES, TokenSum, policy_loss, precomp
 from proxima.core.divergence import divergence
 from proxima.data import Completion, Group, PolicyBatch, Prompt, Score, Trajectory
 from proxima.runtime.state.rollouts import write_rollouts
+from proxima.train import TokenStatistics
 from proxima.train.completion_record import CompletionRecord
-from proxima.train.objectives import TokenStatistics
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\u2028'
 WORDS = ("think ", "of ", "two ", "numbers ", "and ", "add ", "them ", "")

@@ -16,8 +16,8 @@ from proxima.experiments.stored_tokens import LossSpecs, StoredTokens
 from proxima.laws import variants_of
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_rollouts
+from proxima.train import TokenStatistics
 from proxima.train.completion_record import CompletionRecord
-from proxima.train.objectives import TokenStatistics
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
 from proxima.view.microscope.viewed_run import ViewedRun
 from tests.train.episodes import forked, group_of, model, path, seen

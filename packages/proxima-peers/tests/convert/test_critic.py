@@ -1,7 +1,7 @@
 """verl's critic: `adv_estimator=gae` with the options of `critic`."""
 
 from proxima.config import resolve
-from proxima.core.advantage import Gae
+from proxima.core.advantage.token import Gae
 from proxima.core.value import ValueLoss
 
 from .conftest import names

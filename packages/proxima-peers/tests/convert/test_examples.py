@@ -1,10 +1,13 @@
 """Realistic files, converted whole: the numbers, where they came from, and what is listed."""
 
 from proxima.core.aggregate import SequenceMeanTokenSumNorm, TokenMean
-from proxima.core.correction import CapFloor, Importance, OffPolicySequence, Rejection, TopEntropy
+from proxima.core.correction.importance import CapFloor, Importance
+from proxima.core.correction.rejection import OffPolicySequence, Rejection, TopEntropy
 from proxima.core.penalty import K3
-from proxima.core.selection import DropTruncated, DropUniformGroups
-from proxima.core.surrogate import Cispo, Cppo, PpoClip
+from proxima.core.selection.group_selection import DropTruncated, DropUniformGroups
+from proxima.core.surrogate.clip import PpoClip
+from proxima.core.surrogate.cppo import Cppo
+from proxima.core.surrogate.weight import Cispo
 from proxima.engine import LocalProcess
 from proxima.engine.http.vllm import Vllm
 from proxima.rollout.dynamic_sampling import DynamicSampling

@@ -6,7 +6,7 @@ import pytest
 
 from proxima.config import ConfigError, resolve
 from proxima.config.families import family_name
-from proxima.core.preference import Ipo, Sigmoid
+from proxima.core.preference.divergence_pair import Ipo, Sigmoid
 from proxima.model.lora import Lora
 from proxima_peers.convert.conversion import likely_peers
 

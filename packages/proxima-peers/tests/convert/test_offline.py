@@ -4,7 +4,9 @@ import pytest
 
 from proxima.config import ConfigError, resolve
 from proxima.config.families import family_name
-from proxima.core.preference import Kto, Robust, Sft, Sigmoid
+from proxima.core.preference.divergence_pair import Robust, Sigmoid
+from proxima.core.preference.kto import Kto
+from proxima.core.preference.likelihood import Sft
 from proxima.model.lora import Lora
 from proxima_peers.convert.conversion import convert, likely_peers
 from proxima_peers.verify.record import Tracked

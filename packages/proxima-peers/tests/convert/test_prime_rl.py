@@ -3,9 +3,11 @@
 import pytest
 
 from proxima.config import ConfigError, resolve
-from proxima.core.correction import Icepop
+from proxima.core.correction.importance import Icepop
 from proxima.core.penalty import LogRatioSq
-from proxima.core.surrogate import Dppo, Reinforce, TvBand
+from proxima.core.surrogate.clip import Reinforce
+from proxima.core.surrogate.dppo import Dppo
+from proxima.core.surrogate.tv_band import TvBand
 from proxima_peers.convert.conversion import convert
 
 BASE = """

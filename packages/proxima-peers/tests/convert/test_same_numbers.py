@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from proxima.config import resolve
-from proxima.core.correction import CORRECTION_PRESETS, Importance, Rejection
+from proxima.core.correction.importance import Importance
+from proxima.core.correction.presets import CORRECTION_PRESETS
+from proxima.core.correction.rejection import Rejection
 from proxima.data import PolicyBatch
 from proxima_peers.verify import areal, trl, unirl, verl
 from proxima_peers.verify.record import Record

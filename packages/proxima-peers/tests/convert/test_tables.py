@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from proxima.config import resolve
-from proxima.core.selection import Prune
-from proxima.core.surrogate import Cppo
+from proxima.core.selection.partial_selection import Prune
+from proxima.core.surrogate.cppo import Cppo
 from proxima_peers.convert import PEERS
 from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.known import option_rules

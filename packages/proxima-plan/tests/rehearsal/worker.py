@@ -25,7 +25,7 @@ from proxima.config import resolve
 from proxima.core.metrics import SumCount
 from proxima.data import UserError
 from proxima.model.micro_batch import micro_batches
-from proxima.train.objectives import SftObjective
+from proxima.train.objectives.sft_objective import SftObjective
 from proxima_plan.rehearsal import rehearsal
 from proxima_plan.rehearsal.device_watch import STEP, DeviceWatch
 from proxima_plan.rehearsal.fake_device import fake_device

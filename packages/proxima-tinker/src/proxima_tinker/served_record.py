@@ -34,7 +34,7 @@ from proxima.runtime.state.rollouts import write_rollouts
 from proxima.system.atomic_files import make_folder
 from proxima.system.jsonl import complete_length
 from proxima.train.completion_record import CompletionRecord
-from proxima.train.objectives import TokenStatistics
+from proxima.train.objectives.protocol import TokenStatistics
 from proxima_tinker.datum import Array, Datum
 from proxima_tinker.losses import CLIP, ClientLoss
 from proxima_tinker.trained_model import ALPHA, ModelSpec, PassResult

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.train_section import TrainConfig
 from proxima.config.slots import Slot
-from proxima.core.advantage import ADVANTAGES, needs_baseline
-from proxima.core.advantage.protocol import Advantage
-from proxima.core.correction import MismatchGuard
+from proxima.core.advantage import ADVANTAGES
+from proxima.core.advantage.protocol import Advantage, needs_baseline
+from proxima.core.correction.guard import MismatchGuard
 from proxima.core.loss import SUPPLIED_BY, NextMissing
 from proxima.core.reward_kl import RewardKl
 from proxima.data import require
@@ -22,7 +22,7 @@ AGGREGATE = Slot("proxima.core:AGGREGATES", default="token_mean", aliases="proxi
 _DIVERGENCE = Slot("proxima.core:DISTILLATIONS", default="reverse_kl")
 _PAIRS = "in place of the surrogate: loss of the best and the worst completion of a prompt; null: off"
 _CORRECTIONS = "proxima.core.correction:CORRECTIONS"
-_CORRECTION = Slot(_CORRECTIONS, many=True, presets="proxima.core.correction:CORRECTION_PRESETS")
+_CORRECTION = Slot(_CORRECTIONS, many=True, presets="proxima.core.correction.presets:CORRECTION_PRESETS")
 
 FROM_THE_TRAINER = frozenset({"log_prob", "advantage", "proximal_log_prob", "entropy", "token"})
 FROM_ANY_ENGINE = frozenset({"behavior_log_prob", "policy_version"})

@@ -17,7 +17,7 @@ from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.config.sections.train_section import OptimizationConfig, TrainConfig
 from proxima.core import SELECTIONS
 from proxima.core.aggregate import TokenMean
-from proxima.core.correction import ScoreCentering
+from proxima.core.correction.score_centering import ScoreCentering
 from proxima.data import FieldError, UserError
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
 from proxima.engine.protocol import Sampling

@@ -11,7 +11,7 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
 from proxima.config.step_groups import pruned
-from proxima.core.advantage import needs_baseline
+from proxima.core.advantage.protocol import needs_baseline
 
 STORED = (  # the sections and fields that decided what is stored
     *("task", "reward", "seed", "data", "sampling"),

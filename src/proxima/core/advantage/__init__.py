@@ -12,25 +12,7 @@ Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by 
 To add one: a dataclass, a line in `ADVANTAGES`, a golden file; `tests/core/test_advantage.py` finds it in the dict.
 """
 
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import Kinds, lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.core.advantage.group import GroupStatistics, Grpo
-    from proxima.core.advantage.group_variants import Gdpo, Gpg, GrpoPassk, Opo, ReinforcePpBaseline, Remax, Rloo
-    from proxima.core.advantage.protocol import (
-        ADVANTAGE_NEEDS,
-        Advantage,
-        GroupAdvantage,
-        TokenAdvantage,
-        TokenRewards,
-        needs_baseline,
-    )
-    from proxima.core.advantage.token import Gae, OptimalTokenBaseline, ReinforcePp, whiten
-    from proxima.core.advantage.turn import Gigpo, TurnReturns
-
-__getattr__, __dir__ = lazy_imports(__name__)
+from proxima.data.kinds import Kinds
 
 ADVANTAGES = Kinds(
     {
@@ -49,9 +31,3 @@ ADVANTAGES = Kinds(
         "turn_returns": "proxima.core.advantage.turn:TurnReturns",
     }
 )
-
-__all__ = [
-    "ADVANTAGES", "ADVANTAGE_NEEDS", "Advantage", "Gae", "Gdpo", "Gigpo", "Gpg", "GroupAdvantage", "GroupStatistics",
-    "Grpo", "GrpoPassk", "Opo", "OptimalTokenBaseline", "ReinforcePp", "ReinforcePpBaseline", "Remax", "Rloo",
-    "TokenAdvantage", "TokenRewards", "TurnReturns", "needs_baseline", "whiten",
-]  # fmt: skip

@@ -19,20 +19,7 @@ Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by 
 To add one: a dataclass, a line in `CORRECTIONS`, a golden file. Out of tree: `{kind: my_lab.weights:Soft}`.
 """
 
-from typing import TYPE_CHECKING
-
-from proxima.core.correction.health import HealthVerdict, health
-from proxima.data.kinds import Kinds, lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.core.correction.guard import MismatchError, MismatchGuard
-    from proxima.core.correction.importance import CapFloor, Icepop, Importance
-    from proxima.core.correction.mismatch import mismatch_metrics
-    from proxima.core.correction.presets import CORRECTION_PRESETS
-    from proxima.core.correction.rejection import OffPolicySequence, Rejection, SecondMoment, TopEntropy
-    from proxima.core.correction.score_centering import ScoreCentering
-
-__getattr__, __dir__ = lazy_imports(__name__)
+from proxima.data.kinds import Kinds
 
 CORRECTIONS = Kinds(
     {
@@ -46,9 +33,3 @@ CORRECTIONS = Kinds(
         "top_entropy": "proxima.core.correction.rejection:TopEntropy",
     }
 )
-
-__all__ = [
-    "CORRECTIONS", "CORRECTION_PRESETS", "CapFloor", "HealthVerdict", "Icepop", "Importance", "MismatchError",
-    "MismatchGuard", "OffPolicySequence", "Rejection", "ScoreCentering", "SecondMoment", "TopEntropy", "health",
-    "mismatch_metrics",
-]  # fmt: skip

@@ -16,20 +16,7 @@ Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by 
 To add one: a dataclass in the file of its family, a line in `PREFERENCES`; the tests find it in the table.
 """
 
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import Kinds, lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.core.preference.divergence_pair import Discopop, ExoPair, Hinge, Ipo, Robust, Sigmoid, SigmoidNorm
-    from proxima.core.preference.kto import Kto
-    from proxima.core.preference.likelihood import Sft
-    from proxima.core.preference.protocol import Pairwise, PreferencePairs
-    from proxima.core.preference.summed_log_prob import completion_log_prob, wpo_weight
-    from proxima.core.preference.transport import Aot, AotUnpaired
-    from proxima.core.preference.two_sided import ApoDown, ApoZero, BcoPair, NcaPair, SppoHard
-
-__getattr__, __dir__ = lazy_imports(__name__)
+from proxima.data.kinds import Kinds
 
 PREFERENCES = Kinds(
     {
@@ -51,28 +38,3 @@ PREFERENCES = Kinds(
     }
 )
 PREFERENCE_LOSSES = Kinds(PREFERENCES.references | {"kto": "proxima.core.preference.kto:Kto"})  # of fixed data sets
-
-__all__ = [
-    "PREFERENCES",
-    "PREFERENCE_LOSSES",
-    "Aot",
-    "AotUnpaired",
-    "ApoDown",
-    "ApoZero",
-    "BcoPair",
-    "Discopop",
-    "ExoPair",
-    "Hinge",
-    "Ipo",
-    "Kto",
-    "NcaPair",
-    "Pairwise",
-    "PreferencePairs",
-    "Robust",
-    "Sft",
-    "Sigmoid",
-    "SigmoidNorm",
-    "SppoHard",
-    "completion_log_prob",
-    "wpo_weight",
-]

@@ -11,16 +11,7 @@ To add one: (1) a dataclass; (2) a line in `SELECTIONS`; (3) a golden file in `t
 it in the table. Out of tree: `{kind: my_lab.selections:Hardest}`.
 """
 
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import Kinds, lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.core.selection.group_selection import DropTruncated, DropUniformGroups
-    from proxima.core.selection.partial_selection import Balance, BestAndWorst, Prune
-    from proxima.core.selection.protocol import Selection, prompts_factor, select
-
-__getattr__, __dir__ = lazy_imports(__name__)
+from proxima.data.kinds import Kinds
 
 SELECTIONS = Kinds(
     {
@@ -31,8 +22,3 @@ SELECTIONS = Kinds(
         "prune": "proxima.core.selection.partial_selection:Prune",
     }
 )
-
-__all__ = [
-    "SELECTIONS", "Balance", "BestAndWorst", "DropTruncated", "DropUniformGroups", "Prune", "Selection",
-    "prompts_factor", "select",
-]  # fmt: skip

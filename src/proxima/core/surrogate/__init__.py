@@ -12,21 +12,7 @@ To add one: (1) a dataclass whose docstring has formula, args, edge cases and so
 `{kind: my_lab.losses:SoftClip}`.
 """
 
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import Kinds, lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.core.surrogate.clip import Gspo, Luspo, PpoClip, Reinforce
-    from proxima.core.surrogate.cppo import Cppo
-    from proxima.core.surrogate.dppo import Dppo
-    from proxima.core.surrogate.drpo import Drpo, Spo
-    from proxima.core.surrogate.topr import Topr
-    from proxima.core.surrogate.tv_band import TvBand
-    from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo, Vespo
-    from proxima.core.surrogate.whole_batch import ClipCov, Dro, KlCov, M2po
-
-__getattr__, __dir__ = lazy_imports(__name__)
+from proxima.data.kinds import Kinds
 
 SURROGATES = Kinds(
     {
@@ -50,8 +36,3 @@ SURROGATES = Kinds(
         "vespo": "proxima.core.surrogate.weight:Vespo",
     }
 )
-
-__all__ = [
-    "SURROGATES", "Cispo", "ClipCov", "Cppo", "Dppo", "Dro", "Drpo", "GeoMean", "Gspo", "KlCov", "Luspo", "M2po",
-    "PpoClip", "Reinforce", "Sapo", "Spo", "Topr", "TvBand", "Vespo",
-]  # fmt: skip

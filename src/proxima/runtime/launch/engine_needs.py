@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from proxima.config.sections.algorithm_section import replays_sampling_masks
-from proxima.core.advantage import needs_baseline
+from proxima.core.advantage.protocol import needs_baseline
 from proxima.engine.choice import EngineChoice
 from proxima.engine.protocol import EngineRequirements, LogProbName
 from proxima.model.pretrained import UnloadedModel

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from proxima.core.advantage import needs_baseline
-from proxima.core.selection import prompts_factor
+from proxima.core.advantage.protocol import needs_baseline
+from proxima.core.selection.protocol import prompts_factor
 from proxima.engine.executor import Executor
 from proxima.evaluate.held_out import Evaluation, HeldOutSet
 from proxima.model import LoadedModel

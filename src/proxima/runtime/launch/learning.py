@@ -18,7 +18,7 @@ from proxima.runtime.launch.models import make_stack
 from proxima.train import PolicyObjective
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.learner import Learner
-from proxima.train.objectives import DistillationTerm, ProximalSource
+from proxima.train.objectives.policy_objective import DistillationTerm, ProximalSource
 from proxima.train.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:

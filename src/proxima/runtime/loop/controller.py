@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.core.correction import MismatchError
+from proxima.core.correction.guard import MismatchError
 from proxima.engine.protocol import Health, close_engine
 from proxima.evaluate.held_out import HeldOut, summarise
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from proxima.core.selection import DropUniformGroups
+from proxima.core.selection.group_selection import DropUniformGroups
 from proxima.data import Group, Outcomes
 from proxima.rollout.collector import BatchNotFilled, score_errors
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded

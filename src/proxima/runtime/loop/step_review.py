@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxima.core.correction import health
+from proxima.core.correction.health import health
 from proxima.data import Group
 from proxima.rollout.collector import CollectedBatch, score_errors
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded

@@ -12,23 +12,3 @@
 To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` show a small one. In RL its `items`
 builds the items of an update from the trajectories of a batch.
 """
-
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.train.objectives.kto_objective import KtoObjective
-    from proxima.train.objectives.policy_objective import DistillationTerm, PolicyObjective, ProximalSource
-    from proxima.train.objectives.preference_objective import PreferenceObjective
-    from proxima.train.objectives.protocol import BatchStatistics, Objective, TokenStatistics
-    from proxima.train.objectives.reward_objective import RewardObjective
-    from proxima.train.objectives.sft_objective import SftObjective
-    from proxima.train.objectives.value_objective import ValueObjective
-
-__getattr__, __dir__ = lazy_imports(__name__)
-
-__all__ = [
-    "BatchStatistics", "DistillationTerm", "KtoObjective", "Objective", "PolicyObjective",
-    "PreferenceObjective", "ProximalSource", "RewardObjective", "SftObjective", "TokenStatistics", "ValueObjective",
-]  # fmt: skip

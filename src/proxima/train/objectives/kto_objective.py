@@ -9,7 +9,8 @@ from torch import Tensor
 
 from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics, SumCount
-from proxima.core.preference import Kto, completion_log_prob
+from proxima.core.preference.kto import Kto
+from proxima.core.preference.summed_log_prob import completion_log_prob
 from proxima.data import LabeledCompletion, PackedBatch, Trajectory
 from proxima.model import TokenOutputs
 from proxima.train.objectives.preference_objective import reference_log_prob
@@ -29,7 +30,7 @@ class KlAnchor:
 
 @dataclass(frozen=True, kw_only=True)
 class KtoObjective(Objective[LabeledCompletion]):
-    """`proxima.core.preference.Kto` over whole updates.
+    """`proxima.core.preference.kto.Kto` over whole updates.
 
     Its z is the mean of log π − log π_ref over the update's prompts, each with the completion of another row, from a
     forward pass without gradient before the update.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxima.core.correction import mismatch_metrics
+from proxima.core.correction.mismatch import mismatch_metrics
 from proxima.core.divergence import divergence
 from proxima.core.loss import Aggregate, Correction, Loss, NextMissing, Penalty, PolicyLoss, Surrogate, policy_loss
 from proxima.core.metrics import Metrics, Peak, SumCount

@@ -7,10 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from proxima.core.correction import mismatch_metrics
+from proxima.core.correction.mismatch import mismatch_metrics
 from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics, SumCount
-from proxima.core.preference import Pairwise, PreferencePairs, Sft, completion_log_prob, wpo_weight
+from proxima.core.preference.likelihood import Sft
+from proxima.core.preference.protocol import Pairwise, PreferencePairs
+from proxima.core.preference.summed_log_prob import completion_log_prob, wpo_weight
 from proxima.core.segment import segment_count
 from proxima.data import PackedBatch, PreferencePair, Trajectory, UserError, check_choices, require
 from proxima.data.flow import Key

@@ -8,7 +8,7 @@ from proxima.model import LoadedModel, PackedModel
 from proxima.model.model_source import ModelSource
 from proxima.task.protocol import Row
 from proxima.train import ForwardStage, TrainStack
-from proxima.train.objectives import Objective
+from proxima.train.objectives.protocol import Objective
 
 Item = TypeVar("Item")
 Progress = Callable[[int, int], None]

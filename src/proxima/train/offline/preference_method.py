@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxima.core.preference import Sft
+from proxima.core.preference.likelihood import Sft
 from proxima.data import LabeledCompletion, PreferencePair, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.evaluate.preference_metrics import ComparedItem, preference_metrics
@@ -17,7 +17,8 @@ from proxima.model import LoadedModel, PackedModel, Policy
 from proxima.system.atomic_files import check_writable
 from proxima.task.protocol import Row
 from proxima.train import ForwardStage, LogProbStage, TrainStack
-from proxima.train.objectives import KtoObjective, PreferenceObjective
+from proxima.train.objectives.kto_objective import KtoObjective
+from proxima.train.objectives.preference_objective import PreferenceObjective
 from proxima.train.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
 from proxima.train.offline.reference_cache import ReferenceCache
 

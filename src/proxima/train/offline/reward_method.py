@@ -15,7 +15,7 @@ from proxima.model import LoadedModel, ScalarModel
 from proxima.model.scalar_model import last_values, pad_token, scalar_config, set_score_normalization
 from proxima.task.protocol import Row
 from proxima.train import ForwardStage, TrainStack
-from proxima.train.objectives import RewardObjective
+from proxima.train.objectives.reward_objective import RewardObjective
 from proxima.train.offline.method import OfflineMethod
 
 

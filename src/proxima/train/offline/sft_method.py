@@ -15,8 +15,8 @@ from proxima.task.chat_rows import ChatReader
 from proxima.task.prompts import EVAL_UID
 from proxima.task.protocol import Row
 from proxima.train import TrainStack
-from proxima.train.objectives import SftObjective
 from proxima.train.objectives.protocol import loss_tokens
+from proxima.train.objectives.sft_objective import SftObjective
 from proxima.train.offline.method import OfflineMethod
 
 

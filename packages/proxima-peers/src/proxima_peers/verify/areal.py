@@ -9,16 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.core.advantage import Gae, Grpo, Rloo, TokenRewards
-from proxima.core.advantage.group_variants import standardised
-from proxima.core.advantage.token import place_scores, with_kl
+from proxima.core.advantage.group import Grpo
+from proxima.core.advantage.group_variants import Rloo, standardised
+from proxima.core.advantage.protocol import TokenRewards
+from proxima.core.advantage.token import Gae, place_scores, with_kl
 from proxima.core.aggregate import TokenMean
-from proxima.core.correction import Importance, Rejection, SecondMoment
+from proxima.core.correction.importance import Importance
+from proxima.core.correction.rejection import Rejection, SecondMoment
 from proxima.core.loss import Corrected
 from proxima.core.penalty import K1, K2, K3
 from proxima.core.proximal import interpolated_proximal
 from proxima.core.ratio import masked_log_ratio
-from proxima.core.surrogate import Gspo, PpoClip, Sapo
+from proxima.core.surrogate.clip import Gspo, PpoClip
+from proxima.core.surrogate.weight import Sapo
 from proxima.core.value import ValueLoss
 from proxima.data import Outcomes, PolicyBatch
 from proxima.laws.by_hand import as_tensor

@@ -15,7 +15,7 @@ from proxima.config import resolve
 from proxima.config.problems import suggestion
 from proxima.config.slots import Slot
 from proxima.config.tree import Source, node_of
-from proxima.core.correction import MismatchGuard
+from proxima.core.correction.guard import MismatchGuard
 from proxima.core.reward_kl import RewardKl
 from proxima.data import UserError
 from proxima.laws.by_hand import TOLERANCE, numbers_by_hand

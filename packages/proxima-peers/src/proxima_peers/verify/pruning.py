@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from proxima.core.advantage import Grpo
+from proxima.core.advantage.group import Grpo
 from proxima.core.metrics import Spread
-from proxima.core.selection import Prune
+from proxima.core.selection.partial_selection import Prune
 from proxima.data import Outcomes
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Check, Record

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from proxima.core import health, merge_metrics, mismatch_metrics
-from proxima.core.preference import PreferencePairs
+from proxima.core.preference.protocol import PreferencePairs
 from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
 from proxima.data import NoFieldError
 from proxima.data.errors import suggestion

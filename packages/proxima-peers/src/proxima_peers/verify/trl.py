@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, SequenceMeanTokenSumNorm, TokenMean
-from proxima.core.correction import OffPolicySequence, TopEntropy
+from proxima.core.correction.rejection import OffPolicySequence, TopEntropy
 from proxima.core.loss import Corrected, Loss
 from proxima.core.penalty import K3
 from proxima.core.ratio import masked_log_ratio, masked_ratio, spread
 from proxima.core.segment import segment_count
-from proxima.core.surrogate import Cispo, Gspo, Luspo, PpoClip, Sapo, Vespo
-from proxima.core.surrogate.weight import MIN_LOG_WEIGHT
+from proxima.core.surrogate.clip import Gspo, Luspo, PpoClip
+from proxima.core.surrogate.weight import MIN_LOG_WEIGHT, Cispo, Sapo, Vespo
 from proxima.data import PolicyBatch
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Padded, Record, Tracked, UnsupportedRecord

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
-from proxima.core.correction import Importance, TopEntropy
+from proxima.core.correction.importance import Importance
+from proxima.core.correction.rejection import TopEntropy
 from proxima.core.loss import check_needs
 from proxima.core.penalty import K3
 from proxima.core.ratio import masked_log_ratio, spread
 from proxima.core.segment import segment_count, segment_mean
-from proxima.core.surrogate import Dppo, GeoMean, PpoClip
+from proxima.core.surrogate.clip import PpoClip
+from proxima.core.surrogate.dppo import Dppo
+from proxima.core.surrogate.weight import GeoMean
 from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
 from proxima.laws.by_hand import as_tensor

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.core.advantage import Grpo
+from proxima.core.advantage.group import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.metrics import Spread, k2, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT
 from proxima.core.segment import segment_mean
-from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip, Spo
+from proxima.core.surrogate.clip import Gspo, PpoClip
+from proxima.core.surrogate.cppo import Cppo
+from proxima.core.surrogate.dppo import Dppo
+from proxima.core.surrogate.drpo import Drpo, Spo
 from proxima.data import Outcomes, PolicyBatch
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Check, Record, Tracked, UnsupportedRecord

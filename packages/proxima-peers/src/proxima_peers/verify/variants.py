@@ -14,7 +14,10 @@ from proxima.core import ratio
 from proxima.core.loss import Corrected, PolicyLoss, TokenLoss, policy_loss
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio
 from proxima.core.segment import segment_mean
-from proxima.core.surrogate import Cppo, Dppo, Gspo, weight
+from proxima.core.surrogate import weight
+from proxima.core.surrogate.clip import Gspo
+from proxima.core.surrogate.cppo import Cppo
+from proxima.core.surrogate.dppo import Dppo
 from proxima.data import Outcomes, PolicyBatch
 
 

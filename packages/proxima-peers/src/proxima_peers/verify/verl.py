@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from proxima.core import AGGREGATE_ALIASES, AGGREGATES, PENALTIES
-from proxima.core.advantage import whiten
+from proxima.core.advantage.token import whiten
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm
 from proxima.core.loss import Loss, apply_corrections
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import masked_log_ratio
 from proxima.core.reward_kl import AdaptiveCoefficient, RewardKl
 from proxima.core.segment import segment_mean
-from proxima.core.surrogate import Cispo, ClipCov, Dppo, Dro, GeoMean, Gspo, KlCov, PpoClip, Reinforce, Sapo
+from proxima.core.surrogate.clip import Gspo, PpoClip, Reinforce
+from proxima.core.surrogate.dppo import Dppo
+from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo
+from proxima.core.surrogate.whole_batch import ClipCov, Dro, KlCov
 from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
 from proxima_peers.verify.record import Attempt, Check, Padded, Record, Tracked, UnsupportedRecord

@@ -7,21 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.core.advantage import (
-    Gae,
-    Gdpo,
-    Gpg,
-    Grpo,
-    GrpoPassk,
-    Opo,
-    OptimalTokenBaseline,
-    ReinforcePp,
-    ReinforcePpBaseline,
-    Remax,
-    Rloo,
-    TokenRewards,
-)
-from proxima.core.advantage.token import reward_to_go
+from proxima.core.advantage.group import Grpo
+from proxima.core.advantage.group_variants import Gdpo, Gpg, GrpoPassk, Opo, ReinforcePpBaseline, Remax, Rloo
+from proxima.core.advantage.protocol import TokenRewards
+from proxima.core.advantage.token import Gae, OptimalTokenBaseline, ReinforcePp, reward_to_go
 from proxima.data import Outcomes
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Check, Record, Tracked

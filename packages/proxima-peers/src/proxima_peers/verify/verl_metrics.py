@@ -13,14 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.core.correction import Importance, Rejection
-from proxima.core.correction.importance import PREFIX, log_ratio_to, log_weight
+from proxima.core.correction.importance import PREFIX, Importance, log_ratio_to, log_weight
+from proxima.core.correction.rejection import Rejection
 from proxima.core.divergence import DIVERGENCES
 from proxima.core.loss import Corrected
 from proxima.core.metrics import Metrics, Peak, Spread, SumCount
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio, masked_ratio
 from proxima.core.segment import segment_count, segment_mean, segment_sum
-from proxima.core.surrogate import Cispo, ClipCov, Dppo, GeoMean, Gspo, KlCov, PpoClip, Sapo
+from proxima.core.surrogate.clip import Gspo, PpoClip
+from proxima.core.surrogate.dppo import Dppo
+from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo
+from proxima.core.surrogate.whole_batch import ClipCov, KlCov
 from proxima.data import PolicyBatch
 from proxima_peers.verify.record import Check, Record
 

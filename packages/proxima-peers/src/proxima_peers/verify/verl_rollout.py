@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from proxima.core.correction import Importance, Rejection
+from proxima.core.correction.importance import Importance
+from proxima.core.correction.rejection import Rejection
 from proxima.core.loss import apply_corrections
 from proxima.core.metrics import Metrics
 from proxima.data import PolicyBatch

@@ -12,7 +12,7 @@ from proxima.config import RunConfig
 from proxima.config.sections.eval_section import CheckpointConfig
 from proxima.core.aggregate import TokenMean
 from proxima.core.distillation import NoPolicyGradient
-from proxima.core.selection import prompts_factor
+from proxima.core.selection.protocol import prompts_factor
 from proxima.data import UserError
 from proxima.engine.executor import Executor
 from proxima.reward.base import as_reward
