@@ -3,35 +3,22 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from proxima.data import Completion, Group, Prompt
 from proxima.engine.protocol import Engine
 from proxima.evaluate.answer_means import mean_estimates
 from proxima.evaluate.headline import ACCURACY
 from proxima.evaluate.intervals import Interval, wilson_interval
-from proxima.rollout.generator import GroupGenerator, GroupScorer, GroupSpec, RolloutListener
+from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.task.prompts import EVAL_UID, PromptSource
 from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
+    from proxima.reward.runner import RewardRunner
     from proxima.rollout.episodes.worlds import AgentWorld, Told, World
 
 Progress = Callable[[Any, int, int, str], None]  # (stage, done, total, unit), as `Observer.progress`
-
-
-class HeldOut(Protocol):
-    """An evaluation as the training loop uses it: `Evaluation`, or the simulator's, which only takes time."""
-
-    @property
-    def generator(self) -> GroupGenerator: ...
-
-    @property
-    def others(self) -> Mapping[str, "HeldOut"]:
-        """Further sets by name."""
-
-    async def groups(self) -> list[Group]:
-        """A scored group for each question, in the order of the questions."""
 
 
 class Evaluation(RolloutListener):
@@ -89,7 +76,7 @@ class HeldOutSet:
     def evaluation(
         self,
         engine: Engine,
-        rewards: GroupScorer,
+        rewards: "RewardRunner",
         now: Callable[[], float],
         progress: Progress,
         log: Path | None = None,

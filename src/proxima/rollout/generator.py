@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from proxima.data import Completion, Group, Prompt, Score
+from proxima.data import Completion, Group, Prompt
 from proxima.engine.executor import Executor
 from proxima.engine.protocol import Engine, Request, Sampling
 
 if TYPE_CHECKING:
+    from proxima.reward.runner import RewardRunner
     from proxima.rollout.episodes.played import EpisodePlayer
 
 
@@ -68,25 +69,6 @@ class RolloutListener:
         """A step has taken the groups of these prompts, or dropped them."""
 
 
-class GroupScorer(Protocol):
-    """The rewards as a generator uses them: `RewardRunner`, or the simulator's rewards, which only take time."""
-
-    awaited: dict[str, list[int]]  # prompts of the running calls, by the reward's label
-
-    @property
-    def has_batch(self) -> bool:
-        """True if a reward compares the whole batch, so that `score_batch` adds something."""
-
-    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        """Return one score per completion, in the same order."""
-
-    async def score_batch(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with the values of the whole-batch rewards added to each score."""
-
-    def close(self) -> None:
-        """Stop everything that the rewards started."""
-
-
 class GroupGenerator:
     """Generates and scores groups.
 
@@ -103,7 +85,7 @@ class GroupGenerator:
     def __init__(
         self,
         engine: Engine,
-        rewards: GroupScorer,
+        rewards: "RewardRunner",
         spec: GroupSpec,
         now: Callable[[], float],
         episodes: "EpisodePlayer | None" = None,

@@ -76,36 +76,14 @@ class ServiceApp:
         self.service, self.largest, self.key = service, body_mb << 20, key.encode()
         self.hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
         self.held = 0  # bytes of bodies that are being read or answered
-        deletes = {"training_runs/{run}/checkpoints/{kind}/{name}": self._delete_checkpoint}
-        posts = {path: partial(self._posted, *known) for path, known in POSTS.items()}
-        methods: dict[str, dict[str, Any]] = {
-            "GET": self._gets(),
-            "DELETE": deletes,
-            "POST": posts | {"sessions/{session}/finish": self._finish},
-        }
+        posts = {("POST", path): partial(self._posted, *known) for path, known in POSTS.items()}
+        others = {place: partial(handler, self) for place, handler in OTHERS.items()}
         routes = [
             Route(f"/api/v1/{path}", self._answering(handler), methods=[method])
-            for method, handlers in methods.items()
-            for path, handler in handlers.items()
+            for (method, path), handler in (others | posts).items()
         ]
         kinds = (HTTPException, UserError, Exception)
         self.asgi = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _refused))
-
-    def _gets(self) -> dict[str, Handler]:
-        run = "training_runs/{run}"
-        return {
-            "healthz": self._health,
-            "get_server_capabilities": self._capabilities,
-            "training_runs": self._training_runs,
-            run: self._training_run,
-            f"{run}/checkpoints": self._checkpoints,
-            "checkpoints": self._checkpoints,
-            run + "/checkpoints/{kind}/{name}/external_weights_urls": self._external_urls,
-            run + "/checkpoints/{kind}/{name}/files/{file}": self._file,
-            "sessions": self._sessions,
-            "sessions/{session}": self._session,
-            "samplers/{sampler}": self._sampler,
-        }
 
     def _answering(self, handler: Handler) -> Handler:
         async def endpoint(request: Request) -> Response:
@@ -165,10 +143,10 @@ class ServiceApp:
 
     # ---- what there is -----------------------------------------------------------------------------------------------
 
-    async def _health(self, request: Request) -> Any:
+    async def health(self, request: Request) -> Any:
         return {"status": "ok"}
 
-    async def _capabilities(self, request: Request) -> Any:
+    async def capabilities(self, request: Request) -> Any:
         name, length = self.service.settings.name, self.service.base.max_length
         model = {"model_name": name, "max_context_length": length, "trainable": True, "sampleable": True}
         return {"supported_models": [model]}
@@ -188,11 +166,11 @@ class ServiceApp:
             "user_metadata": record["metadata"],
         }
 
-    async def _training_run(self, request: Request) -> Any:
+    async def training_run(self, request: Request) -> Any:
         id = request.path_params["run"]
         return self._run_facts(id, self._checkpoints_of(id))
 
-    async def _training_runs(self, request: Request) -> Any:
+    async def training_runs(self, request: Request) -> Any:
         ids, cursor = _page(request, list(self.service.models))
         checkpoints = self._checkpoints_of(None)
         return {"training_runs": [self._run_facts(id, checkpoints) for id in ids], "cursor": cursor}
@@ -212,7 +190,7 @@ class ServiceApp:
             if run in (None, record["model"])
         ]
 
-    async def _checkpoints(self, request: Request) -> Any:
+    async def checkpoints(self, request: Request) -> Any:
         found, cursor = _page(request, self._checkpoints_of(request.path_params.get("run")))
         return {"checkpoints": found, "cursor": cursor}
 
@@ -222,11 +200,11 @@ class ServiceApp:
             raise HTTPException(404, f"no kind of weights {kind!r:.40}; there are {', '.join(TYPES)}")
         return f"tinker://{run}/{kind}/{name}"
 
-    async def _delete_checkpoint(self, request: Request) -> Any:
+    async def delete_checkpoint(self, request: Request) -> Any:
         await self.service.delete_checkpoint(self._path(request))
         return Response(status_code=204)
 
-    async def _external_urls(self, request: Request) -> Any:
+    async def external_urls(self, request: Request) -> Any:
         folder = self.service.checkpoint_folder(self._path(request), "external")
         place, until = request.url.path.rpartition("/external_weights_urls")[0], int(time.time() + URL_SECONDS)
         urls = {}
@@ -236,17 +214,17 @@ class ServiceApp:
             urls[file.name] = str(request.url.replace(path=path, query=query if self.key else ""))
         return {"urls": urls, "expires": _date(until)}
 
-    async def _file(self, request: Request) -> Any:
+    async def file(self, request: Request) -> Any:
         folder = self.service.checkpoint_folder(self._path(request))
         names = {file.name: file for file in _files(folder)}
         if request.path_params["file"] not in names:
             raise HTTPException(404, "there is no such file in the checkpoint")
         return FileResponse(names[request.path_params["file"]])
 
-    async def _sessions(self, request: Request) -> Any:
+    async def sessions(self, request: Request) -> Any:
         return {"sessions": [id for id, _, _ in self.service.journal.all("session")]}
 
-    async def _session(self, request: Request) -> Any:
+    async def session(self, request: Request) -> Any:
         id, journal = request.path_params["session"], self.service.journal
         facts = journal.get("session", id)
         if facts is None:
@@ -255,11 +233,11 @@ class ServiceApp:
         samplers = [sampler for sampler, _, record in journal.all("sampler") if record["session"] == id]
         return {"training_run_ids": runs, "sampler_ids": samplers, "user_metadata": facts.get("user_metadata")}
 
-    async def _finish(self, request: Request) -> Any:
+    async def finish(self, request: Request) -> Any:
         await self.service.finish_session(request.path_params["session"])
         return Response(status_code=204)
 
-    async def _sampler(self, request: Request) -> Any:
+    async def sampler(self, request: Request) -> Any:
         id = request.path_params["sampler"]
         record = self.service.sampler(id)
         return {"sampler_id": id, "base_model": self.service.settings.name, "model_path": record["path"]}
@@ -409,6 +387,23 @@ class _Cancelled(BaseModel):
     request_id: str
 
 
+RUN = "training_runs/{run}"
+CHECKPOINT = RUN + "/checkpoints/{kind}/{name}"
+OTHERS: dict[tuple[str, str], Callable[[ServiceApp, Request], Awaitable[Any]]] = {
+    ("GET", "healthz"): ServiceApp.health,
+    ("GET", "get_server_capabilities"): ServiceApp.capabilities,
+    ("GET", "training_runs"): ServiceApp.training_runs,
+    ("GET", RUN): ServiceApp.training_run,
+    ("GET", f"{RUN}/checkpoints"): ServiceApp.checkpoints,
+    ("GET", "checkpoints"): ServiceApp.checkpoints,
+    ("GET", f"{CHECKPOINT}/external_weights_urls"): ServiceApp.external_urls,
+    ("GET", CHECKPOINT + "/files/{file}"): ServiceApp.file,
+    ("DELETE", CHECKPOINT): ServiceApp.delete_checkpoint,
+    ("GET", "sessions"): ServiceApp.sessions,
+    ("GET", "sessions/{session}"): ServiceApp.session,
+    ("POST", "sessions/{session}/finish"): ServiceApp.finish,
+    ("GET", "samplers/{sampler}"): ServiceApp.sampler,
+}
 POSTS: dict[str, tuple[type[BaseModel] | None, Any]] = {
     "client/config": (None, lambda app, body: CLIENT_CONFIG),
     "client/dynamic_config": (None, lambda app, body: {"sample_cancel_enabled": True}),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.core.correction.guard import MismatchError
 from proxima.engine.protocol import Health, close_engine
-from proxima.evaluate.held_out import HeldOut, summarise
+from proxima.evaluate.held_out import Evaluation, summarise
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.publisher import Publisher
@@ -58,7 +58,7 @@ class Controller(TrainingLoop):
         learner: Learner,
         publisher: Publisher,
         store: RunStore,
-        evaluation: HeldOut | None,
+        evaluation: Evaluation | None,
         observer: Observer,
     ) -> None:
         others = {} if learner.critic is None else {CRITIC: learner.critic.stack}

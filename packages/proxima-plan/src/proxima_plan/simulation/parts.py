@@ -71,7 +71,7 @@ class TimedPrompts:
 
 
 class TimedRewards:
-    """A `GroupScorer`: every group is scored when its time is over."""
+    """The rewards as a generator uses them: every group is scored when its time is over."""
 
     def __init__(self, times: Times, *, whole_batch: bool) -> None:
         self.times, self.has_batch = times, whole_batch
