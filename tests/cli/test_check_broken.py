@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 
 from proxima.core import Aggregate, Correction, PolicyBatch, Selection, Surrogate, TokenLoss
-from proxima.core.advantage import Advantage, GroupAdvantage, TokenAdvantage
+from proxima.core.advantage.protocol import Advantage, GroupAdvantage, TokenAdvantage
 from proxima.core.loss import Corrected, Penalty
 from proxima.core.ratio import masked_ratio
 from proxima.data import Completion, Score

@@ -104,6 +104,25 @@ def test_the_third_ctrl_c_leaves_a_thread_that_serves_again():
     blocked.set()
 
 
+def test_a_report_runs_on_the_loop_and_its_exception_comes_after_the_call():
+    seen = []
+    compute = ComputeThread()
+
+    def report(done, total):
+        seen.append((done, threading.current_thread().name))
+        if done == 1:
+            raise RuntimeError("no terminal")
+
+    def call(progress):
+        for done in (1, 2):
+            progress(done, 2)
+        seen.append("done")
+
+    with pytest.raises(RuntimeError, match="no terminal"):
+        compute.serve(compute.run_with_progress(call, report))
+    assert sorted(map(str, seen)) == sorted(map(str, ["done", (1, "proxima-loop"), (2, "proxima-loop")]))
+
+
 def test_ctrl_c_ends_the_running_call():
     compute, reached = ComputeThread(), []
 

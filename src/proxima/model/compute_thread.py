@@ -21,6 +21,9 @@ class Compute(Protocol):
     async def run(self, call: Callable[..., T], *arguments: Any) -> T:
         """Return or raise what `call(*arguments)` does."""
 
+    async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
+        """Return or raise what `call(progress)` does; each `progress(done, total)` becomes a `report`."""
+
 
 class ComputeThread:
     """The thread that runs all tensor work: loading, decoding, advantages, updates.
@@ -55,6 +58,29 @@ class ComputeThread:
     async def run(self, call: Callable[..., T], *arguments: Any) -> T:
         """Return or raise what `call(*arguments)` does. A call that has started runs to its end, awaited or not."""
         return await asyncio.wrap_future(self.submit(call, *arguments))
+
+    async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
+        """Return or raise what `call(progress)` does; each `progress(done, total)` becomes a `report` on the event
+        loop.
+
+        A report that raises does not stop the call; its exception is raised when the call has ended.
+        """
+        loop, errors = asyncio.get_running_loop(), list[BaseException]()
+
+        def on_loop(done: int, total: int) -> None:
+            try:
+                report(done, total)
+            except BaseException as error:  # the event loop would only log it
+                errors.append(error)
+
+        def progress(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(on_loop, done, total)
+
+        result = await self.run(call, progress)
+        await asyncio.sleep(0)  # the last reports
+        if errors:
+            raise errors[0]
+        return result
 
     def serve(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine on an event loop in another thread, and its calls here, until it is done.

@@ -288,12 +288,7 @@ class TrainingLoop:
 
     async def computed(self, stage: Stage, call: Callable[[Progress], T]) -> T:
         """Make a call in the compute thread and return its result; its progress is reported in tokens."""
-        loop = asyncio.get_running_loop()
-
-        def progress(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(self.progress, stage, done, total, "tokens")
-
-        return await self.compute.run(call, progress)
+        return await self.compute.run_with_progress(call, lambda done, of: self.progress(stage, done, of, "tokens"))
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
         """Report the progress of the running stage to the observer."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from proxima.data import Completion, Group, Outcomes, Prompt, Score
 from proxima.data.random import SIMULATED_VERDICT, mix
+from proxima.model.compute_thread import Progress
 from proxima.runtime.loop.training_loop import Stopped
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
@@ -51,6 +52,9 @@ class TimedThread:
             if seconds and self.shared:
                 self.engine.hold(False)
             return result
+
+    async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
+        return await self.run(call, report)
 
 
 class TimedPrompts:
