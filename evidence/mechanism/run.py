@@ -59,6 +59,13 @@ MASKS = {
 }
 
 
+BINDING_RESULTS = RESULTS.with_name("positions.jsonl")
+BINDING: tuple[tuple[str, Sequence[int], tuple[str, ...]], ...] = (  # of which masks it is measured where they bind
+    ("chain_15", range(1, 6), ("cppo", "dppo_tuned", "dppo", "ppo", "gspo", "tv_band")),
+    ("chain_49", (3, 4, 7, 8), ("cppo", "dppo_tuned")),
+)
+
+
 def is_right(text: str, answer: str) -> float:
     return float(text.rpartition("=")[2] == answer)
 
@@ -90,13 +97,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="(default: %(default)s)")
     o = parser.parse_args()
     torch.set_num_threads(1)
-    for start in o.starts:
-        batches = range(o.first, o.first + o.batches)
+    whole = [(o.out, start, range(o.first, o.first + o.batches), tuple(MASKS)) for start in o.starts]
+    binding = [(BINDING_RESULTS, *where) for where in BINDING] if o.out == RESULTS else []
+    for out, start, batches, masks in whole + binding:
         with quiet_transformers():
-            asyncio.run(measure(o.models / start, start, batches, o.out))
+            asyncio.run(measure(o.models / start, start, batches, out, masks))
 
 
-async def measure(model: Path, start: str, batches: Sequence[int], out: Path) -> None:
+async def measure(model: Path, start: str, batches: Sequence[int], out: Path, masks: Sequence[str]) -> None:
     """Append a line for each batch and mask that `out` lacks."""
     have = {(line["start"], line["batch"], line["mask"]) for line in read_lines(out)}
     loaded, setting = load(str(model)), SETTINGS[start]
@@ -105,7 +113,7 @@ async def measure(model: Path, start: str, batches: Sequence[int], out: Path) ->
     sampling = Sampling(max_tokens=setting.max_tokens)
     version = 0
     for number in batches:
-        if all((start, number, name) in have for name in MASKS):
+        if all((start, number, name) in have for name in masks):
             continue
         version += 1
         await engine.publish(WeightUpdate(version=version, module=loaded.model))
@@ -113,7 +121,7 @@ async def measure(model: Path, start: str, batches: Sequence[int], out: Path) ->
         groups = await answer(engine, asked, GROUP, sampling, number, setting.reward)
         rows = with_behavior(loaded, trajectories(groups))
         before = returns(await answer(engine, fresh, 1, sampling, number, setting.reward))
-        for name in MASKS:
+        for name in masks:
             if (start, number, name) in have:
                 continue
             policy = Policy(load(str(model)), compute_dtype=torch.float32)

@@ -7,13 +7,11 @@ from typing import Any
 
 from evidence.curves import shown
 from evidence.figure import Line, Panel, draw
-from evidence.mechanism.run import ASKED, MASKS, POSITIONS, RESULTS, SETTINGS, UPDATES
+from evidence.mechanism.run import ASKED, BINDING, BINDING_RESULTS, MASKS, POSITIONS, RESULTS, SETTINGS, UPDATES
 from proxima.experiments.seed_statistics import mean_over_seeds
 from proxima.system.jsonl import read_lines
 
 Batch = dict[str, Any]  # its lines by mask
-POSITIONS_FILE = RESULTS.with_name("positions.jsonl")
-BINDING = ("cppo", "dppo_tuned", "dppo", "ppo", "gspo", "tv_band")
 
 
 def main() -> None:
@@ -63,16 +61,15 @@ def panels_of(start: str, batches: Sequence[Batch]) -> list[Panel]:
 
 def positions() -> None:
     """The share of tokens masked by eighth of the answer, mean over updates and batches."""
-    lines = read_lines(POSITIONS_FILE)
+    lines = read_lines(BINDING_RESULTS)
     panels = list[Panel]()
-    for start in SETTINGS:
+    for start, _, masks in BINDING:
         batches: dict[int, Batch] = defaultdict(dict)
         for line in lines:
             if line["start"] == start:
                 batches[line["batch"]][line["mask"]] = line
         if not batches:
             continue
-        masks = sorted(next(iter(batches.values())), key=BINDING.index)
         late = [half_gap(batch["cppo"]) - half_gap(batch["dppo_tuned"]) for batch in batches.values()]
         print(f"\n### {start}, where masks bind, {len(batches)} batches\n")
         print("| mask | last half − first half |\n|---|---|")
@@ -92,7 +89,7 @@ def positions() -> None:
             title = f"{start}: masked, A {'>' if sign == 'positive' else '<'} 0"
             panels.append(Panel(title=title, x="eighth of the answer", y="share of tokens", lines=drawn))
     if panels:
-        draw(RESULTS.with_name("positions.svg"), panels, columns=2)
+        draw(BINDING_RESULTS.with_suffix(".svg"), panels, columns=2)
 
 
 def by_eighth(line: Any, key: str) -> list[float]:
