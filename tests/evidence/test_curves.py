@@ -13,7 +13,7 @@ CLAIMS = {
     "pruning": ["sweep", "more", "equal"],
     "dapo": ["sweep", "known"],
     "cppo": ["lengths", "controls", "rates"],
-    "mismatch": ["sweep", "controls"],
+    "mismatch": ["sweep", "controls", "int8"],
     "segments": ["sweep"],
     "trl": ["sweep", "more"],
 }
