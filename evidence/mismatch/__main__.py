@@ -72,7 +72,7 @@ def report(runs: Sequence[Run]) -> None:
     panels = [
         panel(named(runs, dose), ARMS, "reward", STEPS, title=name, y="share right") for name, dose in DOSES.items()
     ]
-    draw(Path(__file__).with_name("mismatch.svg"), panels)
+    draw(Path(__file__).with_name("mismatch.svg"), panels, columns=2)
 
 
 def growth(run: Run) -> float:
