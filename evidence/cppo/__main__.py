@@ -10,7 +10,7 @@ from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
 STEPS, MARGIN = 30, 0.02
 LENGTHS = ("16", "64", "200", "400")
 MASKS, UPDATES, RATES = ("cppo", "dppo", "none"), (1, 4, 8), ("5.0e-5", "1.0e-4", "1.5e-4", "2.0e-4")
-LAST_OF_FIRST = 5  # seed of the first stage of the rates
+FIRST_STAGE = 5  # the last seed of the rates' first stage
 CPPO_200, DPPO_200 = "200,algorithm=cppo", "200,algorithm=dppo"
 JUDGED = ("weights_alone", "dppo_tuned", "none")  # controls of C2
 LEARNING, MASKED = mean("reward", STEPS), mean("masked", STEPS)
@@ -28,7 +28,7 @@ def report(runs: Sequence[Run]) -> None:
         cells = [shown(cell_mean(runs, cell, outcome)) for outcome in (LEARNING, MASKED)]
         lead = told(difference(runs, CPPO_200, cell, LEARNING), MARGIN) if cell != CPPO_200 else ""
         print(f"| {'C2 ' if cell in JUDGED else ''}`{cell}` | {' | '.join(cells)} | {lead} |")
-    later = [run for run in runs if run["seed"] > LAST_OF_FIRST]
+    later = [run for run in runs if run["seed"] > FIRST_STAGE]
     for seeds, of in (("all", runs), ("new", later)):
         print(f"\n| C3, stable of {seeds} seeds, at learning rate | {' | '.join(RATES)} |")
         print("|---" * (1 + len(RATES)) + "|")

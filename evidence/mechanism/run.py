@@ -60,7 +60,7 @@ MASKS = {
 
 
 BINDING_RESULTS = RESULTS.with_name("positions.jsonl")
-BINDING: tuple[tuple[str, Sequence[int], tuple[str, ...]], ...] = (  # of which masks it is measured where they bind
+BINDING: tuple[tuple[str, Sequence[int], tuple[str, ...]], ...] = (  # start model, batches, masks
     ("chain_15", range(1, 6), ("cppo", "dppo_tuned", "dppo", "ppo", "gspo", "tv_band")),
     ("chain_49", (3, 4, 7, 8), ("cppo", "dppo_tuned")),
 )
@@ -98,7 +98,7 @@ def main() -> None:
     o = parser.parse_args()
     torch.set_num_threads(1)
     whole = [(o.out, start, range(o.first, o.first + o.batches), tuple(MASKS)) for start in o.starts]
-    binding = [(BINDING_RESULTS, *where) for where in BINDING] if o.out == RESULTS else []
+    binding = [(BINDING_RESULTS, *where) for where in BINDING if where[0] in o.starts and o.out == RESULTS]
     for out, start, batches, masks in whole + binding:
         with quiet_transformers():
             asyncio.run(measure(o.models / start, start, batches, out, masks))

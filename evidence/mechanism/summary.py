@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
+from pathlib import Path
 from typing import Any
 
 from evidence.curves import shown
@@ -15,9 +16,7 @@ Batch = dict[str, Any]  # its lines by mask
 
 
 def main() -> None:
-    found: dict[str, dict[int, Batch]] = {name: defaultdict(dict) for name in SETTINGS}
-    for line in read_lines(RESULTS):
-        found[line["start"]][line["batch"]][line["mask"]] = line
+    found = by_start(RESULTS)
     panels = list[Panel]()
     for start, batches in found.items():
         whole = [masks for masks in batches.values() if len(masks) == len(MASKS)]
@@ -38,14 +37,27 @@ def main() -> None:
     positions()
 
 
+def by_start(results: Path) -> dict[str, dict[int, Batch]]:
+    """The lines of a file by start model, batch and mask."""
+    found: dict[str, dict[int, Batch]] = {name: defaultdict(dict) for name in SETTINGS}
+    for line in read_lines(results):
+        found[line["start"]][line["batch"]][line["mask"]] = line
+    return found
+
+
+def drawn(xs: Sequence[int], values: Sequence[Sequence[float]]) -> Line:
+    """At each place the mean over batches, with its interval."""
+    means = [mean_over_seeds(of) for of in values]
+    return xs, [m.mean for m in means if m], [m.half or 0.0 for m in means if m]
+
+
 def panels_of(start: str, batches: Sequence[Batch]) -> list[Panel]:
     """Drift by update, drift by position after the last one, return by update."""
 
     def lines(xs: Sequence[int], value: Callable[[Any, int], float]) -> dict[str, Line]:
         made: dict[str, Line] = {}
         for name in MASKS:  # in the same colors in each row
-            means = [mean_over_seeds([value(masks[name]["steps"], x) for masks in batches]) for x in xs]
-            made[name] = (xs, [m.mean for m in means if m], [m.half or 0.0 for m in means if m])
+            made[name] = drawn(xs, [[value(masks[name]["steps"], x) for masks in batches] for x in xs])
         return made
 
     updates, parts = range(1, UPDATES + 1), range(1, POSITIONS + 1)
@@ -61,14 +73,10 @@ def panels_of(start: str, batches: Sequence[Batch]) -> list[Panel]:
 
 def positions() -> None:
     """The share of tokens masked by eighth of the answer, mean over updates and batches."""
-    lines = read_lines(BINDING_RESULTS)
+    found = by_start(BINDING_RESULTS)
     panels = list[Panel]()
     for start, _, masks in BINDING:
-        batches: dict[int, Batch] = defaultdict(dict)
-        for line in lines:
-            if line["start"] == start:
-                batches[line["batch"]][line["mask"]] = line
-        if not batches:
+        if not (batches := found[start]):
             continue
         late = [half_gap(batch["cppo"]) - half_gap(batch["dppo_tuned"]) for batch in batches.values()]
         print(f"\n### {start}, where masks bind, {len(batches)} batches\n")
@@ -77,17 +85,12 @@ def positions() -> None:
             print(f"| `{name}` | {shown(mean_over_seeds([half_gap(batch[name]) for batch in batches.values()]))} |")
         print(f"\n- M4, cppo − dppo_tuned: {shown(mean_over_seeds(late))}")
         for sign in ("positive", "negative"):
-            drawn: dict[str, Line] = {}
+            lines: dict[str, Line] = {}
             for name in masks:
                 shares = [by_eighth(batch[name], f"masked_{sign}_at") for batch in batches.values()]
-                means = [mean_over_seeds(list(of)) for of in zip(*shares, strict=True)]
-                drawn[name] = (
-                    range(1, POSITIONS + 1),
-                    [m.mean for m in means if m],
-                    [m.half or 0.0 for m in means if m],
-                )
+                lines[name] = drawn(range(1, POSITIONS + 1), list(zip(*shares, strict=True)))
             title = f"{start}: masked, A {'>' if sign == 'positive' else '<'} 0"
-            panels.append(Panel(title=title, x="eighth of the answer", y="share of tokens", lines=drawn))
+            panels.append(Panel(title=title, x="eighth of the answer", y="share of tokens", lines=lines))
     if panels:
         draw(BINDING_RESULTS.with_suffix(".svg"), panels, columns=2)
 

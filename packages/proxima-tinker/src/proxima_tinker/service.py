@@ -22,7 +22,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from starlette.exceptions import HTTPException
-from tinker import types
 
 from proxima.data import UserError
 from proxima.engine.local import Local
@@ -37,7 +36,15 @@ from proxima_tinker.losses import ClientLoss
 from proxima_tinker.request_log import RequestLog
 from proxima_tinker.samplers import SampleOrder, Samplers
 from proxima_tinker.served_record import ServedRecord
-from proxima_tinker.trained_model import BUILDING, ModelSpec, TrainedModel, attach_adapter, own_copy, read_state
+from proxima_tinker.trained_model import (
+    BUILDING,
+    ModelSpec,
+    TrainedModel,
+    adam_params,
+    attach_adapter,
+    own_copy,
+    read_state,
+)
 from proxima_tinker.wire import forward_backward_answer, read_forward_backward
 from proxima_tinker.workers import ComputeLane, Workers
 
@@ -392,7 +399,7 @@ class Service:
         return forward_backward_answer(result.outputs, result.metrics), PROTOBUF
 
     def _do_optim_step(self, model: Model, seq: int, asked: Any) -> Answer:
-        settings = types.AdamParams(**asked)
+        settings = adam_params(asked)
         try:
             metrics = self._trained(model).step(settings)
         except UserError:

@@ -389,6 +389,7 @@ class _Cancelled(BaseModel):
 
 RUN = "training_runs/{run}"
 CHECKPOINT = RUN + "/checkpoints/{kind}/{name}"
+# of requests without a JSON body, by method and path
 OTHERS: dict[tuple[str, str], Callable[[ServiceApp, Request], Awaitable[Any]]] = {
     ("GET", "healthz"): ServiceApp.health,
     ("GET", "get_server_capabilities"): ServiceApp.capabilities,

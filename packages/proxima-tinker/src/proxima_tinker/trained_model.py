@@ -64,6 +64,20 @@ class ModelSpec:
         return tuple(sorted(names))
 
 
+def adam_params(asked: Mapping[str, Any]) -> AdamParams:
+    """The settings of an optimizer step.
+
+    Raises:
+        UserError: one is out of range; names it.
+    """
+    settings = AdamParams(**asked)
+    for name, value in settings.model_dump().items():
+        bound = 1 if name in ("beta1", "beta2") else float("inf")
+        if not 0 <= value < bound:
+            raise UserError(f"adam_params.{name}={value} must be in [0, {bound})")
+    return settings
+
+
 @dataclass(frozen=True, kw_only=True)
 class PassResult:
     """Of each example, its log-probs and what else the loss gave, and the metrics of the request."""
@@ -195,12 +209,8 @@ class TrainedModel:
         """Update the weights with the gradients since the last step. Returns the norm of the gradient before clipping.
 
         Raises:
-            UserError: a setting is out of range; there is no gradient, or it is not finite, and is then dropped.
+            UserError: there is no gradient, or it is not finite, and is then dropped.
         """
-        for name, value in settings.model_dump().items():
-            bound = 1 if name in ("beta1", "beta2") else float("inf")
-            if not 0 <= value < bound:
-                raise UserError(f"adam_params.{name}={value} must be in [0, {bound})")
         gradients = [p.grad for p in self.trained.values() if p.grad is not None]
         if not gradients:
             raise UserError("there is no gradient since the last optim_step; call forward_backward first")

@@ -117,8 +117,8 @@ class RlWorkload:
 
     def _make_controller(self, learner: Learner, services: RunServices, opened: ExitStack) -> Controller:
         """`opened` gets what is started here, which the loop closes."""
-        batch_builder = make_batch_builder(self.config, learner, self.restored.kl_coefficient)
-        config, data, store = self.config, self.data, services.store
+        config, data, restored, store = self.config, self.data, self.restored, services.store
+        batch_builder = make_batch_builder(config, learner, restored.kl_coefficient)
         recorder = RolloutRecorder(store, data.source, services.observer)
         computes = getattr(config.engine, "needs_weights", False)  # in this process, alongside the training
         device = learner.stack.model.device if computes else "cpu"
@@ -135,13 +135,13 @@ class RlWorkload:
             assert generator is not None
             reject = partial(learner.compute.run, batch_builder.reject)
             collector = make_collector(
-                config, generator, data.source, recorder, reject, self.restored.pending, store.journal.step
+                config, generator, data.source, recorder, reject, restored.pending, store.journal.step
             )
             if config.algorithm.proximal == "next":
                 from proxima.runtime.launch.next_policy_cache import make_next_policy
 
                 log_prob = partial(learner.compute.run, learner.stack.log_prob)
-                stored, player = self.restored.next_log_probs, generator.episodes
+                stored, player = restored.next_log_probs, generator.episodes
                 playing = None if player is None else player.unfinished
                 cache = make_next_policy(
                     config.algorithm, generator.engine, collector.unconsumed, log_prob, stored, playing

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from proxima.runtime.launch.learning import StageFactory
     from proxima.runtime.launch.offline_workload import OfflineWorkload
     from proxima.runtime.launch.rl_workload import RlWorkload
+    from proxima.runtime.loop.training_loop import TrainState
 
     Workload = RlWorkload | OfflineWorkload
 
@@ -206,7 +207,7 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]
     return "failed", f"{type(problem).__name__}: {problem}".removesuffix(": ")
 
 
-def _restore(checkpoint: Checkpoint, trained: Any) -> None:
+def _restore(checkpoint: Checkpoint, trained: "TrainState") -> None:
     from proxima.train.checkpoint_restore import restore
 
     restore(checkpoint, trained.stack, trained.others)

@@ -72,7 +72,8 @@ class RunStore:
         others: Mapping[str, TrainStack],
     ) -> None:
         """Write the checkpoint of a step; see `checkpoint.write_checkpoint`."""
-        place, write = self.folder.checkpoints, self.ranks.writer.write if self.ranks.writer else write_checkpoint
+        place = self.folder.checkpoints
+        write = self.ranks.writer.write if self.ranks.writer else write_checkpoint
         with self._on_every_rank(Save(place, step)):
             write(place, step, loaded, stack, facts, files, others)
 

@@ -96,12 +96,12 @@ def summarise_run(
 
 
 def tokens_per_second(steps: Sequence[Record]) -> dict[str, float | None]:
-    """Tokens per second over some steps, of generation and of training; None if none were counted. An engine of its own
-    generates during the whole step, and the time of the stage `generate` is then the trainer's wait."""
+    """Tokens per second over some steps, of generation and of training; None for a stage that took no time. An engine
+    of its own generates during the whole step, and the time of the stage `generate` is then the trainer's wait."""
 
     def rate(tokens: str, time: str) -> float | None:
         amount, spent = (sum(r.get(key) or 0.0 for r in steps) for key in (tokens, time))
-        return amount / spent if amount and spent else None
+        return amount / spent if spent else None
 
     beside = any("idle/engine" in r for r in steps)
     generating = "time/step" if beside else "time/generate"
