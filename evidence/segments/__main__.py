@@ -27,6 +27,14 @@ from proxima.system.jsonl import read_lines
 CLAIM = Path(__file__).parent
 STORED = CLAIM / "stored.jsonl"
 STEPS, MARGIN, OLD = 60, 0.02, 0.75
+CURVES = {  # cells of `sweep.yaml` and `learning.yaml`: title, lag, prediction
+    "4": ("lag 4, rate 1e-4", 4, "S3"),
+    "8": ("lag 8, rate 1e-4", 8, "S3"),
+    "lag_2": ("lag 2, rate 4e-5", 2, "shown"),
+    "lag_4": ("lag 4, rate 4e-5", 4, "S4"),
+    "lag_8": ("lag 8, rate 4e-5", 8, "S4"),
+    "lag_8_slow": ("lag 8, rate 2e-5", 8, "shown"),
+}
 BOTH = ("decoupled", "segment-wise")
 Line = Mapping[str, Any]
 
@@ -51,7 +59,7 @@ def report(runs: Sequence[Run]) -> None:
         steadier = gap(chains, lag, "gradients", "batch_cosine")
         print(f"- S2, cosine of a batch at lag {lag}, segment-wise − decoupled: {steadier}")
         print(f"- S2, of the means: {gap(chains, lag, 'gradients', 'cosine')}")
-    cells = [f"{lag},algorithm={name}" for lag in (4, 8) for name in ("decoupled", "sdp")]
+    arms = {"decoupled": "decoupled", "sdp": "segment-wise"}
     columns: dict[str, tuple[Outcome, int]] = {
         "mean reward": (mean("reward", STEPS), 3),
         "last five": (mean("reward", STEPS, last=5), 3),
@@ -59,22 +67,20 @@ def report(runs: Sequence[Run]) -> None:
         "interrupted": (measured("interrupted", 0, STEPS), 3),
         "without next": (measured("missing", 0, STEPS), 4),
     }
-    print_table(runs, cells, columns)
-    for lag in (4, 8):
-        found = difference(runs, f"{lag},algorithm=sdp", f"{lag},algorithm=decoupled", mean("reward", STEPS))
+    print_table(runs, [f"{curve},algorithm={name}" for curve in CURVES for name in arms], columns)
+    panels = []
+    for curve, (title, lag, prediction) in CURVES.items():
+        cells = {f"{curve},algorithm={name}": name for name in arms}
+        decoupled, sdp = cells
+        found = difference(runs, sdp, decoupled, mean("reward", STEPS))
         age = measured("age", STEPS - 30, STEPS)
-        ages = [cell_mean(runs, f"{lag},algorithm={name}", age) for name in ("decoupled", "sdp")]
-        old = all(of is not None and of.mean >= OLD * lag for of in ages)
-        judged = "" if old else f", not judged: a mean age is below {OLD * lag:g}"
-        print(f"- S3, mean reward at lag {lag}, segment-wise − decoupled: {told(found, MARGIN)}{judged}")
-    titles = (("max_lag 4", cells[:2]), ("max_lag 8", cells[2:]))
-    names = ("decoupled", "segment-wise")
-    renamed = [dict(run) | {"cell": f"{run['cell'].partition(',')[0]} {names['sdp' in run['cell']]}"} for run in runs]
-    panels = [
-        panel(renamed, [f"{title[-1]} {name}" for name in names], "reward", STEPS, title=title, y="share right")
-        for title, _ in titles
-    ]
-    draw(CLAIM / "segments.svg", panels)
+        ages = [cell_mean(runs, cell, age) for cell in cells]
+        aged = all(of is not None and of.mean >= OLD * lag for of in ages)
+        judged = "" if aged else f", not judged: a mean age is below {OLD * lag:g}"
+        print(f"- {prediction}, mean reward at {title}, segment-wise − decoupled: {told(found, MARGIN)}{judged}")
+        lines = [dict(run) | {"cell": arms[cells[run["cell"]]]} for run in runs if run["cell"] in cells]
+        panels.append(panel(lines, list(arms.values()), "reward", STEPS, title=title, y="share right"))
+    draw(CLAIM / "segments.svg", panels, columns=2)
 
 
 def over(chains: Sequence[Line], lag: int, what: str, name: str, key: str) -> SeedMean | None:
@@ -92,4 +98,4 @@ def stored() -> None:
 
 
 if __name__ == "__main__":
-    run_claim(__file__, report, "sweep", beside=stored)
+    run_claim(__file__, report, "sweep", "learning", beside=stored)

@@ -14,7 +14,7 @@ CLAIMS = {
     "dapo": ["sweep", "known"],
     "cppo": ["lengths", "controls", "rates"],
     "mismatch": ["sweep", "controls", "int8"],
-    "segments": ["sweep"],
+    "segments": ["sweep", "learning"],
     "trl": ["sweep", "more"],
 }
 
