@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from evidence.mechanism.run import SETTINGS, answer, is_right, questions, trajectories
 from evidence.mechanism.run import returns as mean_reward
+from proxima.config.presets import ALGORITHMS
 from proxima.core import AGGREGATES, SURROGATES, policy_loss
 from proxima.core.correction import CORRECTIONS
 from proxima.data import Completion, Group, Prompt, Score, Trajectory
@@ -34,20 +35,9 @@ STALE, FRESH = 16, 390  # batches of 128 answers
 RESULTS = Path(__file__).parent / "stored.jsonl"
 
 
-@dataclass(frozen=True)
-class Weighting:
-    """The centre of the trust region, and what a token's weight is towards."""
-
-    proximal: str = "last"
-    correction: Mapping[str, Any] | None = None
-
-
-BOUNDS = {"upper": 5.0, "lower": 0.2}
-WEIGHTINGS = {
-    "none": Weighting(),  # the answers count as fresh
-    "decoupled": Weighting("last", BOUNDS),
-    "segment-wise": Weighting("next", BOUNDS | {"towards": "next"}),
-}
+# The presets whose weights they are; with none, the answers count as fresh.
+WEIGHTINGS = {"none": None, "decoupled": "decoupled", "segment-wise": "sdp"}
+LOWER, UPPER = 0.2, 5.0  # of the weights that those presets keep
 
 
 def main() -> None:
@@ -158,12 +148,11 @@ class Chain:
             cuts = np.cumsum([len(row.tokens) for row in rows])[:-1]
             columns = [np.split(x, cuts) for x in (behavior, following, table[-1])]
             self.loaded.model.load_state_dict(self.versions[VERSIONS])
-            for name, weighting in WEIGHTINGS.items():
-                last = weighting.proximal == "last"
-                told = [
-                    replace(row, behavior_log_prob=b, next_log_prob=n, proximal_log_prob=v if last else n)
-                    for row, b, n, v in zip(rows, *columns, strict=True)
-                ]
+            told = [
+                replace(row, behavior_log_prob=b, next_log_prob=n, proximal_log_prob=v)
+                for row, b, n, v in zip(rows, *columns, strict=True)
+            ]
+            for name in WEIGHTINGS:
                 gradients[name].add(self.gradient(told, name), target)
         return {
             "reward": float(np.mean(rewards)),
@@ -213,17 +202,22 @@ class Chain:
 
     def gradient(self, rows: Sequence[Trajectory], name: str) -> torch.Tensor:
         """The gradient of the loss at the trainer's weights, over all weights, as one vector."""
-        correction = WEIGHTINGS[name].correction
-        surrogate = SURROGATES["ppo_clip"](epsilon_low=0.4, epsilon_high=0.4)
+        preset = WEIGHTINGS[name]
+        corrections = [] if preset is None else ALGORITHMS[preset]["correction"]
         batch = self.policy.pack(rows)
         self.loaded.model.zero_grad()
         policy_loss(
             batch.policy_batch(self.policy(batch).log_prob),
-            surrogate=surrogate,
+            surrogate=made(SURROGATES, ALGORITHMS["decoupled"]["surrogate"]),
             aggregate=AGGREGATES["token_mean"](),
-            correction=None if correction is None else CORRECTIONS["cap_floor"](**correction),
+            correction=[made(CORRECTIONS, settings) for settings in corrections],
         ).value.backward()
         return torch.cat([p.grad.flatten() for p in self.loaded.model.parameters() if p.grad is not None])
+
+
+def made(table: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+    """An object of a preset."""
+    return table[settings["kind"]](**{name: value for name, value in settings.items() if name != "kind"})
 
 
 class Gradients:
@@ -271,7 +265,7 @@ def spread(logs: Any) -> dict[str, float]:
     """Of weights, given as logarithms: the deviation of the logarithm, the effective share of the sample,
     (Σw)²/(nΣw²), and the share outside [.2, 5]."""
     weights = np.exp(logs)
-    outside = (weights < BOUNDS["lower"]) | (weights > BOUNDS["upper"])
+    outside = (weights < LOWER) | (weights > UPPER)
     effective = weights.sum() ** 2 / (len(weights) * (weights**2).sum())
     return {"deviation": float(logs.std()), "effective": float(effective), "outside": float(outside.mean())}
 
