@@ -58,9 +58,9 @@ def test_every_weight_is_loaded_and_copied(kind, decoder, dtype):
 
 
 def test_what_has_a_fast_path():
-    made = [type(make_decoder(loaded(kind).model, torch.float32)) for kind in KINDS]
+    made = [type(make_decoder(loaded(kind), Local())) for kind in KINDS]
     assert made == [FastDecoder] * 3 + [GeneralDecoder]
-    assert type(make_decoder(loaded("llama").model, torch.float32, "general")) is GeneralDecoder
+    assert type(make_decoder(loaded("llama"), Local(decoder="general"))) is GeneralDecoder
     assert supports(loaded("gpt2").model) == "family gpt2 has no fast path"
     model = loaded("llama").model
     model.config.hidden_act = "gelu"

@@ -15,14 +15,13 @@ from proxima.data.random import LOGIT_BIAS, normals
 from proxima.engine.decoder import Matrix
 from proxima.engine.fast_decoder import FastDecoder
 from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
-from proxima.engine.local import Local, LocalEngine
+from proxima.engine.local import Local, LocalEngine, make_decoder
 from proxima.engine.local_process import LocalProcess, ProcessEngine
 from proxima.engine.perturbed_decoder import (
     PerturbedFastDecoder,
     PerturbedGeneralDecoder,
     PerturbedRecomputeDecoder,
     fake_quantized,
-    make_perturbed_decoder,
 )
 from proxima.engine.protocol import EngineSetup, ScoreRequest
 from proxima.model import LoadedModel
@@ -100,8 +99,7 @@ def test_a_decoder_with_rounded_weights_is_the_plain_one_of_a_rounded_model(kind
         return decoder.logits(decoder.prefill([ids(6, 1), ids(3, 2)])[0])
 
     plain, own = CLASSES[decoder]
-    more = {"graphs": 0} if decoder == "fast" else {}
-    ours = own(loaded(kind).model, dtype, 4, None, **more)
+    ours = own(loaded(kind).model, dtype, bits=4, bias=None)
     before = logits(ours)
     assert torch.equal(before, logits(plain(rounded(loaded(kind), "int4").model, dtype)))
     assert not torch.allclose(before, logits(plain(loaded(kind).model, dtype)), atol=0.05)
@@ -112,8 +110,9 @@ def test_a_decoder_with_rounded_weights_is_the_plain_one_of_a_rounded_model(kind
 @pytest.mark.parametrize("family", ["Qwen3-MoE", "Qwen3-Next", "Mixtral", "Phi3", "Mamba"])
 def test_which_weights_are_rounded(family):
     """Experts and projections; no router, gate of a shared expert, norm, bias, embedding or output head."""
-    model = make(family).model
-    decoder = make_perturbed_decoder(model, torch.float32, "general", weights="int3", noise=0.0, seed=0)
+    loaded_model = make(family)
+    model = loaded_model.model
+    decoder = make_decoder(loaded_model, Local(dtype="float32", decoder="general", weights="int3"))
     original = dict(model.named_parameters())
     changed = {name for name, own in decoder.model.named_parameters() if not torch.equal(own, original[name])}
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -125,8 +124,7 @@ def test_which_weights_are_rounded(family):
 
 def test_what_is_built():
     def made(kind, decoder="auto"):
-        settings = {"weights": "int4", "noise": 0.0, "seed": 0}
-        return make_perturbed_decoder(loaded(kind).model, torch.float32, decoder, **settings)
+        return make_decoder(loaded(kind), Local(dtype="float32", decoder=decoder, weights="int4"))
 
     assert type(made("llama")) is type(made("qwen3", "fast")) is PerturbedFastDecoder
     assert type(made("llama", "general")) is type(made("gpt2")) is PerturbedGeneralDecoder
@@ -246,8 +244,3 @@ def test_the_seed_of_a_run_reaches_the_engine():
 def test_what_is_refused(field, value):
     with pytest.raises(FieldError, match=f"{field}="):
         Local(**{field: value})
-
-
-def test_the_settings_in_words():
-    assert Local().mismatch == "" and Local(weights="int4").mismatch == "engine.weights=int4"
-    assert Local(weights="int8", noise=0.05).mismatch == "engine.weights=int8 and engine.noise=0.05"

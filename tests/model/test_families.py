@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 from proxima.data import Prompt, Trajectory
-from proxima.engine.local import Local, LocalEngine, collect, make_decoder
+from proxima.engine.local import Local, LocalEngine, check_decoder, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import Policy
 from tests.model.families import DENSE, FAMILIES, REFUSED, make
@@ -122,7 +122,7 @@ def test_which_decoders_are_not_the_fast_one():
     windows = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
     windowed = hf.Qwen2ForCausalLM(hf.Qwen2Config(**DENSE, **windows))
     with pytest.raises(ValueError, match="engine.decoder='fast': sliding window has no fast path; use auto or general"):
-        make_decoder(windowed, torch.float32, "fast")
+        check_decoder(windowed, Local(decoder="fast"))
 
 
 @pytest.mark.parametrize("family", REFUSED)

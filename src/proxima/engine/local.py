@@ -4,8 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -32,9 +31,6 @@ from proxima.engine.scheduler import Scheduler
 from proxima.model.attention import unpackable
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import DTYPES, LoadedModel
-
-if TYPE_CHECKING:
-    from proxima.model.images import ImageStore
 
 STEPS_PER_TURN = 8  # steps decoded before another call may interrupt
 
@@ -80,13 +76,6 @@ class Local(EngineSpec):
     noise: float = 0.0
 
     @property
-    def mismatch(self) -> str:
-        """The settings that move its log-probs from the trainer's on purpose: `engine.weights=int4`; empty if none
-        does."""
-        values = {"weights": self.weights, "noise": self.noise}
-        return " and ".join(f"engine.{name}={value}" for name, value in values.items() if value)
-
-    @property
     def provides(self) -> frozenset[str]:
         """Tensors of `PolicyBatch` that the completions fill."""
         switched = {"sampling_mask": self.sampling_mask, "routed_experts": self.routed_experts}
@@ -120,42 +109,41 @@ class Local(EngineSpec):
         return LocalEngine(weights, self, max_length=setup.max_length, compute=compute, seed=setup.seed)
 
 
-def check_decoder(model: nn.Module, kind: str, routes: bool = False) -> None:
-    """Raise UserError if `fast` is requested and this architecture has no fast path; FieldError if `routes` are
-    requested and it is not a mixture of experts."""
-    if kind == "fast" and (reason := supports(model)):
+def check_decoder(model: nn.Module, spec: Local) -> None:
+    """Raise UserError if `fast` is requested and this architecture has no fast path; FieldError if routes are requested
+    and it is not a mixture of experts."""
+    if spec.decoder == "fast" and (reason := supports(model)):
         raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
-    if routes:
+    if spec.routed_experts:
         from proxima.model.routing import check_mixture
 
         check_mixture(model.config, "engine.routed_experts", True)
 
 
-def make_decoder(
-    model: nn.Module,
-    dtype: torch.dtype,
-    kind: str = "auto",
-    *,
-    routes: bool = False,
-    graphs: int = 0,
-    images: "ImageStore | None" = None,
-) -> Decoder:
-    """Build the decoder requested by `kind`; with `routes` it records them. `graphs`: most rows of a step that runs as
-    a CUDA graph; 0: none.
+def make_decoder(loaded: LoadedModel, spec: Local, seed: int = 0) -> Decoder:
+    """Build the decoder that the settings name, for this model; `seed`: of `spec.noise`.
 
     Raises:
         UserError: as for `check_decoder`.
     """
-    check_decoder(model, kind, routes)
-    if images is None and kind in ("auto", "fast") and supports(model) is None:
-        return FastDecoder(model, dtype, graphs=graphs)
-    from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
+    model, given = loaded.model, dict[str, Any]()
+    check_decoder(model, spec)
+    decoder: Any
+    if loaded.images is None and spec.decoder != "general" and supports(model) is None:
+        decoder, given["graphs"] = FastDecoder, padded_rows(spec.slots) if spec.cuda_graphs else 0
+    else:
+        from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
 
-    return (
-        RecomputeDecoder(model, dtype)
-        if unpackable(model)
-        else GeneralDecoder(model, dtype, routes=routes, images=images)
-    )
+        decoder = RecomputeDecoder if unpackable(model) else GeneralDecoder
+        if decoder is GeneralDecoder:
+            given |= {"routes": spec.routed_experts, "images": loaded.images}
+    if spec.weights is not None or spec.noise:
+        from proxima.engine.perturbed_decoder import PERTURBED, perturbation
+
+        decoder = PERTURBED[decoder]
+        given |= perturbation(model, spec.weights, spec.noise, seed)
+    made: Decoder = decoder(model, DTYPES[spec.dtype], **given)
+    return made
 
 
 class LocalEngine:
@@ -320,20 +308,10 @@ class LocalEngine:
 
 
 def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None, seed: int) -> Scheduler:
-    check_decoder(loaded.model, spec.decoder, spec.routed_experts)
-    slots = padded_rows(spec.slots)
-    graphs = slots if spec.cuda_graphs else 0
-    make: Any = make_decoder
-    if spec.mismatch:
-        from proxima.engine.perturbed_decoder import make_perturbed_decoder
-
-        make = partial(make_perturbed_decoder, weights=spec.weights, noise=spec.noise, seed=seed)
-    if loaded.images is not None:
-        make = partial(make, images=loaded.images)
     return Scheduler(
-        make(loaded.model, DTYPES[spec.dtype], spec.decoder, routes=spec.routed_experts, graphs=graphs),
+        make_decoder(loaded, spec, seed),
         loaded.tokenizer,
-        slots=slots,
+        slots=padded_rows(spec.slots),
         max_length=min(max_length or loaded.max_length, loaded.max_length),
         stop_tokens=loaded.stop_tokens,
         prefill_tokens=spec.prefill_tokens,

@@ -92,7 +92,7 @@ class ProcessEngine:
     ) -> None:
         self.spec = spec = spec or LocalProcess()
         self.compute = compute or ComputeThread()
-        check_decoder(loaded.model, spec.decoder, spec.routed_experts)
+        check_decoder(loaded.model, spec)
         self._device = loaded.model.device
         self._version = 0
         self._weights, setup = self.compute.call(_share, loaded, spec, max_length, seed)

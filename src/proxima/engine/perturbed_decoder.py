@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data.random import LOGIT_BIAS, normals
-from proxima.engine.decoder import Decoder, Matrix
-from proxima.engine.fast_decoder import FastDecoder, supports
+from proxima.engine.decoder import Matrix
+from proxima.engine.fast_decoder import FastDecoder
 from proxima.engine.general_decoder import GeneralDecoder, ModelCopy, RecomputeDecoder
-from proxima.model.attention import unpackable
 from proxima.model.lora import weight_of
 from proxima.model.lora_layers import plain_weights
 from proxima.model.policy import parts
@@ -46,36 +45,23 @@ def fake_quantized(weight: Tensor, bits: int | None, axis: int = -1) -> Tensor:
     return rounded
 
 
-def make_perturbed_decoder(
-    model: nn.Module,
-    dtype: torch.dtype,
-    kind: str = "auto",
-    *,
-    weights: str | None,
-    noise: float,
-    seed: int,
-    routes: bool = False,
-    graphs: int = 0,
-    images: Any = None,
-) -> Decoder:
-    """As `make_decoder`, with weights rounded to `int8`, `int4` or `int3` unless None, and `noise` times a normal draw
-    on each logit; `seed` determines the draws."""
-    bits = None if weights is None else int(weights.removeprefix("int"))
+def perturbation(model: nn.Module, weights: str | None, noise: float, seed: int) -> dict[str, Any]:
+    """What a decoder of `PERTURBED` is given: weights are rounded to `int8`, `int4` or `int3` unless None, and `noise`
+    times a normal draw is added to each logit; `seed` determines the draws."""
     head: Any = parts(model)[1].weight
     bias = noise * torch.from_numpy(normals(len(head), LOGIT_BIAS, seed)).to(head.device) if noise else None
-    if images is None and kind in ("auto", "fast") and supports(model) is None:
-        return PerturbedFastDecoder(model, dtype, bits, bias, graphs)
-    if unpackable(model):
-        return PerturbedRecomputeDecoder(model, dtype, bits, bias)
-    return PerturbedGeneralDecoder(model, dtype, bits, bias, routes=routes, images=images)
+    return {"bits": None if weights is None else int(weights.removeprefix("int")), "bias": bias}
 
 
 class _Perturbed:
     """What perturbed decoders share: `bits` of their weights, and the `bias` [V] float32 of their logits; None for
     neither."""
 
-    bits: int | None
-    bias: Tensor | None
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, *, bits: int | None, bias: Tensor | None, **given: Any
+    ) -> None:
+        self.bits, self.bias = bits, bias
+        super().__init__(model, dtype, **given)  # type: ignore[call-arg]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, V], with a bias in float32: bfloat16 would lose a small one in the rounding of large logits."""
@@ -86,12 +72,6 @@ class _Perturbed:
 class PerturbedFastDecoder(_Perturbed, FastDecoder):
     """`FastDecoder` with `_Perturbed`; one layer's rounded weight at a time is in memory beside the engine's copy."""
 
-    def __init__(
-        self, model: nn.Module, dtype: torch.dtype, bits: int | None, bias: Tensor | None, graphs: int
-    ) -> None:
-        self.bits, self.bias = bits, bias
-        super().__init__(model, dtype, graphs=graphs)
-
     def _matrix(self, name: str, *modules: Any, rotary: int = 0) -> Matrix:
         bits = None if name == "head" else self.bits
         rounded = [SimpleNamespace(weight=fake_quantized(weight_of(m), bits), bias=m.bias) for m in modules]
@@ -99,10 +79,7 @@ class PerturbedFastDecoder(_Perturbed, FastDecoder):
 
 
 class _PerturbedCopy(_Perturbed, ModelCopy):
-    def __init__(
-        self, model: nn.Module, dtype: torch.dtype, bits: int | None, bias: Tensor | None, **given: Any
-    ) -> None:
-        self.bits, self.bias = bits, bias
+    def __init__(self, model: nn.Module, dtype: torch.dtype, **given: Any) -> None:
         super().__init__(model, dtype, **given)
         self.axes = _input_axes(self.model, self.head)
         self.load(model)
@@ -122,6 +99,13 @@ class PerturbedGeneralDecoder(_PerturbedCopy, GeneralDecoder):
 
 class PerturbedRecomputeDecoder(_PerturbedCopy, RecomputeDecoder):
     """`RecomputeDecoder` with `_Perturbed`."""
+
+
+PERTURBED: dict[type, type] = {
+    FastDecoder: PerturbedFastDecoder,
+    GeneralDecoder: PerturbedGeneralDecoder,
+    RecomputeDecoder: PerturbedRecomputeDecoder,
+}
 
 
 def _input_axes(model: nn.Module, head: nn.Module) -> dict[str, int]:
