@@ -4,7 +4,7 @@ Every row has its own temperature, truncation and uniform number: the token of a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,23 +61,23 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
     if not (truncates or top or masks) and (draw := _kernel(logits)) is not None:
         token, log_prob = draw(logits, rows.temperature, uniform)
         return Sampled(token=token, sampled_log_prob=log_prob, untruncated_log_prob=log_prob)
-    greedy = bool((rows.temperature == 0).any())
-    options = truncates, greedy, top, masks
+    options = truncates, bool((rows.temperature == 0).any()), top, masks
     blocks = [slice(at, at + step) for at in range(0, len(logits), step)]
     parts = [
         _sample_block(logits[b].to(torch.float32, copy=True), rows.of_rows(b), uniform[b], *options) for b in blocks
     ]
-    token, chosen, untruncated, ids, log_probs, *kept = (torch.cat(column) for column in zip(*parts, strict=True))
-    sampled = Sampled(token=token, sampled_log_prob=chosen, untruncated_log_prob=untruncated)
-    if masks:
-        sampled = replace(sampled, mask_ids=kept[0], mask_counts=kept[1])
-    return replace(sampled, top_k=ids, top_k_log_prob=log_probs) if top else sampled
+    return Sampled(**_joined(parts))
+
+
+def _joined(parts: Sequence[Sampled]) -> dict[str, Tensor]:
+    """The rows of all parts."""
+    names = [name for name, value in vars(parts[0]).items() if value is not None]
+    return {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
 
 
 def _in_order(parts: Sequence[Sampled], order: Tensor) -> Sampled:
     """Concatenate the rows of all parts and reorder them."""
-    names = [name for name, value in vars(parts[0]).items() if value is not None]
-    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    joined = _joined(parts)
     if "mask_ids" not in joined:
         return Sampled(**{name: column[order] for name, column in joined.items()})
     masks = joined.pop("mask_ids").split(joined["mask_counts"].tolist())
@@ -96,9 +96,8 @@ def _kernel(logits: Tensor) -> "Draw | None":
 
 def _sample_block(
     logits: Tensor, rows: SamplingRows, uniform: Tensor, truncates: bool, any_greedy: bool, top: int, masks: bool
-) -> tuple[Tensor, ...]:
-    """Return token, sampled and untruncated log-prob [n], top ids and log-probs [n, top], and with `masks` the kept ids
-    [m] and their counts [n]; `logits` is overwritten."""
+) -> Sampled:
+    """As `sample_tokens`, for rows that are truncated alike; `logits` [n, V] float32 is overwritten."""
     greedy = rows.temperature == 0
     logits.div_(torch.where(greedy, 1.0, rows.temperature)[:, None])
     argmax = logits.argmax(dim=1, keepdim=True) if any_greedy else None
@@ -113,7 +112,7 @@ def _sample_block(
         from proxima.engine.truncation import truncate
 
         log_z = logits.logsumexp(dim=1)
-        kept, kept_log_z = truncate(logits, log_z, rows)
+        kept, kept_log_z = truncate(logits, rows)
         cumulative = kept.sub(kept_log_z[:, None]).exp_().cumsum_(dim=1)
     mass = cumulative[:, -1:]
     point = torch.minimum(uniform[:, None] * mass, torch.nextafter(mass, torch.zeros_like(mass)))
@@ -121,16 +120,17 @@ def _sample_block(
     if argmax is not None:
         token = torch.where(greedy[:, None], argmax, token)
     chosen = logits.gather(1, token).squeeze(1)
-    values, ids = logits.topk(top, dim=1) if top else (logits[:, :0], token[:, :0])
-    drawn = (
-        token.squeeze(1),
-        chosen - torch.where(greedy, log_z, kept_log_z),
-        chosen - log_z,
-        ids,
-        values - log_z[:, None],
-    )
-    if not masks:
-        return drawn
-    from proxima.engine.truncation import kept_tokens
+    more = dict[str, Tensor]()
+    if top:
+        values, more["top_k"] = logits.topk(top, dim=1)
+        more["top_k_log_prob"] = values - log_z[:, None]
+    if masks:
+        from proxima.engine.truncation import kept_tokens
 
-    return *drawn, *kept_tokens(logits if kept is None else kept, rows)
+        more["mask_ids"], more["mask_counts"] = kept_tokens(logits if kept is None else kept, rows)
+    return Sampled(
+        token=token.squeeze(1),
+        sampled_log_prob=chosen - torch.where(greedy, log_z, kept_log_z),
+        untruncated_log_prob=chosen - log_z,
+        **more,
+    )
