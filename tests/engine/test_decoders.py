@@ -73,7 +73,7 @@ def test_what_has_a_fast_path():
 
 
 def test_the_cache_grows_and_keeps_what_it_holds():
-    cache = KVCache(2, 3, 2, 4, torch.float32, torch.device("cpu"))
+    cache = KVCache(2, 3, (2, 2, 4), torch.float32, torch.device("cpu"))
     assert cache.capacity == 0
     cache.reserve(5)
     assert cache.capacity == ROUND

@@ -176,7 +176,7 @@ def test_adapters_are_merged_before_they_are_rounded(tiny_model):
 def bias_of(engine: LocalEngine) -> torch.Tensor:
     """[V]: what is added to logits that are all 0."""
     decoder = engine.scheduler.decoder
-    decoder.head = decoder.head_matrix = Matrix(torch.zeros(259, 32), None, torch.float32)
+    decoder.head = Matrix(torch.zeros(259, 32), None, torch.float32)
     return decoder.logits(torch.zeros(1, 32))[0]
 
 

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 ROUND = 64  # capacity grows in steps of this many tokens
 
@@ -14,7 +15,7 @@ class KVCache:
 
     Args:
         slots: rows; most completions that run at once.
-        parts: 2 for keys and values; 1 for a decoder that keeps a single tensor per position.
+        held: of each position, by each layer: (2, H_kv, D), keys and values; 1 in place of 2 for a single tensor.
     `capacity`, tokens a row holds, starts at 0 and grows on `reserve`.
     `shift` [slots] int64: of each row, see `Decoder.shift`; None: 0 for all.
     `leaders` [2, slots] int64: for each row, another row with the same content at its first positions, and the number
@@ -23,18 +24,10 @@ class KVCache:
     """
 
     def __init__(
-        self,
-        layers: int,
-        slots: int,
-        heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        parts: int = 2,
+        self, layers: int, slots: int, held: tuple[int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.shape = (parts, slots, heads, 0, head_dim)
-        self.layers = [torch.zeros(self.shape, dtype=dtype, device=device) for _ in range(layers)]
+        parts, heads, dim = held
+        self.layers = [torch.zeros(parts, slots, heads, 0, dim, dtype=dtype, device=device) for _ in range(layers)]
         self.capacity, self.device = 0, device
         self.shift: Tensor | None = None
         self.leaders = torch.zeros(2, slots, dtype=torch.int64)
@@ -45,15 +38,13 @@ class KVCache:
         if capacity <= self.capacity:
             return
         for i, layer in enumerate(self.layers):
-            grown = layer.new_zeros(*self.shape[:3], capacity, self.shape[4])
-            grown[:, :, :, : self.capacity] = layer
-            self.layers[i] = grown
+            self.layers[i] = F.pad(layer, (0, 0, 0, capacity - self.capacity))
         self.capacity = capacity
 
     def put(self, slots: Tensor, prompt: Tensor, shift: int = 0) -> None:
         """Copy one prompt's KV, [layers, 2, H_kv, P, D], into several rows."""
         if shift and self.shift is None:
-            self.shift = torch.zeros(self.shape[1], dtype=torch.int64, device=self.device)
+            self.shift = torch.zeros(self.leaders.shape[1], dtype=torch.int64, device=self.device)
         if self.shift is not None:
             self.shift[slots] = shift
         length = prompt.shape[3]

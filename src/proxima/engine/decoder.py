@@ -22,7 +22,6 @@ from proxima.system.machine import cache_folder, processor_flags, processor_name
 if TYPE_CHECKING:
     from proxima.kernels.linear import Rows, TileLinear
 
-PACK = True  # packed CPU weights; a switch for comparisons
 # row counts are padded to a multiple of this, so that the bits of a row do not depend on its neighbours
 ROWS = 8
 # positions summed by one float32 product: libraries split a sum depending on its length, so all use the same length
@@ -35,10 +34,12 @@ class Decoder(Protocol):
     `routes`, of the last `prefill`, `hidden` or `step`: [n, M, K] int8 or int16, the experts to which each of its input
     tokens was routed, padding rows last; None if the decoder was not asked to record them.
     `takes_past`: `prefill` accepts a prompt's past and need not run those tokens again.
+    `head`: the output layer.
     """
 
-    routes: Tensor | None
-    takes_past: bool
+    routes: Tensor | None = None
+    takes_past: bool = True
+    head: "Matrix"
 
     def load(self, model: nn.Module) -> None:
         """Copy the weights of `model`, which has the same shapes."""
@@ -47,7 +48,7 @@ class Decoder(Protocol):
     def shift(self, tokens: Ints) -> int:
         """What is added to the number of a token that follows these to get its position: not 0 for a model that counts
         images otherwise."""
-        ...
+        return 0
 
     def new_cache(self, slots: int) -> KVCache:
         """An empty cache for this model."""
@@ -68,14 +69,15 @@ class Decoder(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, V] in the engine's dtype."""
-        ...
+        """[n, V] in the engine's dtype, of [n, D]."""
+        count = hidden.shape[0]
+        return self.head(F.pad(hidden, (0, 0, 0, padded_rows(count) - count)).to(self.head.dtype))[:count]
 
 
 Attend = Callable[[int, Tensor, Tensor, float | None, int | None], Tensor]
 
 
-class CachingDecoder:
+class CachingDecoder(Decoder):
     """Base of the decoders that cache keys and values: prompts run packed, then one token per row over the cache.
 
     Args:
@@ -86,8 +88,6 @@ class CachingDecoder:
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
-        self.takes_past = True
-        self.routes: Tensor | None = None
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(getattr(config, "num_key_value_heads", None) or self.heads)
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
@@ -97,9 +97,6 @@ class CachingDecoder:
         """tokens and position [n], all of them below `longest`, → hidden [n, D];
         `attend(layer, q [n, H, D], kv [n, 2, H_kv, D], scale, window)` → [n, H, D]."""
         raise NotImplementedError
-
-    def shift(self, tokens: Ints) -> int:
-        return 0
 
     def _images(self, tokens: Ints) -> Tensor | None:
         """[T] the image of a token, -1 for text, where the patches of an image attend to each other; None: nowhere in
@@ -112,7 +109,7 @@ class CachingDecoder:
         return position
 
     def new_cache(self, slots: int) -> KVCache:
-        return KVCache(self.depth, slots, self.kv_heads, self.head_dim, self.dtype, self.device)
+        return KVCache(self.depth, slots, (2, self.kv_heads, self.head_dim), self.dtype, self.device)
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Ints], past: Sequence[Tensor | None] = ()) -> tuple[Tensor, list[Tensor]]:
@@ -203,12 +200,6 @@ def packed(
     return tokens, position, [(end - n, end) for end, n in zip(ends, lengths, strict=True)]
 
 
-def head_logits(hidden: Tensor, head: "Matrix") -> Tensor:
-    """[n, V] in the head's dtype from [n, D], with padded rows."""
-    count = hidden.shape[0]
-    return head(F.pad(hidden, (0, 0, 0, padded_rows(count) - count)).to(head.dtype))[:count]
-
-
 def causal_attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None, image: Tensor | None = None
 ) -> Tensor:
@@ -278,10 +269,9 @@ class Matrix:
         parts = [(weight, None)] if isinstance(weight, Tensor) else weight
         self.dtype = dtype
         on_cpu = parts[0][0].device.type == "cpu"
-        self.packed = PACK and on_cpu and dtype == torch.bfloat16 and packs_bfloat16()
+        self.packed = on_cpu and dtype == torch.bfloat16 and packs_bfloat16()
         self.tiles = _tiles(sum(len(part) for part, _ in parts), parts[0][0].shape[1]) if self.packed else None
-        reused = None if before is None or self.packed else before
-        kept = (None, None) if reused is None else (reused.weight, reused.bias)
+        kept = (None, None) if before is None or self.packed else (before.weight, before.bias)
         self.bias: Tensor | None = None if bias is None else joined_rows([(bias, None)], dtype, kept[1])
         if self.tiles is not None:
             self.weight: Tensor = self.tiles.pack(parts, None if before is None else before.weight)

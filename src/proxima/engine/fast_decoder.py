@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits, joined_rows
+from proxima.engine.decoder import Attend, CachingDecoder, Matrix, joined_rows
 from proxima.model.lora import weight_of
 
 if TYPE_CHECKING:
@@ -138,9 +138,6 @@ class FastDecoder(CachingDecoder):
         parts, bias = list(zip(weights, orders, strict=True)), joined_rows(biases, self.dtype) if biases else None
         self.matrices[name] = Matrix(parts, bias, self.dtype, self.matrices.get(name))
         return self.matrices[name]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return head_logits(hidden, self.head)
 
     def _run(self, tokens: Tensor, position: Tensor, longest: int, attend: Attend) -> Tensor:
         count, dim, queries = len(tokens), self.head_dim, self.heads * self.head_dim

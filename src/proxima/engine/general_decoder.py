@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from proxima.data.columns import Ints
 from proxima.data.image_tokens import image_starts
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits, in_rows, row_limits
+from proxima.engine.decoder import Attend, CachingDecoder, Decoder, Matrix, in_rows, row_limits
 from proxima.model.attention import hugging_face_name
 from proxima.model.lora_layers import merge_adapter, plain_weights
 from proxima.model.policy import parts
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from proxima.model.images import ImageStore
 
 
-class ModelCopy:
+class ModelCopy(Decoder):
     """A copy of a model: linear weights in the engine's dtype, the rest as in the original, run under autocast.
 
     This is the trainer's arithmetic, so log-probs agree up to rounding.
@@ -39,14 +39,14 @@ class ModelCopy:
         self.model: Any = copy.deepcopy(model)
         merge_adapter(self.model)
         self.model.requires_grad_(False).eval()
-        self.backbone, self.head = parts(self.model)
+        self.backbone, self.head_module = parts(self.model)
         for module in self.backbone.modules():
             if isinstance(module, nn.Linear) or isinstance(getattr(module, "gate_up_proj", None), nn.Parameter):
                 module.to(dtype)  # also the experts of a layer, which are parameters of three axes
         choose: Any = getattr(self.model, "set_experts_implementation", None)
         if choose is not None and self.device.type == "cpu":
             choose("eager")  # linear layers, which `SteadyRows` covers; a single product over all experts is not
-        self.head_matrix = Matrix(self.head.weight, self.head.bias, dtype)
+        self.head = Matrix(self.head_module.weight, self.head_module.bias, dtype)
 
     @torch.no_grad()
     def load(self, model: nn.Module) -> None:
@@ -54,10 +54,7 @@ class ModelCopy:
         for name, weight in plain_weights(model):
             if name in parameters:
                 parameters[name].copy_(weight)
-        self.head_matrix = Matrix(self.head.weight, self.head.bias, self.dtype)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return head_logits(hidden, self.head_matrix)
+        self.head = Matrix(self.head_module.weight, self.head_module.bias, self.dtype)
 
     def autocast(self) -> AbstractContextManager[None]:
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
@@ -124,14 +121,10 @@ class RecomputeDecoder(ModelCopy):
     """Works for every causal model; each token costs a forward pass over its full sequence. The cache stores token
     ids."""
 
-    routes: Tensor | None = None
     takes_past = False
 
-    def shift(self, tokens: Ints) -> int:
-        return 0
-
     def new_cache(self, slots: int) -> KVCache:
-        return KVCache(1, slots, 1, 1, torch.long, self.device, parts=1)
+        return KVCache(1, slots, (1, 1, 1), torch.long, self.device)
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Ints], past: Sequence[Tensor | None] = ()) -> tuple[Tensor, list[Tensor]]:

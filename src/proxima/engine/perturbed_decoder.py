@@ -81,7 +81,7 @@ class PerturbedFastDecoder(_Perturbed, FastDecoder):
 class _PerturbedCopy(_Perturbed, ModelCopy):
     def __init__(self, model: nn.Module, dtype: torch.dtype, **given: Any) -> None:
         super().__init__(model, dtype, **given)
-        self.axes = _input_axes(self.model, self.head)
+        self.axes = _input_axes(self.model, self.head_module)
         self.load(model)
 
     @torch.no_grad()

@@ -59,7 +59,6 @@ class RunningBatch:
     Args:
         requests, lines, settings: the n requests, their lines of the table, their sampling settings.
         last: [padded n] int64, the last token of each request; 0 in the padding. The decoder's input.
-        drawn: [n] the part of `last` that the next draw is written to.
         longest: tokens of the longest request, including the first draw's input.
         position, uniform: for each step, the positions of `last` [padded n], 0 in the padding, and the draws [n].
         sampled: the samples of the steps so far.
@@ -71,7 +70,6 @@ class RunningBatch:
     lines: Lines
     settings: SamplingRows
     last: Tensor
-    drawn: Tensor
     longest: int
     position: Sequence[Tensor]
     uniform: Sequence[Tensor]
@@ -84,13 +82,11 @@ class RunningBatch:
         lines = np.array([running.line for running in requests], np.int64)
         last, position, uniform = table.ahead(lines, 1 if any(settings.stop for settings in sampling) else WINDOW)
         padding = (0, padded_rows(len(lines)) - len(lines))
-        padded = F.pad(torch.from_numpy(last), padding).to(device)
         return cls(
             requests=list(requests),
             lines=lines,
             settings=SamplingRows.of(sampling, device),
-            last=padded,
-            drawn=padded[: len(lines)],
+            last=F.pad(torch.from_numpy(last), padding).to(device),
             longest=int(position[0].max()) + 1,
             position=F.pad(torch.from_numpy(position), padding).to(device).unbind(),
             uniform=torch.from_numpy(uniform).to(device).unbind(),
@@ -100,7 +96,7 @@ class RunningBatch:
         """Sample the next token of each request."""
         sampled = sample_tokens(logits, self.settings, self.uniform[len(self.sampled)], top_k, masks=masks)
         self.sampled.append(sampled)
-        self.drawn.copy_(sampled.token)
+        self.last[: len(self.lines)] = sampled.token
         tokens: list[int] = sampled.token.tolist()
         return tokens
 
@@ -258,19 +254,15 @@ class Scheduler:
             self.cache.reserve(min(longest, self.max_length))
             self.cache.put(slots, entry.kv, self.decoder.shift(entry.prompt.tokens))
             for running in admitted:
-                running.beginnings = entry.beginnings
+                running.beginnings, running.prompt_routes = entry.beginnings, entry.routes
         self._lead()
         self.prefixes.trim(self.slots * self.cache.capacity)  # as many as the cache of the running completions has
         hidden = torch.stack([entry.hidden for entry, _ in entering if entry.hidden is not None])
         which = torch.tensor([i for i, (_, admitted) in enumerate(entering) for _ in admitted], device=device)
         self._batch = RunningBatch.of(self.running[first:], self.table, device)
-        for entry, admitted in entering:
-            if entry.routes is not None:
-                self._batch.routes[:] = [
-                    torch.cat([*self._batch.routes, entry.routes[-1:].expand(len(admitted), -1, -1)])
-                ]
-            for running in admitted:
-                running.prompt_routes = entry.routes
+        routes = [entry.routes[-1] for entry, _ in entering if entry.routes is not None]
+        if routes:
+            self._batch.routes.append(torch.stack(routes)[which])
         self._sample(self.decoder.logits(hidden)[which], self._batch)
         self._write()
 
@@ -384,13 +376,11 @@ class Scheduler:
             self.table.close(running.line)
             slot, last = self.running.index(running), self.running[-1]
             if last is not running:
-                self.cache.move(len(self.running) - 1, slot, self._length(last))
+                length = int(self.table.prompt_length[last.line] + self.table.length[last.line])
+                self.cache.move(len(self.running) - 1, slot, length)
                 self.running[slot] = last
             self.running.pop()
         self._lead()
-
-    def _length(self, running: RunningRequest) -> int:
-        return int(self.table.prompt_length[running.line] + self.table.length[running.line])
 
     def _completion(self, request: Request, columns: dict[str, Any], reason: FinishReason) -> Completion:
         sampling, text = request.sampling, decoded(self.tokenizer, columns["tokens"])
