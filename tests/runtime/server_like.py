@@ -51,8 +51,7 @@ class ServerLike(EngineSpec):
 
     @property
     def capabilities(self) -> Capabilities:
-        kinds: Any = frozenset({"module"})
-        return Capabilities(weight_updates=kinds, score=True, deterministic=True, log_probs=self.log_probs)
+        return Capabilities(score=True, deterministic=True, log_probs=self.log_probs)
 
     def check(self, needs: EngineRequirements) -> list[str]:
         ASKED.append(needs)

@@ -153,7 +153,7 @@ def test_of_episodes_that_run_every_token_has_its_log_prob(source, template):
 class Recording:
     """Scores every token of a request as minus the number of its call, and says what it is told to."""
 
-    capabilities = Capabilities(weight_updates=frozenset({"module"}), score=True, in_flight=True)
+    capabilities = Capabilities(score=True, in_flight=True)
 
     def __init__(self, version=0):
         self.version, self.calls, self.flying = version, [], []

@@ -77,10 +77,8 @@ class Local(EngineSpec):
 
     @property
     def provides(self) -> frozenset[str]:
-        """Tensors of `PolicyBatch` that the completions fill."""
-        switched = {"sampling_mask": self.sampling_mask, "routed_experts": self.routed_experts}
-        always = frozenset({"behavior_log_prob", "policy_version", *(name for name, on in switched.items() if on)})
-        return always | {"top_k", "behavior_top_k_log_prob", "top_k_log_prob"} if self.top_k_log_probs else always
+        top_k = ("top_k", "behavior_top_k_log_prob", "top_k_log_prob") if self.top_k_log_probs else ()
+        return super().provides.union(top_k)
 
     def __post_init__(self) -> None:
         require(1 <= self.slots <= 65_536, "slots", self.slots, "must be in [1, 65536]")
@@ -94,7 +92,6 @@ class Local(EngineSpec):
     def capabilities_on(self, device: torch.device) -> Capabilities:
         """The engine's capabilities with a model on this device."""
         return Capabilities(
-            weight_updates=frozenset({"module"}),
             score=True,
             in_flight=True,
             top_k=self.top_k_log_probs,
@@ -255,12 +252,7 @@ class LocalEngine:
         sampled each token, and the log-probs are of that version: with `recompute` given all earlier tokens, with
         `keep` given their KV as originally computed. A prompt whose completions are not all running is always run
         again.
-
-        Raises:
-            ValueError: the update is a checkpoint.
         """
-        if update.module is None:
-            raise ValueError("the local engine takes the weights of a module, not a checkpoint")
         if self.spec.interrupt == "finish":
             await self._finish_running()
         await self.compute.run(self.scheduler.load, update.module, update.version, self.spec.interrupt == "keep")

@@ -130,14 +130,11 @@ class ProcessEngine:
         see `LocalEngine.publish`. The process has its own copy: its computation never reads the shared one.
 
         Raises:
-            ValueError: the update is a checkpoint, or the module has other parameters.
+            ValueError: the module has other parameters.
         """
-        module = update.module
-        if module is None:
-            raise ValueError("the local engine takes the weights of a module, not a checkpoint")
 
         async def write() -> None:
-            await self.compute.run(self._weights.write, module, update.version)
+            await self.compute.run(self._weights.write, update.module, update.version)
 
         await self._supervisor.publish(write, update.version)
         self._version = update.version

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from proxima.model.pretrained import LoadedModel, UnloadedModel
 
 PauseMode = Literal["keep", "wait", "abort"]
-UpdateKind = Literal["module", "checkpoint"]
 Interrupt = Literal["recompute", "keep", "finish"]
 LogProbName = Literal["sampled", "untruncated"]  # `Completion.sampled_log_prob` and `untruncated_log_prob`
 LogProbsOf = Literal["both", "processed", "untruncated", "raw"]
@@ -174,19 +173,10 @@ class InFlight(Columns):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightUpdate:
-    """New weights for an engine: a module in this process, or the folder of a checkpoint.
-
-    Raises:
-        ValueError: neither or both are given.
-    """
+    """New weights for an engine: those of a module in this process."""
 
     version: int
-    module: "nn.Module | None" = None
-    checkpoint: Path | None = None
-
-    def __post_init__(self) -> None:
-        if (self.module is None) == (self.checkpoint is None):
-            raise ValueError("WeightUpdate: give either a module or a checkpoint.")
+    module: "nn.Module"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +184,7 @@ class Capabilities:
     """The capabilities of an engine.
 
     Args:
-        weight_updates: the kinds of `WeightUpdate` that `publish` accepts.
+        takes_weights: `publish` loads new weights.
         pause_modes: the modes that `pause` accepts.
         score: `score` is available.
         in_flight: `in_flight` is available.
@@ -209,7 +199,7 @@ class Capabilities:
         max_length: most tokens of prompt and completion together; None: as in its setup.
     """
 
-    weight_updates: frozenset[UpdateKind]
+    takes_weights: bool = True
     pause_modes: frozenset[PauseMode] = frozenset({"keep", "wait", "abort"})
     score: bool = False
     in_flight: bool = False
@@ -350,8 +340,10 @@ class EngineSpec(Protocol):
 
     @property
     def provides(self) -> frozenset[str]:
-        """Tensors of `PolicyBatch` that the completions of this engine fill."""
-        return frozenset({"behavior_log_prob", "policy_version"})
+        """Tensors of `PolicyBatch` that the completions of this engine fill, among them those that a field of this name
+        switches on."""
+        switched = (name for name in ("sampling_mask", "routed_experts") if getattr(self, name, False))
+        return frozenset({"behavior_log_prob", "policy_version", *switched})
 
     def check(self, needs: EngineRequirements) -> list[str]:
         """Check, before any weights are loaded, that the engine meets the requirements of the run. An engine in this

@@ -172,7 +172,7 @@ def _needs(capability: str) -> Callable[[Any], str | None]:
 
 
 def _takes_modules(case: EngineUnderTest) -> str | None:
-    return None if "module" in known_capabilities(case).weight_updates else "it takes no weights from this process"
+    return None if known_capabilities(case).takes_weights else "it takes no weights from this process"
 
 
 # fmt: off

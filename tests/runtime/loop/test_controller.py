@@ -95,7 +95,7 @@ class FakeEngine:
 
     @property
     def capabilities(self):
-        return Capabilities(weight_updates=frozenset({"module"}), sleeps=self.sleeps)
+        return Capabilities(sleeps=self.sleeps)
 
     async def _note(self, call):
         self.calls.append(call)

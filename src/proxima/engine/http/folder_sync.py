@@ -98,7 +98,6 @@ class FolderSync:
             dtype: of the servers; None: not reported.
         """
         module = update.module
-        assert module is not None  # as the capabilities say
         self._staged = await self._compute(self._write, module, update.version, label, dtype)
         if self._perturbed is None:
             name = f"{label}-perturbed"

@@ -197,7 +197,6 @@ def capabilities_of(spec: ServerSettings, facts: ServerFacts, *, plain: bool = F
     """
     assert facts.log_probs is not None
     return Capabilities(
-        weight_updates=frozenset({"module"}),
         score=plain or spec.untruncated == "score",
         in_flight=True,
         log_probs=facts.log_probs,

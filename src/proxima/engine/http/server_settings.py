@@ -92,11 +92,6 @@ class ServerSettings(EngineSpec):
         require(bound is None or 0 < bound < math.inf, "probe_bound", bound, "must be > 0 nats and finite")
 
     @property
-    def provides(self) -> frozenset[str]:
-        switched = {"sampling_mask": self.sampling_mask, "routed_experts": self.routed_experts}
-        return super().provides | {name for name, on in switched.items() if on}
-
-    @property
     def launch_options(self) -> dict[str, Any]:
         """The options of `start_servers` that depend on these settings."""
         return {name: getattr(self, name) for name in ("quantization", "sampling_mask", "routed_experts")}

@@ -74,7 +74,7 @@ class TimedEngine:
         replicas, slots: the number of engines, and the completions that each runs at once.
     """
 
-    capabilities = Capabilities(weight_updates=frozenset({"module"}), pause_modes=frozenset({"keep"}))
+    capabilities = Capabilities(pause_modes=frozenset({"keep"}))
 
     def __init__(self, config: RunConfig, times: Times, replicas: int, slots: int, now: Callable[[], float]) -> None:
         self.times, self.slots, self.now = times, slots, now
