@@ -61,16 +61,13 @@ def _lock(folder: Path, *, may_fail: bool) -> IO[bytes]:
     return file
 
 
-def remove_leftovers(parent: Path, *, shared: bool = False) -> list[Path]:
+def remove_leftovers(parent: Path, *, shared: bool = False) -> None:
     """Remove the folders of processes that have ended.
 
     Args:
         shared: the parent is shared with other machines, whose locks may be invisible here: remove only folders created
             under this kernel.
-
-    Returns: those that were removed.
     """
-    removed = []
     for file in parent.glob(f"{PREFIX}*/{LOCK_FILE}"):
         try:
             with file.open("rb") as lock:
@@ -78,7 +75,5 @@ def remove_leftovers(parent: Path, *, shared: bool = False) -> list[Path]:
                 if shared and (not _kernel() or lock.read() != _kernel()):
                     continue
                 shutil.rmtree(file.parent, ignore_errors=True)
-                removed.append(file.parent)
         except OSError:  # it is locked, owned by another user, or gone
             continue
-    return removed

@@ -67,12 +67,6 @@ class _Swap:
 
     def enter(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
         """Replace the weights; what the unit is given, such as pixels in its weights' dtype, becomes float32."""
-        self._replace()
-        return tuple(map(_as_float, given)), {name: _as_float(value) for name, value in named.items()}
-
-    def _replace(self) -> None:
-        if self._saved:
-            return
         below = list(self.unit.modules()) if self.whole else [self.unit]
         adapted = [layer for layer in below if is_adapted(layer)]
         merged = {id(base_layer(layer).weight): rounded_weight(weight_of(layer), self.dtype) for layer in adapted}
@@ -82,6 +76,7 @@ class _Swap:
         for parameter in self.unit.parameters(recurse=self.whole):
             self._saved.append((parameter, parameter.data))
             parameter.data = merged.get(id(parameter), rounded_weight(parameter.data, self.dtype))
+        return tuple(map(_as_float, given)), {name: _as_float(value) for name, value in named.items()}
 
     def leave(self) -> None:
         for parameter, values in self._saved:
