@@ -14,7 +14,7 @@ import torch
 from proxima.data import Prompt, UserError
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.client import StreamSize
-from proxima.engine.http.dialect import Chunk, ServerFacts, ServerHealth, WeightHandover
+from proxima.engine.http.dialect import Chunk, ServerFacts, ServerHealth, WeightHandover, WrittenTokens
 from proxima.engine.http.engine import HttpEngine
 from proxima.engine.http.generation_job import CompletionRules
 from proxima.engine.http.server_spec import ServerSpec
@@ -57,8 +57,8 @@ class PlainDialect:
                     prompt_tokens=content.get("prompt"),
                 )
 
-    async def score(self, client, facts, prompt, tokens, shown=None):
-        scores = await client.post("/score", {"prompt": np.array(prompt).tolist(), "tokens": np.array(tokens).tolist()})
+    async def score(self, client, facts, given, first):
+        scores = await client.post("/score", {"prompt": given.written[:first], "tokens": given.written[first:]})
         return np.array(scores, np.float32)
 
     async def tokenize(self, client, facts, text):
@@ -125,7 +125,8 @@ class PlainSync:
         running = self.spec.interrupt == "recompute"
         await replica.dialect.reset_prefix_cache(replica.client, replica.facts, running=running)
         await replica.dialect.resume(replica.client, replica.facts)
-        scores = await replica.dialect.score(replica.client, replica.facts, *PROBE)
+        given = WrittenTokens.of(np.concatenate(PROBE), None)
+        scores = await replica.dialect.score(replica.client, replica.facts, given, len(PROBE[0]))
         off = float(np.abs(scores - sequence_log_probs(self.update.module.weights, *PROBE)).max())
         if off > 1e-5:
             raise UserError(f"engine: {replica.url} computes with other weights: {off:.3g} nats off")
@@ -266,7 +267,7 @@ async def hanging_calls_ended(engine: HttpEngine, servers: Sequence[FakeServer])
                     key = tuple(map(int, request.body["id"].split("-")[1:4]))
                     for call in list(replica.running.values()) if request.hangs else ():
                         # what has not been read yet would begin its idle seconds again
-                        if call.job.key == key and call.answered == request.answered:
+                        if call.job.request.key == key and call.answered == request.answered:
                             request.hangs = False
                             engine._loop.submit(call.limit, 0.0)
             await asyncio.sleep(0.005)

@@ -17,7 +17,7 @@ from proxima.data import Prompt, UserError
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import ServerError
-from proxima.engine.http.dialect import ServerFacts, ServerHealth
+from proxima.engine.http.dialect import ServerFacts, ServerHealth, WrittenTokens
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_checks import introduce
@@ -476,8 +476,8 @@ def is_score(path: str, body: Any) -> bool:
 @pytest.mark.parametrize("name", SCORES)
 def test_scores(name: str, loop: EventLoopThread, facts: ServerFacts) -> None:
     with hostile(loop, SCORES[name], is_score) as server:
-        tokens = np.int32([5, 6]), np.int32([7, 8])
-        error = one_call(server, limit(name), lambda replica: joined(replica, facts).score(*tokens))
+        given = WrittenTokens.of(np.int32([5, 6, 7, 8]), None)
+        error = one_call(server, limit(name), lambda replica: joined(replica, facts).score(given, 2))
     assert isinstance(error, Exception)
 
 

@@ -196,13 +196,13 @@ class Remembers(ModelServer):
     async def forget_images(self, client, facts):
         self.eyes = None if self.forgets else self.eyes
 
-    async def score(self, client, facts, prompt, tokens, shown):
-        assert len(shown.images) == 1 and len(shown.read) == len(prompt) + len(tokens)
+    async def score(self, client, facts, given, first):
+        assert len(given.images) == 1 and len(given.read) == len(self.tokens) and first == first_compared(self.tokens)
         tower = beside_decoder(self.model)
         now = {name: weight.detach().clone() for name, weight in tower.items()}
         self.eyes = self.eyes or now
         put(tower, self.eyes)
-        values = trainer_log_prob(self.model, np.concatenate([prompt, tokens]), images=self.images)
+        values = trainer_log_prob(self.model, self.tokens, images=self.images)
         put(tower, now)
         return values
 
@@ -220,6 +220,7 @@ async def test_a_server_forgets_the_images_that_earlier_weights_have_seen(tokeni
     server = Remembers(loaded)
     server.forgets, server.images = forgets, tokenizer.images
     async with syncing(loaded) as sync:
+        server.tokens = sync._tokens
         if forgets:
             report = await push(sync, server, loaded.model)
             assert report["probe_max"] < 1e-5 and report["perturbed_max"] < 1e-4
@@ -240,7 +241,7 @@ def test_vllm_scores_tokens_after_and_around_images(tokenizer):
             assert body["token_ids"] == shown.written and len(body["content_parts"]) == len(shown.images) == 3
             return {"prompt_logprobs": [None, *({str(t): {"logprob": -t / 8}} for t in shown.read[1:].tolist())]}
 
-    values = asyncio.run(VllmDialect().score(Client(), FACTS, prompt, tokens, shown))
+    values = asyncio.run(VllmDialect().score(Client(), FACTS, shown, len(prompt)))
     assert values.tolist() == [-token / 8 for token in shown.read[len(prompt) :].tolist()]
     assert (values[[0, 1, -1]] == [-5 / 8, -6 / 8, -7 / 8]).all()
 

@@ -14,7 +14,7 @@ import torch
 from proxima.data import SamplingMask, UserError
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.detect import detect_server
-from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightHandover
+from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightHandover, WrittenTokens
 from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.sglang import SglangDialect, _StreamReader
 from proxima.engine.protocol import Sampling
@@ -158,13 +158,14 @@ async def test_a_stop_at_a_token_that_ends_nothing_here_is_refused(tiny):
 
 
 async def test_scores_are_those_of_the_given_tokens(tiny):
-    prompt, tokens = np.array(PROMPT, np.int32), np.array([5, 1, 44], np.int32)
+    tokens = np.array([5, 1, 44], np.int32)
+    prompt, given = (WrittenTokens.of(np.int32(ids), None) for ids in (PROMPT, [*PROMPT, *tokens]))
     async with fake(tiny) as talk:
-        outcome, none = await talk.score(prompt, tokens), await talk.score(prompt, tokens[:0])
+        outcome, none = await talk.score(given, len(PROMPT)), await talk.score(prompt, len(PROMPT))
         pairs = talk.server.input_pairs
         talk.server.input_pairs = lambda body: [*pairs(body)[:-1], [None, body["input_ids"][-1], None]]
         with pytest.raises(ServerError, match="a log-prob is None, not a number"):
-            await talk.score(prompt, tokens)
+            await talk.score(given, len(PROMPT))
     np.testing.assert_allclose(outcome, forward(tiny, tokens), atol=1e-4)
     assert outcome.dtype == np.float32 and none.shape == (0,)
 

@@ -10,7 +10,7 @@ import pytest
 
 from proxima.data import SamplingMask, UserError
 from proxima.engine.http.client import ServerError
-from proxima.engine.http.dialect import Chunk, ServerFacts, TokenRequest, WeightHandover
+from proxima.engine.http.dialect import Chunk, ServerFacts, TokenRequest, WeightHandover, WrittenTokens
 from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.vllm import Vllm, VllmDialect
 from proxima.engine.http.vllm_facts import GENERATE, find_vllm_facts
@@ -118,11 +118,11 @@ def test_a_temperature_that_vllm_would_raise_is_refused() -> None:
 
 def test_scores_are_of_softmax_of_the_logits() -> None:
     fake, facts = probed()
-    scores = run(DIALECT.score(fake.client(), facts, np.int32([5, 6]), np.int32([7, 8, 9])))
+    scores = run(DIALECT.score(fake.client(), facts, WrittenTokens.of(np.int32([5, 6, 7, 8, 9]), None), 2))
     expected = [log_softmax(logits_after(a, "default"))[b] for a, b in ((6, 7), (7, 8), (8, 9))]
     np.testing.assert_allclose(scores, expected, atol=1e-6)
     with pytest.raises(UserError, match="--max-model-len 65"):
-        run(DIALECT.score(fake.client(), facts, np.int32([5]), np.arange(63, dtype=np.int32)))
+        run(DIALECT.score(fake.client(), facts, WrittenTokens.of(np.arange(64, dtype=np.int32), None), 1))
 
 
 def test_the_pause_mode_is_always_sent() -> None:

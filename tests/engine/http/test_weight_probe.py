@@ -65,12 +65,10 @@ class ModelServer:
     async def reset_prefix_cache(self, client: None, facts: ServerFacts, *, running: bool) -> None:
         self.calls.append(f"forget {running}")
 
-    async def score(
-        self, client: None, facts: ServerFacts, prompt: np.ndarray, tokens: np.ndarray, shown: WrittenTokens
-    ) -> np.ndarray:
+    async def score(self, client: None, facts: ServerFacts, given: WrittenTokens, first: int) -> np.ndarray:
         self.calls.append("score")
-        assert len(prompt) == CONTEXT
-        return trainer_log_prob(self.model, np.concatenate([prompt, tokens]))
+        assert first == CONTEXT
+        return trainer_log_prob(self.model, given.read)
 
 
 @pytest.fixture(params=["llama", "qwen2"])  # tied, untied

@@ -221,11 +221,9 @@ class Dialect(Protocol):
         timeout: the caller measures the time between tokens."""
         ...
 
-    async def score(
-        self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints, shown: WrittenTokens | None = None
-    ) -> Floats:
-        """[T] float32, nats: log-probs of `tokens` after `prompt` under softmax(logits), without meaning for those of
-        images. `shown`: prompt and tokens as the server is sent them; None: they are of text alone."""
+    async def score(self, client: ServerClient, facts: ServerFacts, given: WrittenTokens, first: int) -> Floats:
+        """[T - first] float32, nats: log-probs of the tokens from place `first` on under softmax(logits), without
+        meaning for those of images."""
         ...
 
     async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int]:

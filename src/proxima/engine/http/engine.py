@@ -175,7 +175,7 @@ class HttpEngine:
         await self._loop.run(self._pool.wake())
 
     async def abort(self, prompt_uid: int) -> None:
-        await self._loop.run(self._pool.abort(lambda job: job.key[0] == prompt_uid))
+        await self._loop.run(self._pool.abort(lambda job: job.request.prompt.uid == prompt_uid))
 
     async def health(self) -> Health:
         """`detail` has `replicas` (counts since the start), `events` (lines for the user since the start), `log` (where

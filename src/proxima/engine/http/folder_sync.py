@@ -8,7 +8,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -193,8 +192,8 @@ class FolderSync:
         await dialect.resume(client, facts)
 
     async def _score(self, replica: "Replica") -> Floats:
-        context, rest = np.split(self._tokens, [first_compared(self._tokens)])
-        return await replica.dialect.score(replica.client, replica.facts, context, rest, self._shown)
+        first = first_compared(self._tokens)
+        return await replica.dialect.score(replica.client, replica.facts, self._shown, first)
 
     async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run work in the thread for tensor work, between the trainer's updates."""

@@ -151,11 +151,6 @@ class GenerationJob:
         return self.rules.sampling_mask and sampling.truncates and sampling.temperature > 0
 
     @property
-    def key(self) -> tuple[int, int, int]:
-        """Prompt uid, sample and turn."""
-        return self.request.key
-
-    @property
     def length(self) -> int:
         """Number of tokens so far."""
         return sum(len(segment.tokens) for segment in self._segments)
@@ -184,7 +179,7 @@ class GenerationJob:
     def token_request(self, name: str, *, salt: str | None, seeded: bool, chunk_tokens: int) -> TokenRequest:
         """The request to a server for the tokens that are still missing."""
         request, length = self.request, self.length
-        uid, sample, turn = self.key
+        uid, sample, turn = request.key
         sampling = replace(request.sampling, max_tokens=self.limit - length)
         if not sampling.temperature:  # the largest logit is never truncated: its log-prob is that at temperature 1
             sampling = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Literal
 
 from proxima.data import UserError
-from proxima.data.columns import Floats, Ints
+from proxima.data.columns import Floats
 from proxima.engine.http.answer_checks import WrongAnswerError, check_finite
 from proxima.engine.http.client import Address, RefusedError, ServerClient, ServerError
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth, WrittenTokens
@@ -199,7 +199,7 @@ class Replica:
             UserError: a retry would not help.
         """
         idle = self.spec.idle_seconds
-        uid, sample, turn = job.key
+        uid, sample, turn = job.request.key
         name = f"{self.tag}-{uid}-{sample}-{turn}-{next(self._numbers)}"
         request = job.token_request(
             name,
@@ -254,9 +254,8 @@ class Replica:
         self.running.pop(call.job, None)
         call.over.set()
 
-    async def score(self, prompt: Ints, tokens: Ints, shown: WrittenTokens | None = None) -> Floats:
-        """[T] float32, nats: log-probs of `tokens` after `prompt` under softmax(logits); `shown` as for
-        `Dialect.score`.
+    async def score(self, given: WrittenTokens, first: int) -> Floats:
+        """[T - first] float32, nats; see `Dialect.score`.
 
         Raises:
             ServerError: the call failed.
@@ -264,11 +263,11 @@ class Replica:
         """
         self.scoring += 1
         try:
-            scores = await self.dialect.score(self.client, self.facts, prompt, tokens, shown)
+            scores = await self.dialect.score(self.client, self.facts, given, first)
         finally:
             self.scoring -= 1
-        if len(scores) != len(tokens):
-            raise WrongAnswerError(f"{len(scores)} scores of {len(tokens)} tokens")
+        if len(scores) != (count := len(given.read) - first):
+            raise WrongAnswerError(f"{len(scores)} scores of {count} tokens")
         check_finite(scores)
         self.succeeded()
         return scores

@@ -162,7 +162,7 @@ class ReplicaPool:
             ServerError, WrongAnswerError: as for `Replica.score`, or the scores may be from other weights.
         """
         label = replica.proof.label
-        scores = await replica.score(prompt, tokens, WrittenTokens.of(np.concatenate([prompt, tokens]), tokenizer))
+        scores = await replica.score(WrittenTokens.of(np.concatenate([prompt, tokens]), tokenizer), len(prompt))
         await replica.proof.confirm(label)
         return scores if replica.proof.label == label else None
 
@@ -197,7 +197,7 @@ class ReplicaPool:
         if job.reason is not None and not self._wants_score(job):
             job.finish(job.reason)
         elif job.failures > self.spec.retries:
-            uid, sample, _ = job.key
+            uid, sample, _ = job.request.key
             job.fail(gave_up(f"prompt {uid}, sample {sample}", job.failures, replica, error))
         else:
             self.counts["retried"] += 1

@@ -42,7 +42,7 @@ class Router:
             queue.append(job)
 
     def _home(self, job: GenerationJob) -> Replica:
-        uid = job.key[0]
+        uid = job.request.prompt.uid
         home = self._homes.get(uid)
         if home is not None and home.in_service and home not in job.tried:
             return home
@@ -94,8 +94,8 @@ class Router:
             at = next((i for i in range(len(queue)) if self._may_run(queue[i], replica)), None)
             if at is None:
                 continue
-            uid = queue[at].key[0]
-            moving = [job for job in queue if job.key[0] == uid and self._may_run(job, replica)]
+            uid = queue[at].request.prompt.uid
+            moving = [job for job in queue if job.request.prompt.uid == uid and self._may_run(job, replica)]
             taken = set(map(id, moving))
             self._queues[other] = deque(job for job in queue if id(job) not in taken)
             self._queues[replica].extend(moving)

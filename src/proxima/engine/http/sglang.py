@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from proxima.data import UserError
-from proxima.data.columns import Floats, Ints
+from proxima.data.columns import Floats
 from proxima.engine.http.answer_values import (
     id_list,
     items,
@@ -46,7 +46,7 @@ from proxima.engine.http.dialect import (
     check_scorable,
 )
 from proxima.engine.http.server_spec import ServerSpec
-from proxima.engine.http.sglang_facts import GENERATE, SPARE, find_facts, sampling_params
+from proxima.engine.http.sglang_facts import GENERATE, SPARE, find_facts, generate_once, sampling_params
 from proxima.engine.protocol import PauseMode
 
 LOAD = "/update_weights_from_disk"
@@ -86,26 +86,18 @@ class SglangDialect(Dialect):
                 if (chunk := reader.chunk(event)) is not None:
                     yield chunk
 
-    async def score(
-        self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints, shown: WrittenTokens | None = None
-    ) -> Floats:
-        """[T] float32, nats, under softmax(logits). One token is generated after them and dropped."""
-        scored_tokens = [*map(int, prompt), *map(int, tokens)]
-        check_scorable(client.url, facts, len(scored_tokens), f"--context-length {len(scored_tokens) + 1 + SPARE}")
-        body = {
-            "input_ids": scored_tokens,
-            "sampling_params": sampling_params(),
-            "return_logprob": True,
-            "stream": False,
-        }
-        body |= {"logprob_start_len": max(len(prompt) - 1, 0)}
-        answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * len(scored_tokens))
-        with as_expected(client, GENERATE, answer):
-            rows = items(answer["meta_info"]["input_token_logprobs"], "input_token_logprobs")
-            asked_rows = rows[len(rows) - len(tokens) :] if len(tokens) else []
+    async def score(self, client: ServerClient, facts: ServerFacts, given: WrittenTokens, first: int) -> Floats:
+        """[T - first] float32, nats, under softmax(logits). One token is generated after them and dropped."""
+        count, scored = len(given.written), given.written[first:]
+        check_scorable(client.url, facts, count, f"--context-length {count + 1 + SPARE}")
+        fields = {"input_ids": given.written, "logprob_start_len": max(first - 1, 0)}
+        meta = await generate_once(client, fields, size=ANSWER + TOKEN * count)
+        with as_expected(client, GENERATE, meta):
+            rows = items(meta["input_token_logprobs"], "input_token_logprobs")
+            asked_rows = rows[len(rows) - len(scored) :] if scored else []
             ids = id_list([row[1] for row in asked_rows], "input_token_logprobs")
             values = [number(row[0], "a log-prob") for row in asked_rows]
-        if ids != scored_tokens[len(prompt) :]:
+        if ids != scored:
             raise ServerError(client.url, GENERATE, "log-probs are of other tokens than those that were given")
         return np.asarray(values, np.float32)
 

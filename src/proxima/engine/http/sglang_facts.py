@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxima.engine.http.answer_values import one_line, plain_name, short_text, whole
-from proxima.engine.http.client import ServerClient, as_expected
+from proxima.engine.http.client import ANSWER, ServerClient, as_expected
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.log_prob_mode import Pair, find_log_prob_mode, two_greatest
 
@@ -24,11 +24,11 @@ async def find_facts(client: ServerClient) -> ServerFacts:
 
     async def pair(prompt: tuple[int, ...], temperature: float) -> Pair | None:
         fields = {"input_ids": list(prompt), "top_logprobs_num": 2}
-        meta = await _generate(client, fields, temperature=temperature, top_k=2)
+        meta = await generate_once(client, fields, temperature=temperature, top_k=2)
         return two_greatest(lambda: [entry[0] for entry in meta["output_top_logprobs"][0]])
 
     log_probs, why = await find_log_prob_mode(pair)
-    meta = await _generate(client, {"return_sampling_mask": True}, max_new_tokens=2, top_k=2)
+    meta = await generate_once(client, {"return_sampling_mask": True}, max_new_tokens=2, top_k=2)
     masks = meta.get("output_token_sampling_mask")
     deterministic = settings.get("enable_deterministic_inference") is True
     return ServerFacts(
@@ -79,10 +79,16 @@ def sampling_params(**given: Any) -> dict[str, Any]:
     } | given
 
 
-async def _generate(client: ServerClient, fields: Mapping[str, Any], **sampling: Any) -> dict[str, Any]:
-    """What the server says about a completion."""
+async def generate_once(
+    client: ServerClient, fields: Mapping[str, Any], *, size: int = ANSWER, **sampling: Any
+) -> dict[str, Any]:
+    """What the server says about a completion that is not streamed.
+
+    Args:
+        size: most bytes of the answer.
+    """
     body = {"input_ids": list(PROMPT), "sampling_params": sampling_params(**sampling), "return_logprob": True}
-    answer = await client.post(GENERATE, body | {"logprob_start_len": -1, "stream": False} | dict(fields))
+    answer = await client.post(GENERATE, body | {"logprob_start_len": -1, "stream": False} | dict(fields), size=size)
     with as_expected(client, GENERATE, answer):
         meta: dict[str, Any] = answer["meta_info"]
         return meta

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from proxima.data import FieldError, UserError
-from proxima.data.columns import Floats, Ints
+from proxima.data.columns import Floats
 from proxima.engine.http.answer_values import id_list, items, mask_of_sets, number, one_line, short_text, version_spans
 from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected
 from proxima.engine.http.dialect import (
@@ -74,25 +74,22 @@ class VllmDialect(Dialect):
                     if chunk.finish_reason is not None or len(chunk.tokens):
                         yield chunk
 
-    async def score(
-        self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints, shown: WrittenTokens | None = None
-    ) -> Floats:
-        """[T] float32, nats, under softmax(logits). The server reads no cached prefix for it.
+    async def score(self, client: ServerClient, facts: ServerFacts, given: WrittenTokens, first: int) -> Floats:
+        """[T - first] float32, nats, under softmax(logits). The server reads no cached prefix for it.
 
         Raises:
-            UserError: prompt and tokens fill the server's maximum length: it needs room for one more token.
+            UserError: the tokens fill the server's maximum length: it needs room for one more.
         """
-        whole = np.concatenate([prompt, tokens])
-        written, images, read = shown or WrittenTokens(whole.tolist(), (), whole)
-        check_scorable(client.url, facts, len(whole), f"--max-model-len {len(whole) + 1}")
+        count = len(given.read)
+        check_scorable(client.url, facts, count, f"--max-model-len {count + 1}")
         fields = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "top_k": 1, "ignore_eos": True}
-        body: dict[str, Any] = {"token_ids": written, "sampling_params": fields | {"detokenize": False}}
-        if images:
-            body["content_parts"] = _image_parts(images)
-        answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * len(whole))
+        body: dict[str, Any] = {"token_ids": given.written, "sampling_params": fields | {"detokenize": False}}
+        if given.images:
+            body["content_parts"] = _image_parts(given.images)
+        answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * count)
         with as_expected(client, GENERATE, answer):
-            rows = zip(items(answer["prompt_logprobs"], "prompt_logprobs"), read, strict=True)
-            asked = islice(rows, len(prompt), None)
+            rows = zip(items(answer["prompt_logprobs"], "prompt_logprobs"), given.read, strict=True)
+            asked = islice(rows, first, None)
             values = [number(row[str(int(token))]["logprob"], "a log-prob") for row, token in asked]
         return _reported(values)
 
