@@ -5,7 +5,7 @@ import asyncio
 import os
 import re
 import ssl
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -143,50 +143,35 @@ class ServerClient:
         """Close all connections."""
         await self._http.aclose()
 
-    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+    async def get(self, path: str) -> Any:
         """Send a GET; return the decoded JSON, or None if the body is empty.
 
         Raises:
             ServerError: no connection, no response in time, a status other than 2xx, no JSON, or a response too large
                 for the call.
         """
-        return self._decoded(path, await self._request("GET", path, query=query))
+        return self._decoded(path, await self._request("GET", path))
 
-    async def post(
-        self,
-        path: str,
-        body: Any = None,
-        *,
-        seconds: float | None = None,
-        query: Mapping[str, str] | None = None,
-        size: int = ANSWER,
-    ) -> Any:
+    async def post(self, path: str, body: Any = None, *, seconds: float | None = None, size: int = ANSWER) -> Any:
         """Send a POST; otherwise like `get`.
 
         Args:
             size: most bytes of the response.
         """
-        return self._decoded(path, await self._request("POST", path, body, query, seconds=seconds, size=size))
+        return self._decoded(path, await self._request("POST", path, body, seconds=seconds, size=size))
 
     async def post_text(self, path: str, body: Any = None) -> str:
         """Send a POST; return the response as text."""
         return (await self._request("POST", path, body)).decode(errors="replace")
 
     async def _request(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        query: Mapping[str, str] | None = None,
-        *,
-        seconds: float | None = None,
-        size: int = ANSWER,
+        self, method: str, path: str, body: Any = None, *, seconds: float | None = None, size: int = ANSWER
     ) -> bytes:
         limit = self.seconds if seconds is None else seconds
         try:
             async with asyncio.timeout(limit):  # the client's own limit is between two bytes
                 with self._transfer(path, limit):
-                    async with self._http.stream(method, path, timeout=limit, json=body, params=query) as response:
+                    async with self._http.stream(method, path, timeout=limit, json=body) as response:
                         await self._check_status(path, response)
                         return await read_body(response, size)
         except TimeoutError as error:

@@ -20,13 +20,7 @@ CONTROL = "start it so that it does (vLLM: as `proxima engine serve RECIPE` does
 SAMPLE_TEXT = (
     "The 3 quick brown foxes don't jump 1,024 times:\n\n\t$x^2 \\neq 17$ naïve façade ÄÖÜ Ωμέγα 你好，世界 🦊 </s>"
 )
-ALIKE = {  # facts in which servers must not differ, and their names in messages
-    "server": "server",
-    "model": "model",
-    "dtype": "dtype",
-    "quantization": "quantization",
-    "log_probs": "log-prob mode",
-}
+ALIKE = ("server", "model", "dtype", "quantization", "log_probs")  # facts in which servers must not differ
 
 
 async def server_difference(replica: Replica, facts: ServerFacts, expected: ServerFacts, tokenizer: Any) -> str | None:
@@ -40,9 +34,10 @@ async def server_difference(replica: Replica, facts: ServerFacts, expected: Serv
     Raises:
         ServerError: the server can't be queried.
     """
-    for name, called in ALIKE.items():
+    for name in ALIKE:
         ours, theirs = getattr(expected, name), getattr(facts, name)
         if ours != theirs:
+            called = "log-prob mode" if name == "log_probs" else name
             return f"its {called} is {theirs}, and that of the others is {ours}"
     if (facts.max_length or 0) < (expected.max_length or 0):
         return f"its longest sequence has {facts.max_length} tokens, and that of the others {expected.max_length}"

@@ -95,7 +95,7 @@ class VllmDialect(Dialect):
 
     async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
         """Stop sampling. New requests, including probes, wait for `resume` in every mode."""
-        await client.post("/pause", query={"mode": mode, "clear_cache": "false"})
+        await client.post(f"/pause?mode={mode}&clear_cache=false")
 
     async def resume(self, client: ServerClient, facts: ServerFacts) -> None:
         await client.post("/resume")
@@ -127,7 +127,7 @@ class VllmDialect(Dialect):
             ServerError: it was not emptied: without `running`, paused requests keep it in use.
         """
         path = "/reset_prefix_cache"
-        answer = await client.post(path, query={"reset_running_requests": "true" if running else "false"})
+        answer = await client.post(f"{path}?reset_running_requests={'true' if running else 'false'}")
         if not (isinstance(answer, dict) and answer.get("success") is True):
             raise ServerError(client.url, path, "the prefix cache was not emptied: requests hold on to it")
 
@@ -137,7 +137,7 @@ class VllmDialect(Dialect):
     async def sleep(self, client: ServerClient, facts: ServerFacts) -> None:
         """Sleep at level 1: the weights move to host memory and the KV cache is dropped, so that a step without an
         update needs no new weights."""
-        await client.post("/sleep", query={"level": "1", "mode": "abort"}, seconds=MOVE_SECONDS)
+        await client.post("/sleep?level=1&mode=abort", seconds=MOVE_SECONDS)
 
     async def wake(self, client: ServerClient, facts: ServerFacts) -> None:
         """Restore the weights, then the KV cache. vLLM resumes sampling once it has the cache, hence the pause."""

@@ -30,7 +30,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         served = models["data"][0]
         model, longest = short_text(served["id"], "the model's id"), served.get("max_model_len")
         longest = None if longest is None else whole(longest, "max_model_len", 1)
-    settings = await _optional(client.get("/server_info", {"config_format": "json"})) or {}
+    settings = await _optional(client.get("/server_info?config_format=json")) or {}
     config, device = settings.get("vllm_config") or {}, _of(settings, "vllm_config", "device_config", "device")
     first = await _first_choice(client)
 
@@ -69,7 +69,7 @@ async def _wake(client: ServerClient) -> None:
 async def wake_up(client: ServerClient) -> None:
     """Make the server take its memory again, weights first; whatever is already awake is left unchanged."""
     for tag in ("weights", "kv_cache"):
-        await client.post("/wake_up", query={"tags": tag}, seconds=MOVE_SECONDS)
+        await client.post(f"/wake_up?tags={tag}", seconds=MOVE_SECONDS)
 
 
 async def _first_choice(client: ServerClient) -> dict[str, Any]:
