@@ -163,19 +163,13 @@ class ModelOverWeights:
         if GENERATION in files:
             self.model.generation_config.eos_token_id = json.loads(files[GENERATION])["eos_token_id"]
         self.weights = weights
-        self._parameters = {
-            name: nn.Parameter(tensor.to(device), requires_grad=False) for name, tensor in weights.tensors.items()
-        }
-        expected = {name: tuple(p.shape) for name, p in self.model.named_parameters(remove_duplicate=False)}
-        offered = {name: tuple(place.shape) for place in weights.places for name in (place.name, *place.also)}
-        if unlike := sorted(
-            name for name in expected.keys() | offered.keys() if expected.get(name) != offered.get(name)
-        ):
+        self._parameters = {name: nn.Parameter(tensor.to(device), False) for name, tensor in weights.tensors.items()}
+        offered = {name: self._parameters[place.name] for place in weights.places for name in (place.name, *place.also)}
+        wanted = dict(self.model.named_parameters(remove_duplicate=False))
+        if unlike := sorted(offered.keys() ^ wanted.keys()):
             raise RuntimeError(f"the model's config does not describe its weights: {unlike[0]}")
-        for place in weights.places:
-            for name in (place.name, *place.also):
-                owner, _, leaf = name.rpartition(".")
-                self.model.get_submodule(owner).register_parameter(leaf, self._parameters[place.name])
+        self.model.load_state_dict(offered, strict=False, assign=True)  # buffers come from the config
+        self.model.requires_grad_(False)
 
     @torch.no_grad()
     def refresh(self, version: int) -> None:
