@@ -18,7 +18,7 @@ class EngineChoice:
     """An engine before it is built.
 
     Args:
-        spec: an `EngineSpec`, or an object that only has its `build`.
+        spec: an `EngineSpec`.
         needs: the requirements of the run.
         path: of the spec in the config, which begins the names of fields in messages.
     """
@@ -28,7 +28,7 @@ class EngineChoice:
     path: str = "engine"
 
     def check(self) -> list[str]:
-        """Run `EngineSpec.check`; a spec that does not derive from `EngineSpec` has none.
+        """Run `EngineSpec.check`.
 
         Returns: warnings.
 
@@ -68,8 +68,5 @@ class EngineChoice:
             raise
 
     def _checked(self, asked: Any) -> list[str]:
-        check = getattr(asked, "check", None)
-        if check is None:
-            return []
         with within(self.path):
-            return [f"{self.path}: {note}" for note in check(self.needs)]
+            return [f"{self.path}: {note}" for note in asked.check(self.needs)]

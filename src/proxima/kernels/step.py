@@ -52,8 +52,7 @@ class StepKernels:
         keys, values = layer
         _, kv_heads, capacity, dim = keys.shape
         sizes = len(qkv), kv_heads, capacity
-        leading = leaders[0], leaders[1]
-        self._calls["attend"](qkv, *norms, eps, turns, position, *leading, keys, values, out, dim**-0.5, *sizes)
+        self._calls["attend"](qkv, *norms, eps, turns, position, *leaders, keys, values, out, dim**-0.5, *sizes)
         return out
 
     def swiglu(self, gate_up: Tensor, out: Tensor) -> Tensor:
