@@ -302,10 +302,9 @@ class LocalEngine:
 def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None, seed: int) -> Scheduler:
     return Scheduler(
         make_decoder(loaded, spec, seed),
-        loaded.tokenizer,
+        loaded,
         slots=padded_rows(spec.slots),
         max_length=min(max_length or loaded.max_length, loaded.max_length),
-        stop_tokens=loaded.stop_tokens,
         prefill_tokens=spec.prefill_tokens,
         top_k=spec.top_k_log_probs,
         sampling_mask=spec.sampling_mask,

@@ -20,6 +20,7 @@ from proxima.engine.protocol import InFlight, Request, check_prompt
 from proxima.engine.sampler import Sampled, sample_tokens
 from proxima.engine.sampling_rows import SamplingRows
 from proxima.engine.token_table import Lines, TokenTable
+from proxima.model.pretrained import LoadedModel
 
 Sink = Callable[[Completion], None]
 WINDOW = 64  # most steps whose tokens are buffered before they are written to the table
@@ -105,11 +106,10 @@ class Scheduler:
     """Runs requests on a decoder, independently of any event loop.
 
     Args:
-        decoder: the model.
-        tokenizer: decodes texts.
+        decoder: of the model.
+        loaded: its tokenizer and its stop tokens.
         slots: number of concurrent completions, a multiple of ROWS.
         max_length: tokens of prompt and completion together.
-        stop_tokens: ids that end a completion.
         prefill_tokens: prompt tokens per prefill.
         top_k: most probable tokens reported with each token.
         sampling_mask: report the tokens that could have been sampled, where sampling is truncated.
@@ -118,18 +118,17 @@ class Scheduler:
     def __init__(
         self,
         decoder: Decoder,
-        tokenizer: Any,
+        loaded: LoadedModel,
         *,
         slots: int,
         max_length: int,
-        stop_tokens: Sequence[int],
         prefill_tokens: int,
         top_k: int = 0,
         sampling_mask: bool = False,
     ) -> None:
-        self.decoder, self.tokenizer = decoder, tokenizer
+        self.decoder, self.tokenizer = decoder, loaded.tokenizer
         self.slots, self.max_length = slots, max_length
-        self.stop_tokens = frozenset(stop_tokens)
+        self.stop_tokens = frozenset(loaded.stop_tokens)
         self.prefill_tokens, self.top_k = prefill_tokens, top_k
         self.cache = decoder.new_cache(slots)
         self.table = TokenTable(slots, top_k, sampling_mask)
@@ -326,15 +325,13 @@ class Scheduler:
         """The requests that end with their last token, which is already in the table."""
         finished: list[tuple[RunningRequest, FinishReason]] = []
         for running, token in zip(requests, tokens, strict=True):
-            if self._stops(running, token) or self._has_stop_string(running):
+            stop = running.request.sampling.stop
+            text = decoded(self.tokenizer, self.table.tokens(running.line)) if stop else ""
+            if self._stops(running, token) or stop_at(text, stop) is not None:
                 finished.append((running, "stop"))
-            elif self.table.is_full(running.line):
+            elif self.table.length[running.line] >= self.table.limit[running.line]:
                 finished.append((running, "length"))
         return finished
-
-    def _has_stop_string(self, running: RunningRequest) -> bool:
-        stop = running.request.sampling.stop
-        return bool(stop) and stop_at(decoded(self.tokenizer, self.table.tokens(running.line)), stop) is not None
 
     def _write(self) -> None:
         """End the batch and write its samples to the table. Called before the running completions or the weights

@@ -91,10 +91,6 @@ class TokenTable:
         last = self.columns["tokens"][lines, self.length[lines] - 1].astype(np.int64)
         return last, self.prompt_length[lines] + at - 1, self.uniform[lines, at]
 
-    def is_full(self, line: int) -> bool:
-        """Return True if the line has reached its limit of tokens."""
-        return bool(self.length[line] >= self.limit[line])
-
     def _next(self, lines: Lines, steps: int) -> Lines:
         """[steps, n] the indices of the next tokens in their lines."""
         return self.length[lines] + np.arange(steps)[:, None]
