@@ -16,7 +16,7 @@ import torch
 
 from proxima.data import UserError
 from proxima.engine.local import Local, LocalEngine, collect
-from proxima.engine.local_process import LocalProcess, ProcessEngine
+from proxima.engine.local_process import LocalProcess
 from proxima.engine.protocol import Engine, EngineSetup, Sampling, ScoreRequest, WeightUpdate
 from proxima.laws import engine_laws
 from proxima.laws.engine_case import EngineUnderTest
@@ -47,7 +47,7 @@ ALIVE = 300.0  # seconds after which a process must be there, or gone
 @contextlib.contextmanager
 def served(model=None, **settings):
     spec = LocalProcess(**{"slots": 8, "dtype": "float32"} | settings)
-    engine = ProcessEngine(model or loaded("llama"), spec)
+    engine = spec.build(EngineSetup.of(model or loaded("llama")))
     try:
         yield engine
     finally:
@@ -271,7 +271,7 @@ def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatc
 
 def test_when_the_restarts_are_spent_one_line_says_why(tmp_path, warm_processes):
     log = tmp_path / "engine.log"
-    engine = ProcessEngine(loaded("llama"), LocalProcess(dtype="float32", restarts=0), log=log)
+    engine = LocalProcess(dtype="float32", restarts=0).build(replace(EngineSetup.of(loaded("llama")), log=log))
     try:
         kill(pid_of(engine))
         with pytest.raises(UserError) as engine_process:
@@ -290,7 +290,7 @@ def test_when_the_restarts_are_spent_one_line_says_why(tmp_path, warm_processes)
 
 def test_what_is_wrong_from_the_start_is_raised_not_repeated(warm_processes):
     with pytest.raises(UserError, match="engine.decoder='fast': family gpt2 has no fast path"):
-        ProcessEngine(loaded("gpt2"), LocalProcess(decoder="fast"))
+        LocalProcess(decoder="fast").build(EngineSetup.of(loaded("gpt2")))
     broken = loaded("llama")
     broken.model.config.num_key_value_heads = 4
     with served(broken) as engine:
@@ -305,11 +305,12 @@ def test_the_process_ends_with_the_run_however_that_ends():
     script = """
 import asyncio, time
 from proxima.process import start as starting
-from proxima.engine.local_process import LocalProcess, ProcessEngine
+from proxima.engine.local_process import LocalProcess
+from proxima.engine.protocol import EngineSetup
 from tests.model.rows import loaded
 from tests.warm import forked_subprocess
 starting.subprocess = forked_subprocess()
-engine = ProcessEngine(loaded("llama"), LocalProcess(dtype="float32"))
+engine = LocalProcess(dtype="float32").build(EngineSetup.of(loaded("llama")))
 while not asyncio.run(engine.health()).ok: time.sleep(.05)
 print(engine._supervisor.process.pid, flush=True)
 time.sleep(600)

@@ -16,7 +16,7 @@ from proxima.engine.decoder import Matrix
 from proxima.engine.fast_decoder import FastDecoder
 from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
 from proxima.engine.local import Local, LocalEngine, make_decoder
-from proxima.engine.local_process import LocalProcess, ProcessEngine
+from proxima.engine.local_process import LocalProcess
 from proxima.engine.perturbed_decoder import (
     PerturbedFastDecoder,
     PerturbedGeneralDecoder,
@@ -223,7 +223,7 @@ def test_a_bias_below_the_steps_of_bfloat16_is_not_lost():
 @pytest.mark.slow  # a process
 def test_the_engine_in_a_process_is_the_same(warm_processes):
     asked, settings = requests(3, 4), {"slots": 8, "dtype": "float32", "weights": "int4", "noise": 0.2}
-    engine = ProcessEngine(loaded("llama"), LocalProcess(**settings), seed=7)
+    engine = LocalProcess(**settings).build(replace(EngineSetup.of(loaded("llama")), seed=7))
     try:
         assert run(engine, asked) == run(perturbed(loaded("llama"), seed=7, **settings), asked)
     finally:

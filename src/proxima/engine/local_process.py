@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 
 import torch
 
@@ -57,9 +56,7 @@ class LocalProcess(Local):
 
     def build(self, setup: EngineSetup) -> Engine:
         """Build the engine; its process starts in the background."""
-        compute = setup.compute or ComputeThread()
-        loaded = compute.call(setup.load_weights)
-        return ProcessEngine(loaded, self, max_length=setup.max_length, compute=compute, log=setup.log, seed=setup.seed)
+        return ProcessEngine(self, setup)
 
 
 class ProcessEngine:
@@ -69,34 +66,21 @@ class ProcessEngine:
     the newest weights only.
 
     Args:
-        loaded: model and tokenizer; the weights are copied.
         spec: the settings.
-        max_length: tokens of prompt and completion together; None is the model's own limit.
-        compute: the thread of the tensor work in this process: copying weights to the shared memory.
-        log: file to which the output of the process is appended.
-        seed: of `spec.noise`.
+        setup: model, limits and log; its weights are copied, by its thread for tensor work.
 
     Raises:
         UserError: the decoder can't run this model.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        spec: LocalProcess | None = None,
-        *,
-        max_length: int | None = None,
-        compute: ComputeThread | None = None,
-        log: Path | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.spec = spec = spec or LocalProcess()
-        self.compute = compute or ComputeThread()
+    def __init__(self, spec: LocalProcess, setup: EngineSetup) -> None:
+        self.spec, self.compute = spec, setup.compute or ComputeThread()
+        loaded = self.compute.call(setup.load_weights)
         check_decoder(loaded.model, spec)
         self._device = loaded.model.device
         self._version = 0
-        self._weights, setup = self.compute.call(_share, loaded, spec, max_length, seed)
-        self._supervisor = Supervisor(setup, self._weights, restarts=spec.restarts, timeout=spec.timeout, log=log)
+        self._weights, first = self.compute.call(_share, loaded, spec, setup.max_length, setup.seed)
+        self._supervisor = Supervisor(first, self._weights, restarts=spec.restarts, timeout=spec.timeout, log=setup.log)
 
     @property
     def capabilities(self) -> Capabilities:
