@@ -105,12 +105,16 @@ class TokenTable:
         return {name: column[0, :0].copy() for name, column in self.columns.items()}
 
     def read(self, line: int) -> dict[str, Any]:
-        """Copies of the columns of a line, [T] or [T, top_k], and its `sampling_mask` if the table has `masks`."""
+        """Copies of the columns of a line, [T] or [T, top_k], and its `sampling_mask` if the table has `masks`. A
+        single policy version is broadcast."""
         own: dict[str, Any] = {name: column[line, : self.length[line]].copy() for name, column in self.columns.items()}
         if self.masks is not None:
             from proxima.data.sampling_mask import SamplingMask  # few runs replay masks
 
             own["sampling_mask"] = SamplingMask.of_sets(self.masks[line])
+        version = own["policy_version"]
+        if len(version) and (version == version[0]).all():
+            own["policy_version"] = np.broadcast_to(version[:1].copy(), len(version))
         return own
 
 
