@@ -77,7 +77,6 @@ class FastDecoder(CachingDecoder):
         self.rotary_source: Any = model.get_submodule("model.rotary_emb")
         rows = torch.arange(self.heads * self.head_dim, device=self.device)
         self.order = rows.view(self.heads, -1)[:, self.pairs].flatten()  # of queries and keys
-        self.layers: list[Layer] = []
         self.matrices: dict[str, Matrix] = {}
         self.vectors: dict[str, Tensor] = {}
         self.graphs: GraphedSteps | None = None  # None: kernels are launched one by one

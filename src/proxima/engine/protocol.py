@@ -212,16 +212,14 @@ class Capabilities:
 
     def log_probs_for(self, sampling: Sampling) -> frozenset[LogProbName]:
         """The log-probs that completions of this sampling have. A column that the engine can't provide is NaN."""
-        if self.log_probs == "both":
-            return BOTH
-        if self.log_probs == "untruncated":
-            return frozenset({"untruncated"}) if sampling.truncates else BOTH
         plain = sampling.temperature in (0, 1)  # greedy log-probs are reported at temperature 1
-        if self.log_probs == "raw":
-            return frozenset() if not plain else frozenset({"untruncated"}) if sampling.truncates else BOTH
-        if sampling.truncates and not (plain and self.score):  # scoring gives softmax(logits)
-            return frozenset({"sampled"})
-        return BOTH
+        if self.log_probs == "raw" and not plain:
+            return frozenset()
+        if self.log_probs == "both" or not sampling.truncates:
+            return BOTH
+        if self.log_probs == "processed":
+            return BOTH if plain and self.score else frozenset({"sampled"})  # scoring gives softmax(logits)
+        return frozenset({"untruncated"})
 
 
 @dataclass(frozen=True, kw_only=True)

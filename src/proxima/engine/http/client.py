@@ -160,9 +160,9 @@ class ServerClient:
         """
         return self._decoded(path, await self._request("POST", path, body, seconds=seconds, size=size))
 
-    async def post_text(self, path: str, body: Any = None) -> str:
+    async def post_text(self, path: str) -> str:
         """Send a POST; return the response as text."""
-        return (await self._request("POST", path, body)).decode(errors="replace")
+        return (await self._request("POST", path)).decode(errors="replace")
 
     async def _request(
         self, method: str, path: str, body: Any = None, *, seconds: float | None = None, size: int = ANSWER

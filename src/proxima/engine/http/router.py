@@ -75,12 +75,9 @@ class Router:
         if not queue:
             self._take_a_prompt(replica)
         if only_started:
-            for waiting in self._queues.values():
-                for job in waiting:
-                    if job.length:
-                        waiting.remove(job)
-                        return job
-            return None
+            started = next((job for job in self.jobs if job.length), None)
+            self.take(lambda job: job is started)
+            return started
         return queue.popleft() if queue else None
 
     def _take_a_prompt(self, replica: Replica) -> None:
@@ -91,13 +88,11 @@ class Router:
         ]
         for other in sorted(others, key=lambda other: (other.in_service, -len(self._queues[other]))):
             queue = self._queues[other]
-            at = next((i for i in range(len(queue)) if self._may_run(queue[i], replica)), None)
-            if at is None:
+            uid = next((job.request.prompt.uid for job in queue if self._may_run(job, replica)), None)
+            if uid is None:
                 continue
-            uid = queue[at].request.prompt.uid
             moving = [job for job in queue if job.request.prompt.uid == uid and self._may_run(job, replica)]
-            taken = set(map(id, moving))
-            self._queues[other] = deque(job for job in queue if id(job) not in taken)
+            self._queues[other] = deque(job for job in queue if job not in moving)
             self._queues[replica].extend(moving)
             self._homes[uid] = replica
             return

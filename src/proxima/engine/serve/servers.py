@@ -7,9 +7,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,30 +68,27 @@ class Servers:
     weights from its model's files: new weights must be published to it again.
 
     Args:
-        launches: one per server.
+        launch: gives the launch of a server at a port.
         serve: the settings, such as the start timeout and the number of restarts.
         key: key that clients must send; None: one is generated; empty: no key.
         log: file of the first server's output; that of the second is `NAME.1.log`, and so on. None: a temporary one.
         report: receives lines of progress.
-        reserved: resources closed by `close`; see `ports_for`.
     """
 
     def __init__(
-        self,
-        launches: Sequence[Launch],
-        serve: Serve,
-        *,
-        key: str | None,
-        log: Path | None,
-        report: Report,
-        reserved: ExitStack,
+        self, launch: Callable[[int], Launch], serve: Serve, *, key: str | None, log: Path | None, report: Report
     ) -> None:
         self.token = secrets.token_urlsafe(24) if key is None else key
         self.serve, self.report = serve, report
         self.failure: UserError | None = None
-        self._reserved, self._log_stays = reserved, log is not None
+        self._reserved, self._log_stays = ExitStack(), log is not None
+        launches = [launch(port) for port in ports_for(serve, self._reserved)]
+        for each in launches:
+            report(f"$ {each.by_hand}")
         if log is None:
-            log = Path(reserved.enter_context(tempfile.TemporaryDirectory(prefix="proxima-server-"))) / "engine.log"
+            log = (
+                Path(self._reserved.enter_context(tempfile.TemporaryDirectory(prefix="proxima-server-"))) / "engine.log"
+            )
         logs = [log if i == 0 else log.with_name(f"{log.stem}.{i}{log.suffix}") for i in range(len(launches))]
         self.started = [StartedServer(*pair) for pair in zip(launches, logs, strict=True)]
         self._closing = threading.Event()
@@ -263,12 +261,9 @@ def start_servers(
     """
     check_serve(kind, serve, model=model)
     place = os.path.expanduser(model)
-    reserved = ExitStack()
     model = os.path.abspath(place) if os.path.exists(place) else model
-    launches = [LAUNCHES[kind](serve, model, port, **options) for port in ports_for(serve, reserved)]
-    for launch in launches:
-        report(f"$ {launch.by_hand}")
-    return Servers(launches, serve, key=key, log=log, report=report, reserved=reserved).start()
+    launch = partial(LAUNCHES[kind], serve, model, **options)
+    return Servers(launch, serve, key=key, log=log, report=report).start()
 
 
 def ports_for(serve: Serve, reserved: ExitStack) -> list[int]:
