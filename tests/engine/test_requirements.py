@@ -17,7 +17,7 @@ def found(mode: str, *, score: bool = False) -> Capabilities:
 
 
 def needs(**fields) -> EngineRequirements:
-    return EngineRequirements(model_path="m", tokenizer=None, vocabulary=10, max_length=64, **fields)
+    return EngineRequirements(model_path="m", tokenizer=None, max_length=64, **fields)
 
 
 @pytest.mark.parametrize(

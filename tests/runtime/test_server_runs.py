@@ -37,7 +37,7 @@ def test_the_engine_is_asked_before_any_weights_load(tiny_model, tmp_path, monke
     assert "engine.url" in str(caught.value) and "can't be reached; start it" in str(caught.value)
     assert "\n" not in str(caught.value) and not (tmp_path / "run" / "run.sqlite").exists()
     (asked,) = server_like.ASKED
-    assert asked.publishes and asked.training == resolved.config.sampling and asked.vocabulary > 0
+    assert asked.publishes and asked.training == resolved.config.sampling
     assert asked.log_probs == {"untruncated"} == asked.measured  # cppo's centre is the behavior policy
     temperatures = {sampling.temperature for sampling in asked.samplings}
     assert temperatures == {0.0, 1.0}  # the held-out questions are asked greedily

@@ -94,7 +94,6 @@ class Local(EngineSpec):
         return Capabilities(
             score=True,
             in_flight=True,
-            top_k=self.top_k_log_probs,
             sampling_mask=self.sampling_mask,
             deterministic=device.type == "cpu",  # elsewhere kernels are chosen by the row count
         )

@@ -188,7 +188,6 @@ class Capabilities:
         pause_modes: the modes that `pause` accepts.
         score: `score` is available.
         in_flight: `in_flight` is available.
-        top_k: most probable tokens reported with each token; 0 for none.
         sampling_mask: the tokens that could have been sampled are reported with each token of a truncated completion.
         deterministic: a completion depends only on weights, seed, prompt uid, sample and turn, not on other queued
             requests.
@@ -203,7 +202,6 @@ class Capabilities:
     pause_modes: frozenset[PauseMode] = frozenset({"keep", "wait", "abort"})
     score: bool = False
     in_flight: bool = False
-    top_k: int = 0
     sampling_mask: bool = False
     deterministic: bool = False
     log_probs: LogProbsOf = "both"
@@ -279,7 +277,6 @@ class EngineRequirements:
     Args:
         model_path, revision: of the weights that the engine will run.
         tokenizer: of this model.
-        vocabulary: rows of its output layer.
         max_length: tokens of prompt and completion together.
         role: the role of the model in the run, for messages: `policy`, `reference` or `teacher`.
         training: sampling of the completions that are trained on; None: there are none.
@@ -289,7 +286,6 @@ class EngineRequirements:
         publishes: new weights are published after each step, as a module.
         overlaps: they are published while completions are running.
         sleeps: it must take turns with the trainer on its devices.
-        in_flight: `Engine.in_flight` will be called.
         score_temperatures: of the tokens that will be scored; empty: none.
         sampling_mask: each training completion must include the tokens that could have been sampled (`SamplingMask`).
         compute_dtype: of the trainer's forward pass.
@@ -298,7 +294,6 @@ class EngineRequirements:
 
     model_path: str
     tokenizer: Any
-    vocabulary: int
     max_length: int
     revision: str | None = None
     role: str = "policy"
@@ -309,7 +304,6 @@ class EngineRequirements:
     publishes: bool = False
     overlaps: bool = False
     sleeps: bool = False
-    in_flight: bool = False
     score_temperatures: Sequence[float] = ()
     sampling_mask: bool = False
     compute_dtype: str = "bfloat16"
@@ -319,12 +313,7 @@ class EngineRequirements:
     def of(cls, model: "UnloadedModel", **asked: Any) -> "EngineRequirements":
         """Those of a run that has `model` in the engine; `asked` are the fields that don't follow from the model."""
         return cls(
-            model_path=model.path,
-            revision=model.revision,
-            tokenizer=model.tokenizer,
-            vocabulary=model.vocabulary,
-            max_length=model.context,
-            **asked,
+            model_path=model.path, revision=model.revision, tokenizer=model.tokenizer, max_length=model.context, **asked
         )
 
 

@@ -55,7 +55,7 @@ async def test_a_server_that_runs_is_not_told_to_wake():
 
 def test_a_server_without_sleep_mode_is_refused_where_devices_are_shared():
     facts = ServerFacts(server="vllm 1", model="m", log_probs="processed")
-    needs = EngineRequirements(model_path="m", tokenizer=None, vocabulary=8, max_length=8, sleeps=True)
+    needs = EngineRequirements(model_path="m", tokenizer=None, max_length=8, sleeps=True)
     with pytest.raises(UserError, match=r"can't release its devices.*--enable-sleep-mode"):
         check_facts(Vllm(), facts, needs, "http://x")
 

@@ -122,7 +122,7 @@ async def test_what_was_cut_off_has_none_and_the_rest_has_its_own(routed):
 
 async def test_a_server_without_them_is_refused_at_the_start(routed):
     engine, _ = routed(facts={})
-    needs = EngineRequirements(model_path="", tokenizer=None, vocabulary=8, max_length=100)
+    needs = EngineRequirements(model_path="", tokenizer=None, max_length=100)
     with pytest.raises(FieldError, match="routed_experts=True .* does not report which experts it chose") as raised:
         check_facts(engine.spec, engine.facts, needs, engine.spec.url[0])
     assert "--enable-return-routed-experts" in str(raised.value)

@@ -1,5 +1,6 @@
 """Secrets of a server that a run starts: in its environment, and nowhere else."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_a_reference_is_what_is_written_and_its_value_what_the_server_gets(tmp_p
     variables = {"HF_TOKEN": "env:MY_HUB_KEY", "LEVEL": "DEBUG-level"}
     serve = Serve(executable=fake_program(tmp_path), variables=variables, start_seconds=LONG)
     said, log = [], tmp_path / "engine.log"
-    with start_servers("vllm", serve, model="m", key=None, log=log, report=said.append) as servers:
+    with closing(start_servers("vllm", serve, model="m", key=None, log=log, report=said.append)) as servers:
         (model,) = ask(servers.urls[0], "/v1/models", servers.token)["data"]
         place = Path(f"/proc/{servers.started[0].process._child.process.pid}/cmdline")
         commands = " ".join(model["argv"]) + (place.read_text() if place.exists() else "")

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,7 +50,7 @@ def serve_recipe(
                 report=lambda line: print(line, flush=True),
                 **config.engine.launch_options,
             )
-    with servers:
+    with closing(servers):
         try:
             print(f"log      {servers.started[0].log}")
             print(f"train    {how_to_train([recipe, *override], config.engine, servers.urls, servers.token)}")

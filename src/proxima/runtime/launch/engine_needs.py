@@ -52,7 +52,6 @@ def rollout_needs(config: "RunConfig", model: UnloadedModel) -> EngineRequiremen
         publishes=True,
         overlaps=config.runtime.overlaps,
         sleeps=bool(getattr(config.placement, "colocate", False) and config.placement.gpus_per_rank),
-        in_flight=caches_next,
         score_temperatures=(config.sampling.temperature,) if caches_next and algorithm.next_from == "engine" else (),
         sampling_mask=replays_sampling_masks(config.sampling, config.algorithm) and not replayed,
         corrected=bool(algorithm.correction),
