@@ -1,7 +1,7 @@
 """An engine that calls hooks when it pauses and resumes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from proxima.data import Completion
@@ -106,14 +106,7 @@ class Executor:
             HookError: hooks failed; see the class for the resulting state.
         """
         self._refuse_in_hook("pause")
-        async with self._transition:
-            was_running = not self._paused
-            if was_running:
-                await self._call_hooks("pre_pause")
-            await self.engine.pause(mode)
-            self._paused = True
-            if was_running:
-                await self._call_hooks("post_pause")
+        await self._change("pre_pause", lambda: self.engine.pause(mode), "post_pause", paused=True)
 
     async def resume(self) -> None:
         """See `Engine`.
@@ -122,14 +115,19 @@ class Executor:
             HookError: as `pause`.
         """
         self._refuse_in_hook("resume")
+        await self._change("pre_resume", self.engine.resume, "post_resume", paused=False)
+
+    async def _change(
+        self, before: "Stage", work: Callable[[], Awaitable[None]], after: "Stage", *, paused: bool
+    ) -> None:
         async with self._transition:
-            was_paused = self._paused
-            if was_paused:
-                await self._call_hooks("pre_resume")
-            await self.engine.resume()
-            self._paused = False
-            if was_paused:
-                await self._call_hooks("post_resume")
+            changes = self._paused != paused
+            if changes:
+                await self._call_hooks(before)
+            await work()
+            self._paused = paused
+            if changes:
+                await self._call_hooks(after)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -33,12 +33,8 @@ def last_error(text: str) -> str:
 
     Of several exceptions, the first one since the last start that does not merely wrap another counts.
     """
-    lines = [_PREFIX.sub("", line).strip() for line in text.splitlines()]
+    lines = [words for line in text.splitlines() if (words := _PREFIX.sub("", line).strip())]
     errors = [line for line in lines if _ERROR.match(line) and not line.startswith(("SystemExit", "KeyboardInterrupt"))]
     causes = [line for line in errors if not any(wrapper in line.lower() for wrapper in _WRAPPERS)]
     memory = [line for line in lines if _KILLED.search(line)]
-    nonempty = [line for line in lines if line]
-    for candidates in (causes, errors, memory, nonempty):
-        if candidates:
-            return shorten(candidates[-1] if candidates is nonempty else candidates[0], WIDTH, placeholder=" …")
-    return ""
+    return shorten([*causes, *errors, *memory, *reversed(lines), ""][0], WIDTH, placeholder=" …")
