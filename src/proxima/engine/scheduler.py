@@ -285,14 +285,10 @@ class Scheduler:
 
     def _keep_routes(self, prompts: Sequence[WaitingPrompt]) -> None:
         """Store the routes of prompts that were just run, in this order."""
-        routes = self.decoder.routes
-        if routes is None:
-            return
-        if "routed_experts" not in self.table.columns:
-            self.table.add_column("routed_experts", routes[0].cpu().numpy())
-        lengths = [len(entry.prompt.tokens) for entry in prompts]
-        for entry, route in zip(prompts, routes[: sum(lengths)].split(lengths), strict=True):
-            entry.routes = route
+        if self.decoder.routes is not None:
+            lengths = [len(entry.prompt.tokens) for entry in prompts]
+            for entry, route in zip(prompts, self.decoder.routes[: sum(lengths)].split(lengths), strict=True):
+                entry.routes = route
 
     def _recompute_running(self) -> None:
         """Recompute the KV of every running completion under new weights, from its prompt and its tokens so far."""

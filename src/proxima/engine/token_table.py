@@ -56,15 +56,14 @@ class TokenTable:
         """Free a line for reuse; results of `read` stay valid."""
         self._free.append(line)
 
-    def add_column(self, name: str, of_token: NDArray[Any]) -> None:
-        """Add a column with values like `of_token`; call it before the first token."""
-        capacity = self.uniform.shape[1]
-        self.columns[name] = np.empty((len(self.length), capacity, *of_token.shape), of_token.dtype)
-
     def append(self, lines: Lines, policy_version: int, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Append tokens to each of `lines`, all of the same version of the weights: [steps, n] or [steps, n, top_k]."""
+        """Append tokens to each of `lines`, all of the same version of the weights: [steps, n] or [steps, n, top_k].
+        The first routes add their column."""
         steps = len(columns["tokens"])
         at = self._next(lines, steps)
+        for name in columns.keys() - self.columns.keys():
+            shape = len(self.length), self.uniform.shape[1], *columns[name].shape[2:]
+            self.columns[name] = np.empty(shape, columns[name].dtype)
         for name, column in self.columns.items():
             column[lines, at] = policy_version if name == "policy_version" else columns[name]
         self.length[lines] += steps

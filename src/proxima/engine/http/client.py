@@ -209,11 +209,7 @@ class ServerClient:
             raise ServerError(self.url, path, "the stream was cut off")
 
     def _event(self, path: str, data: bytes) -> dict[str, Any]:
-        try:
-            event = parse_json(data)
-        except (TooLargeError, UnreadableError) as error:
-            reason = f"streamed data that is not JSON: {self.excerpt(data)}"
-            raise ServerError(self.url, path, reason) from error
+        event = self._decoded(path, data)
         if not isinstance(event, dict):
             raise ServerError(self.url, path, f"streams something else than a JSON object: {self.excerpt(data)}")
         if event.get("error") is not None:
