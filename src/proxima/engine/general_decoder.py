@@ -53,8 +53,12 @@ class ModelCopy(Decoder):
         parameters = dict(self.model.named_parameters())
         for name, weight in plain_weights(model):
             if name in parameters:
-                parameters[name].copy_(weight)
+                parameters[name].copy_(self.loaded(name, weight))
         self.head = Matrix(self.head_module.weight, self.head_module.bias, self.dtype)
+
+    def loaded(self, name: str, weight: Tensor) -> Tensor:
+        """What is loaded of a weight of the model."""
+        return weight
 
     def autocast(self) -> AbstractContextManager[None]:
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)

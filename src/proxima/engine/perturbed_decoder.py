@@ -19,7 +19,6 @@ from proxima.engine.decoder import Matrix
 from proxima.engine.fast_decoder import FastDecoder
 from proxima.engine.general_decoder import GeneralDecoder, ModelCopy, RecomputeDecoder
 from proxima.model.lora import weight_of
-from proxima.model.lora_layers import plain_weights
 from proxima.model.policy import parts
 
 ROUTERS = ("gate", "router", "shared_expert_gate")  # last parts of the names of linear layers that route
@@ -84,13 +83,8 @@ class _PerturbedCopy(_Perturbed, ModelCopy):
         self.axes = _input_axes(self.model, self.head_module)
         self.load(model)
 
-    @torch.no_grad()
-    def load(self, model: nn.Module) -> None:
-        super().load(model)
-        parameters = dict(self.model.named_parameters())
-        for name, weight in plain_weights(model):
-            if name in parameters and name in self.axes:
-                parameters[name].copy_(fake_quantized(weight, self.bits, self.axes[name]))
+    def loaded(self, name: str, weight: Tensor) -> Tensor:
+        return fake_quantized(weight, self.bits, self.axes[name]) if name in self.axes else weight
 
 
 class PerturbedGeneralDecoder(_PerturbedCopy, GeneralDecoder):
