@@ -355,7 +355,7 @@ class ReplicaPool:
             self.dispatch()
             # new weights must not wait for a returning replica, because it waits for them
             while any(replica.assigned for replica in self.serving) or (
-                self.router.has_started and (self.serving or not self.loading)
+                any(job.length for job in self.router.jobs) and (self.serving or not self.loading)
             ):
                 await self.change()
         finally:

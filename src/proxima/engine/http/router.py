@@ -60,11 +60,6 @@ class Router:
         """The waiting completions."""
         return [job for queue in self._queues.values() for job in queue]
 
-    @property
-    def has_started(self) -> bool:
-        """True if any waiting completion already has tokens."""
-        return any(job.length for job in self.jobs)
-
     def next_for(self, replica: Replica, *, only_started: bool = False) -> GenerationJob | None:
         """Return the completion that the replica, which has room, should run next; None: nothing.
 
