@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from proxima.kernels.compiled import unavailable
-from proxima.kernels.train_pass import PackedSegments, Turns, train_kernels
+from proxima.kernels.compiled import library, unavailable
+from proxima.kernels.train_pass import HERE, PackedSegments, TrainKernels, Turns, train_kernels
 from tests.engine.helpers import threads
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
@@ -37,7 +37,11 @@ def exact_attention(qkv, turns):
 @pytest.mark.parametrize("flags", FLAGS)
 def test_attention(flags, normed):
     torch.manual_seed(3)
-    kernels = train_kernels(SIZE, FLAGS[flags])
+    if FLAGS[flags]:
+        sources = ((HERE / "layer.cpp", ()), (HERE / "attention.cpp", (f"-DHEAD_DIM={SIZE}",)))
+        kernels = TrainKernels(*(library(source, *sizes, *FLAGS[flags]) for source, sizes in sources))
+    else:
+        kernels = train_kernels(SIZE)
     qkv = torch.randn(EDGES[-1], (HEADS + 2 * KV) * SIZE).bfloat16()
     grad = torch.randn(EDGES[-1], HEADS * SIZE).bfloat16()
     norms = [torch.rand(SIZE) + 0.5 for _ in range(2)] if normed else [None, None]

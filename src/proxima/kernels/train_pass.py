@@ -135,16 +135,15 @@ class TrainKernels:
 
 
 @cache
-def train_kernels(head_dim: int | None = None, flags: tuple[str, ...] = ()) -> TrainKernels | None:
+def train_kernels(head_dim: int | None = None) -> TrainKernels | None:
     """The kernels, those of attention for heads of `head_dim`; None if the machine can't compile them."""
     if unavailable():
         return None
     keep_freed_memory()
-    layer = library(HERE / "layer.cpp", *flags)
+    layer = library(HERE / "layer.cpp")
     if head_dim is None:
         return TrainKernels(layer)
-    if not has_tiles():
-        flags += ("-mno-amx-tile", "-mno-amx-bf16")
+    flags = () if has_tiles() else ("-mno-amx-tile", "-mno-amx-bf16")
     return TrainKernels(layer, library(HERE / "attention.cpp", f"-DHEAD_DIM={head_dim}", *flags))
 
 

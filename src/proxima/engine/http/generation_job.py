@@ -219,8 +219,8 @@ class GenerationJob:
             segment.masks.append(mask_of(chunk))
         if self.length > self.limit:
             raise WrongAnswerError(f"more than the {self.limit} tokens that were asked for")
-        self._take_routes(chunk)
-        end = self._end_within(before)
+        self._take_routes(segment, chunk)
+        end = self._end_within(segment, before)
         if chunk.version_spans is not None and labels:
             segment.spans = spans_of(chunk.version_spans, len(segment.tokens), labels)
         if end is not None:
@@ -234,13 +234,12 @@ class GenerationJob:
             return None  # the last message is still to come
         return chunk.finish_reason
 
-    def _take_routes(self, chunk: Chunk) -> None:
+    def _take_routes(self, segment: JobSegment, chunk: Chunk) -> None:
         """Store the routes of the whole attempt, which arrive with its end; an aborted attempt may lack them."""
-        assert self.current is not None
         wanted = chunk.routes is not None or chunk.finish_reason in ("stop", "length")
         if self.rules.routes is not None and wanted:
-            check_routes(chunk, len(self._asked()) + len(self.current.tokens) - 1)
-            self.current.routes = chunk.routes
+            check_routes(chunk, len(self._asked()) + len(segment.tokens) - 1)
+            segment.routes = chunk.routes
 
     def _check(self, chunk: Chunk) -> None:
         prompt = chunk.prompt_tokens
@@ -256,11 +255,10 @@ class GenerationJob:
         kept = [token for segment in self.kept for token in segment.tokens]
         return np.concatenate([self.request.prompt.tokens, np.array(kept, np.int32)])
 
-    def _end_within(self, start: int) -> int | None:
+    def _end_within(self, segment: JobSegment, start: int) -> int | None:
         """Count the attempt's tokens up to a stop that the server has not noticed, searched from `start` on: a stop
         token, or a stop string that begins before the attempt. None: no stop."""
-        assert self.current is not None
-        tokens = self.current.tokens
+        tokens = segment.tokens
         for at in range(start, len(tokens)):
             if tokens[at] in self.rules.stop_tokens:
                 return at + 1
