@@ -63,7 +63,7 @@ def test_how_rank_0_finds_them(monkeypatch):
     monkeypatch.setenv(KEY, "a-key")
     placed = placed_engine(spec)
     assert placed.urls == ("http://127.0.0.1:1", "http://127.0.0.1:2") and placed.interrupt == "keep"
-    assert [address.headers["Authorization"] for address in placed.addresses] == ["Bearer a-key"] * 2
+    assert [address.key for address in placed.addresses] == ["a-key"] * 2
     other = object()
     assert placed_engine(other) is other
 

@@ -103,10 +103,9 @@ class Address:
             require(allowed, "url", self.url, reason)
 
     @property
-    def headers(self) -> dict[str, str]:
-        """The `Authorization` header, if there is a token."""
-        token = self.token if self.token_env is None else os.environ[self.token_env]
-        return {} if token is None else {"Authorization": f"Bearer {token}"}
+    def key(self) -> str | None:
+        """The bearer token, if there is one."""
+        return self.token if self.token_env is None else os.environ[self.token_env]
 
 
 @dataclass(frozen=True)
@@ -131,9 +130,8 @@ class ServerClient:
     """
 
     def __init__(self, address: Address, *, seconds: float = 60.0) -> None:
-        self.address, self.url, self.seconds = address, address.url.rstrip("/"), seconds
-        headers = address.headers
-        self._key = headers.get("Authorization", "").removeprefix("Bearer ")
+        self.url, self.seconds, self._key = address.url.rstrip("/"), seconds, address.key
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         # An engine ignores the environment's proxies: they would see every prompt, and buffer the streams.
         self._http = httpx.AsyncClient(
             base_url=self.url, headers=headers | IDENTITY, limits=LIMITS, trust_env=False, verify=_certificates()
