@@ -91,9 +91,7 @@ class Request:
     def in_flight(self, tokens: Ints, policy_version: Ints) -> "InFlight":
         """Its completion so far."""
         return InFlight(
-            prompt_uid=self.prompt.uid,
-            sample=self.sample,
-            turn=self.turn,
+            key=self.key,
             prompt_tokens=self.prompt.tokens,
             tokens=tokens,
             policy_version=policy_version,
@@ -135,7 +133,7 @@ class InFlight(Columns):
     """A completion not yet delivered to its caller: it is running, or has ended and waits to be yielded.
 
     Args:
-        prompt_uid, sample, turn: the `key` that the completion will have.
+        key: prompt uid, sample and turn; the `key` that the completion will have.
         prompt_tokens: [P] int32, of its request.
         tokens: [T] int32, sampled so far.
         policy_version: [T] int32, the version of the weights that sampled each token.
@@ -144,23 +142,16 @@ class InFlight(Columns):
 
     other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
 
-    prompt_uid: int
-    sample: int
-    turn: int = 0
+    key: Key
     prompt_tokens: Ints
     tokens: Ints
     policy_version: Ints
     temperature: float = 1.0
 
-    @property
-    def key(self) -> Key:
-        """Prompt uid, sample and turn."""
-        return self.prompt_uid, self.sample, self.turn
-
     @classmethod
     def of(cls, completion: Completion, prompt_tokens: Ints) -> "InFlight":
         """Convert a finished completion. No column is copied."""
-        names = ("prompt_uid", "sample", "turn", "tokens", "policy_version", "temperature")
+        names = ("key", "tokens", "policy_version", "temperature")
         return cls(prompt_tokens=prompt_tokens, **{name: getattr(completion, name) for name in names})
 
     @classmethod

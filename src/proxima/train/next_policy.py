@@ -61,7 +61,7 @@ class Segment:
     @property
     def prompt(self) -> tuple[int, bytes]:
         """The key of segments with the same prompt: uid and prompt tokens."""
-        return self.of.prompt_uid, self.of.prompt_tokens.tobytes()
+        return self.of.key[0], self.of.prompt_tokens.tobytes()
 
     def trajectory(self, group: int) -> Trajectory:
         """The completion up to the end of the segment, for the trainer."""
@@ -192,10 +192,11 @@ class NextPolicy:
             if entry is not None:
                 log_prob[: len(entry.log_prob)] = entry.log_prob
             log_prob[segment.start :] = column
+            uid, sample, turn = completion.key
             self.entries[completion.key] = NextLogProbs(
-                uid=completion.prompt_uid,
-                sample=completion.sample,
-                turn=completion.turn,
+                uid=uid,
+                sample=sample,
+                turn=turn,
                 tokens=completion.tokens[: segment.end],
                 policy_version=completion.policy_version[: segment.end],
                 log_prob=log_prob,

@@ -101,9 +101,7 @@ class Played:
         return [
             (
                 InFlight(
-                    prompt_uid=self.request.prompt.uid,
-                    sample=self.request.sample,
-                    turn=first if numbers is None else numbers[first],
+                    key=(*self.request.key[:2], first if numbers is None else numbers[first]),
                     prompt_tokens=self.opening.tokens if path.opening is None else path.opening,
                     tokens=path.tokens,
                     policy_version=_versions(
