@@ -26,6 +26,8 @@ from proxima.engine.protocol import EngineSetup, InFlight, Request, check_prompt
 from proxima.model.pretrained import context_limit, load_config, load_generation_config, stop_tokens_of
 from proxima.model.routing import FAMILIES
 
+Deliver = Callable[[Completion | BaseException], object]
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionRules:
@@ -128,11 +130,9 @@ class GenerationJob:
             no log-probs.
     """
 
-    def __init__(
-        self, request: Request, rules: CompletionRules, deliver: Callable[[Completion | BaseException], object]
-    ) -> None:
+    def __init__(self, request: Request, rules: CompletionRules, deliver: Deliver) -> None:
         self.request, self.rules = request, rules
-        self._deliver: Callable[[Completion | BaseException], object] | None = deliver
+        self._deliver: Deliver | None = deliver
         prompt = request.prompt
         check_prompt(prompt, rules.max_length)
         check_sampling(request.sampling, rules.log_probs)
