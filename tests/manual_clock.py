@@ -2,8 +2,10 @@
 
 from datetime import datetime, timedelta
 
+from proxima.runtime.watch.clock import Clock
 
-class ManualClock:
+
+class ManualClock(Clock):
     """Time that stands still until `advance` moves it; `start` is what `wall` says at `now() == 0`."""
 
     def __init__(self, start: str = "2026-01-01T00:00:00+00:00") -> None:

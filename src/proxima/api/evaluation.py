@@ -202,7 +202,7 @@ def _named_suites(
 
 
 def _evaluation_folder(model: str) -> Path:
-    from proxima.runtime.watch.clock import SystemClock
+    from proxima.runtime.watch.clock import Clock
 
-    stamp = SystemClock().wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
+    stamp = Clock().wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
     return Path("evals") / f"{Path(model).name or 'model'}-{stamp}"

@@ -84,9 +84,9 @@ def _completed(
 ) -> "tuple[list[Completion], float]":
     """Generate the answers, or whole episodes; return them and the seconds that they took."""
     from proxima.api.local_answers import generate, local_engine
-    from proxima.runtime.watch.clock import SystemClock
+    from proxima.runtime.watch.clock import Clock
 
-    sampling, data, clock = inference.sampling(MOST, asked.played), asked.data, SystemClock()
+    sampling, data, clock = inference.sampling(MOST, asked.played), asked.data, Clock()
     how: dict[str, Any] = {"sampling": sampling, "samples": samples, "seed": inference.seed}
     tokenizer, engine = local_engine(asked.path, inference.dtype, inference.device, warn, images=bool(images))
     began = clock.now()

@@ -21,7 +21,7 @@ from proxima.evaluate.headline import ACCURACY, Headline, judged_answers
 from proxima.evaluate.intervals import bound_keys
 from proxima.runtime.placement.process_group import is_rank
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage
 from proxima.system.full_disk import is_disk_full
 from proxima.view.formatting import PATIENCE, count, duration, fixed, magnitude, percent, printable, rate, signed
@@ -80,7 +80,7 @@ class LogLines(Observer):
 
     def __init__(self, write: Callable[[str], None], clock: Clock | None = None) -> None:
         self._write = write
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._info: RunInfo | None = None
         self._steps: list[float] = []
         self._evals: list[Record] = []

@@ -6,7 +6,7 @@ from typing import TextIO
 
 from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.sweep_plan import Sweep
-from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Record
 from proxima.view.formatting import PATIENCE, duration, fixed, printable, write_safely
 from proxima.view.log_lines import time_of_day
@@ -16,7 +16,7 @@ class SweepLines:
     """Writes a line per event, and one per minute, with the local time of day."""
 
     def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
-        self._stream, self._clock = stream, clock or SystemClock()
+        self._stream, self._clock = stream, clock or Clock()
         self._progresses: Sequence[RunProgress] = ()
         self._jobs, self._last = 1, self._clock.now()
 

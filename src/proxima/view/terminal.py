@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.runtime.watch.clock import Clock
 from proxima.view.formatting import PATIENCE, count, duration, write_safely
 
 INTERVAL = 0.1  # minimum seconds between two updates of the progress on a terminal
@@ -48,7 +48,7 @@ class StageProgress:
     `patience` seconds."""
 
     def __init__(self, stream: TextIO, clock: Clock | None = None, *, patience: float = PATIENCE) -> None:
-        self._stream, self._clock, self._live = stream, clock or SystemClock(), stream.isatty()
+        self._stream, self._clock, self._live = stream, clock or Clock(), stream.isatty()
         self._wait = INTERVAL if self._live else patience
         self._stage, self._start, self._last_output, self._width = "", 0.0, self._clock.now(), 0
 

@@ -23,7 +23,7 @@ from proxima.runtime.state.resume import check_resume
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.state.summary import Summary, summarise_run
 from proxima.runtime.watch.activity import Activity
-from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.disk import Disk, StoppedWaiting
 from proxima.runtime.watch.interrupt import signals_restored, stop_on_interrupt
 from proxima.runtime.watch.observer import Observer
@@ -73,7 +73,7 @@ def train(
         UserError: something is wrong with config, data, folder or model; before weights are loaded wherever possible.
         RunEnded: the run can't continue.
     """
-    observer, clock = observer or Observer(), clock or SystemClock()
+    observer, clock = observer or Observer(), clock or Clock()
     make_work = partial(_workload, config, stages, observer)
     with ranks_of(config) as ranks, quiet_transformers(), ExitStack() as opened:
         if ranks.rank > 0:

@@ -15,7 +15,7 @@ from typing import Any
 from proxima.data import UserError
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.runtime.state.folder_lock import FolderLock
-from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.runtime.watch.clock import Clock
 from proxima.system.atomic_files import check_writable, flush_to_disk, make_folder, remove_empty, write_atomic
 from proxima.system.jsonl import complete_length, dumps, json_text, read_lines
 
@@ -26,7 +26,7 @@ def new_run_folder(folder: str | None, recipe: str | None, clock: Clock | None =
     """The run folder of a config, or without one a new one in `runs` with the recipe's name and the time."""
     if folder:
         return Path(folder).expanduser()
-    stamp = (clock or SystemClock()).wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
+    stamp = (clock or Clock()).wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
     return Path("runs") / f"{Path(recipe).stem if recipe else 'run'}-{stamp}"
 
 

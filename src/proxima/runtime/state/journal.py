@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from proxima.data import UserError
 from proxima.runtime.state.journal_checksums import JournalChecksums
 from proxima.runtime.state.journal_schema import FORMAT, STATEMENTS
-from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.runtime.watch.clock import Clock
 from proxima.system.full_disk import as_disk_full
 from proxima.system.jsonl import dumps
 
@@ -49,7 +49,7 @@ class Journal:
 
     def __init__(self, path: Path | str, clock: Clock | None = None) -> None:
         self.path = Path(path)
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._opened = False
         self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30.0, check_same_thread=False)
         self._db.text_factory = lambda text: text.decode(errors="replace")  # of a damaged file, the checksums tell

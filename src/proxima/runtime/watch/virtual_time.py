@@ -6,6 +6,8 @@ from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
+from proxima.runtime.watch.clock import Clock
+
 T = TypeVar("T")
 
 
@@ -13,8 +15,8 @@ class Deadlock(RuntimeError):
     """All tasks wait, and nothing is scheduled that could wake one up."""
 
 
-class VirtualClock:
-    """A `Clock` of virtual seconds since the beginning of 2026."""
+class VirtualClock(Clock):
+    """Virtual seconds, and dates from the beginning of 2026 on."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

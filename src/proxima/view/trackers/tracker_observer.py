@@ -10,7 +10,7 @@ from typing import Any
 from proxima.config.describe import kind_of
 from proxima.experiments.run_reader import read_config, read_mapping
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo
 from proxima.system.atomic_files import write_atomic
 from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
@@ -27,7 +27,7 @@ class TrackerObserver(Observer):
         self, tracker: Tracker, warn: Callable[[str], None], *, patience: float = PATIENCE, clock: Clock | None = None
     ) -> None:
         self.name = kind_of(tracker, "proxima.view.trackers:TRACKERS")
-        self.tracker, self.warn, self.patience, self.clock = tracker, warn, patience, clock or SystemClock()
+        self.tracker, self.warn, self.patience, self.clock = tracker, warn, patience, clock or Clock()
         self.link, self.failed = "", 0
         self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()  # the pending calls of the thread
         self._thread: threading.Thread | None = None
