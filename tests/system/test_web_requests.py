@@ -59,9 +59,10 @@ def agents(folder):
 
     async def run():
         endpoint = ChatEndpoint("policy", answer)
-        address, stop = await endpoint.start(), asyncio.Event()
+        stop = asyncio.Event()
+        await endpoint.start()
         end = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
-        started.put((int(address.removesuffix("/v1").rpartition(":")[2]), end))
+        started.put((int(endpoint.address.removesuffix("/v1").rpartition(":")[2]), end))
         await stop.wait()
         await endpoint.close()
 

@@ -31,14 +31,13 @@ def ask(*bodies, answer=None, key=KEY, path="/chat/completions", method="POST", 
 
     async def run():
         endpoint = ChatEndpoint("policy", answered)
-        address = await endpoint.start()
+        await endpoint.start()
         headers = more | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
             async with httpx.AsyncClient(headers=headers, timeout=600) as client:
                 made = [{"content": b} if isinstance(b, bytes | str) else {"json": b} for b in bodies]
-                return [await client.request(method, address + path, **each) for each in made]
+                return [await client.request(method, endpoint.address + path, **each) for each in made]
         finally:
-            await endpoint.close()
             await endpoint.close()
 
     return asyncio.run(run()), asked
@@ -177,10 +176,10 @@ def test_an_agent_that_goes_away_ends_its_turn():
                 raise
 
         endpoint = ChatEndpoint("policy", answered)
-        address = await endpoint.start()
+        await endpoint.start()
         try:
             async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=600) as client:
-                asked = asyncio.create_task(client.post(address + "/chat/completions", json=HELLO))
+                asked = asyncio.create_task(client.post(endpoint.address + "/chat/completions", json=HELLO))
                 await begun.wait()
                 asked.cancel()
                 await asyncio.wait_for(ended.wait(), 600)

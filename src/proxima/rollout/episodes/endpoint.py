@@ -105,32 +105,24 @@ class ChatEndpoint:
 
     def __init__(self, model: str, answer: Answer) -> None:
         self.model, self.answer = model, answer
-        self.address = ""
-        self._server: BoundedServer | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._app = Starlette(
-            routes=[
-                Route("/v1/chat/completions", self._complete, methods=["POST"]),
-                Route("/v1/models", self._models, methods=["GET"]),
-            ]
-        )
+        routes = [
+            Route("/v1/chat/completions", self._complete, methods=["POST"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+        ]
+        self._server = BoundedServer(Starlette(routes=routes), IDLE_SECONDS, CONNECTIONS)
+        self._server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # the run handles them
 
-    async def start(self) -> str:
-        """Start listening and return the address, in the form of `OPENAI_BASE_URL`."""
+    async def start(self) -> None:
+        """Start listening, at `address`, in the form of `OPENAI_BASE_URL`."""
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        self._server = BoundedServer(self._app, IDLE_SECONDS, CONNECTIONS)
-        self._server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # the run handles them
-        self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
-        return self.address
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
 
     async def close(self) -> None:
-        """Stop the server and close its connections. May be called twice."""
-        server, task, self._server, self._task = self._server, self._task, None, None
-        if server is not None and task is not None:
-            server.should_exit = server.force_exit = True
-            with suppress(asyncio.CancelledError):
-                await task
+        """Stop the server and close its connections."""
+        self._server.should_exit = self._server.force_exit = True
+        with suppress(asyncio.CancelledError):
+            await self._serving
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "proxima"}]})
