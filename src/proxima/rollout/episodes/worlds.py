@@ -1,7 +1,8 @@
 """Builds and checks the worlds that play the episodes of tasks with an environment or tools, before weights load."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,23 +73,19 @@ class AgentWorld:
     """Everything that plays the episodes of a task with an external agent, except the engine."""
 
     agents: Agents
-    tokenizer: Any
-    arguments: Mapping[str, Any]  # of the chat template
-    settings: EpisodeSettings
-    context: int
+    play: Play
+    model: UnloadedModel
 
     def player(self, engine: Engine, log: Path | None = None, told: Told | None = None) -> "AgentEpisodes":
         """The player of episodes, with turns sampled by the engine; `told` gets each episode that has ended. A failure
         names the last line that the agent printed."""
         from proxima.rollout.episodes.agent_player import AgentEpisodes
 
-        def template(tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
-            return TurnTemplate(self.tokenizer, self.arguments, tools)
-
-        chosen = self.settings.tool_format
-        tool_format = format_of(self.tokenizer) if chosen == "auto" else chosen
+        tokenizer, settings = self.model.tokenizer, self.play.settings
+        template = partial(TurnTemplate, tokenizer, self.play.arguments)
+        tool_format = format_of(tokenizer) if settings.tool_format == "auto" else settings.tool_format
         times = told and EpisodeTimes(told)
-        return AgentEpisodes(engine, self.agents, template, self.settings, self.context, tool_format, times)
+        return AgentEpisodes(engine, self.agents, template, settings, self.model.context, tool_format, times)
 
     def close(self) -> None:
         """Stop the processes. May be called twice."""
@@ -131,18 +128,10 @@ def make_worlds(
                 worlds[path] = world = _world(play, hosts, model)
                 notes += _tried(world, prompts[path], play.seed, path)
     except BaseException:
-        close_worlds(worlds.values())
         for hosts in shared:
             hosts.close()
         raise
     return worlds
-
-
-def close_worlds(worlds: Iterable[World | AgentWorld | None]) -> None:
-    """Stop the processes."""
-    for world in worlds:
-        if world is not None:
-            world.close()
 
 
 def _agent_world(play: Play, spec: EnvironmentSpec, model: UnloadedModel) -> AgentWorld:
@@ -157,13 +146,7 @@ def _agent_world(play: Play, spec: EnvironmentSpec, model: UnloadedModel) -> Age
         for name, value in spec.arguments.items():
             require(name in names, name, value, "is not a field of an agent", remedy=f"it has {', '.join(names)}")
         agents = AgentSpec(**spec.arguments).build()
-    return AgentWorld(
-        agents=agents,
-        tokenizer=model.tokenizer,
-        arguments=play.arguments,
-        settings=play.settings,
-        context=model.context,
-    )
+    return AgentWorld(agents=agents, play=play, model=model)
 
 
 def _spec(task: Any) -> EnvironmentSpec:

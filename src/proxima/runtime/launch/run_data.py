@@ -56,10 +56,9 @@ class RunData:
 
     def close(self) -> None:
         """Stop the processes that were started for the tasks."""
-        if any(world is not None for world in (self.world, *(held_out.world for held_out in self.held_out))):
-            from proxima.rollout.episodes.worlds import close_worlds
-
-            close_worlds([self.world, *(held_out.world for held_out in self.held_out)])
+        for world in (self.world, *(held_out.world for held_out in self.held_out)):
+            if world is not None:
+                world.close()
 
     @property
     def held_out_rows(self) -> dict[str, Rows]:
