@@ -24,7 +24,6 @@ from proxima.rollout.collector import (
     Pending,
     Refill,
     group_age,
-    without_score,
 )
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.rollout.idle_time import IdleTime
@@ -207,7 +206,6 @@ class AsyncCollector(Collector):
             generated=tuple(sorted(groups, key=lambda group: group.prompt.uid)),
             version=version,
             accepted=len(accepted) + len(evicted),
-            unscored=without_score(groups),
             measured=self._measured(accepted, evicted, queue, version),
         )
         self._entries = {uid: entry for uid, entry in self._entries.items() if uid not in gone}

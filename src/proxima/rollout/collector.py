@@ -72,7 +72,7 @@ class CollectedBatch:
         replayed: all groups, including `generated`, were stored by another run.
         version: policy version at the beginning of the step.
         scoring_seconds: time spent waiting for rewards after the last completion.
-        accepted, unscored: number of generated groups that could be used, and of those without a valid score.
+        accepted: number of generated groups that could be used.
         measured: further metrics of the collector.
     """
 
@@ -85,7 +85,6 @@ class CollectedBatch:
     version: int = 0
     scoring_seconds: float = 0.0
     accepted: int = 0
-    unscored: int = 0
     measured: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -100,7 +99,7 @@ class CollectedBatch:
             "prompts_generated": len(self.generated),
             "prompts_carried": len(self.carried),
             "prompts_accepted": self.accepted,
-            "prompts_unscored": self.unscored,
+            "prompts_unscored": without_score(self.generated),
             "gen_batches": self.gen_batches,
             "age/mean": sum(ages) / len(ages) if ages else 0.0,
             "age/max": max(ages, default=0),
@@ -269,7 +268,6 @@ class BatchCollector(Collector):
             version=version,
             scoring_seconds=scoring_seconds,
             accepted=accepted,
-            unscored=without_score(generated),
         )
         self.listener.taken(batch.uids)
         return batch

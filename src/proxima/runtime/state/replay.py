@@ -156,7 +156,6 @@ class StoredRollouts:
             replayed=True,
             version=self._versions[self._step - 1],
             accepted=len(used),
-            unscored=sum(not any(score.valid for score in group.scores) for group in groups),
         )
 
     def state(self) -> dict[str, Any]:
