@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from proxima.data import require
-
 OverAge = Literal["wait", "drop", "train"]
 
 
@@ -35,10 +33,6 @@ class Admission:
     max_lag: int
     steps: int
     over_age: OverAge = "wait"
-
-    def __post_init__(self) -> None:
-        for name, least in (("prompts", 1), ("concurrent", 1), ("max_lag", 1), ("steps", 0)):
-            require(getattr(self, name) >= least, name, getattr(self, name), f"must be >= {least}")
 
     def capacity(self, *, finished: int, accepted: int, running: int, generating: int) -> int:
         """Prompts that may be admitted now.
