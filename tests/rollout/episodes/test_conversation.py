@@ -185,12 +185,3 @@ def test_tools_reach_the_template_as_text():
     assert conversation.prompt.tolist().count(tokenizer.convert_tokens_to_ids("<|im_start|>")) == 3
     assert TurnTemplate(tokenizer, {}).supports_tools
     assert not TurnTemplate(speaker("none"), {}, TOOLS).supports_tools
-
-
-def test_a_turn_and_an_answer_take_turns():
-    conversation = converse(speaker("chatml"), "1")
-    with pytest.raises(ValueError, match="has no answer"):
-        conversation.add_turn(np.array([1], np.int32), "", "stop")
-    conversation.observe(LOWER)
-    with pytest.raises(ValueError, match="no turn since"):
-        conversation.observe(LOWER)

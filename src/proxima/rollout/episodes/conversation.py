@@ -90,8 +90,6 @@ class Conversation:
     def add_turn(self, tokens: Ints, text: str, finish_reason: str) -> None:
         """Add the tokens that the model wrote after `context`. The chat template gets their decoded text instead of
         `text`, which lacks control tokens and a stop string."""
-        if not self.awaits_turn:
-            raise ValueError("Conversation.add_turn: the last turn has no answer.")
         span = Span(role="assistant", tokens=len(tokens), text=text, sampled=True, turn=self._turns)
         self._nodes = [*self._nodes, _MessageNode(span, np.asarray(tokens, np.int32), "")]
         self._turns += 1
@@ -111,8 +109,6 @@ class Conversation:
             ForkRefused: it did, and forks are refused; the conversation is unchanged.
             UserError: the template fails for these messages.
         """
-        if self.awaits_turn:
-            raise ValueError("Conversation.observe: no turn since the last messages.")
         template, (*_, turn) = self._template, self._nodes
         following = [template.message(message) for message in messages]
         length = template.without_end(turn.tokens, self._messages, following)
