@@ -220,12 +220,6 @@ def test_rewind_queues_again_what_the_cursor_has_passed(journal):
     assert journal.state_of(4) is None
 
 
-def test_a_checkpoint_ahead_of_the_journal_is_refused(journal):
-    synchronous_steps(journal, 2)
-    with pytest.raises(ValueError, match="the journal ends at step 2"):
-        journal.rewind(3)
-
-
 def test_no_journal_at_all(tmp_path):
     (tmp_path / "run.sqlite").write_text("these are not the tables you are looking for, " * 50)
     with pytest.raises(ValueError, match="is damaged, or no journal of proxima"):

@@ -60,9 +60,7 @@ class Journal:
             if (damage := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise sqlite3.DatabaseError(" ".join(damage.split()))
             with self._transaction():  # if two processes open a new file at once, the second one sees the tables
-                is_new = not self._db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-                self.checksums.create()  # also for a run that an earlier version began
-                if is_new:
+                if not self._db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
                     for statement in STATEMENTS:
                         self._db.execute(statement)
                     self._set("format", FORMAT)

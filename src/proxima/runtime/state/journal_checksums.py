@@ -8,14 +8,6 @@ import sqlite3
 
 from proxima.system.checksum import Checksum
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS checksums (
-    name TEXT PRIMARY KEY,                    -- a file of the folder, or a part of the journal: `run.sqlite step 12`
-    step INTEGER NOT NULL,                    -- the step that wrote it; -1: none, and a rewind keeps it
-    size INTEGER NOT NULL,
-    crc32 TEXT NOT NULL
-) STRICT, WITHOUT ROWID;
-"""
 PART = "run.sqlite "  # begins the names of the journal's parts
 WHOLE_RUN = -1
 
@@ -27,12 +19,8 @@ class JournalChecksums:
         self._db = db
         self.files: dict[str, tuple[int, Checksum]] = {}  # written completely: step and checksum, for `record_files`
 
-    def create(self) -> None:
-        """Create the table where it is missing."""
-        self._db.execute(SCHEMA)
-
     def read(self) -> dict[str, Checksum]:
-        """All checksums, by name; records of earlier versions have none."""
+        """All checksums, by name."""
         rows = self._db.execute("SELECT name, size, crc32 FROM checksums").fetchall()
         return {name: Checksum(size, crc32) for name, size, crc32 in rows}
 

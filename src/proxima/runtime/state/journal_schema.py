@@ -34,6 +34,13 @@ CREATE TABLE prompts (
 ) STRICT;
 CREATE INDEX prompts_by_state ON prompts (state, step);
 
+CREATE TABLE checksums (
+    name TEXT PRIMARY KEY,                    -- a file of the folder, or a part of the journal: `run.sqlite step 12`
+    step INTEGER NOT NULL,                    -- the step that wrote it; -1: none, and a rewind keeps it
+    size INTEGER NOT NULL,
+    crc32 TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE moves (source TEXT NOT NULL, target TEXT NOT NULL, PRIMARY KEY (source, target)) STRICT, WITHOUT ROWID;
 INSERT INTO moves VALUES ('queued', 'generating'), ('generating', 'scored'), ('generating', 'dropped'),
     ('scored', 'selected'), ('scored', 'dropped'), ('selected', 'consumed'), ('dropped', 'consumed');

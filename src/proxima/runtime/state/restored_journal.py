@@ -36,16 +36,9 @@ class RestoredJournal(Journal):
         Every resume calls it with the step of its checkpoint. Later steps are deleted, and so are prompts admitted
         after `step`: the cursor draws them again. A prompt admitted before and not consumed by then (a group carried
         over) is queued again, because the cursor is past it.
-
-        Raises:
-            UserError: the journal ends before `step`.
         """
         kept = "uid, epoch, state, admitted_after, attempts, admitted_at"
         with self._transaction():
-            last = self.step
-            if not 0 <= step <= last:
-                remedy = "is the checkpoint from another run?"
-                raise UserError(f"rewind(step={step}): the journal ends at step {last}", remedy=remedy)
             self._db.execute("DELETE FROM prompts WHERE admitted_after >= ?", (step,))
             unfinished = "FROM prompts WHERE state != 'consumed' OR step > ?"
             rows = self._db.execute(f"SELECT {kept} {unfinished}", (step,)).fetchall()
