@@ -8,8 +8,7 @@ before the weights of the step before it are published, `AsyncCollector` generat
 runs in a thread beside the event loop, so that engine, rewards and Ctrl-C are served.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +92,7 @@ class Controller(TrainingLoop):
 
     async def collect(self, step: int) -> CollectedBatch:
         """Collect scored groups until they make a batch."""
+        self.publisher.watch.begin_step()
         with self.timed(self.collector.stage), engine_errors():
             try:
                 collected: CollectedBatch = await self.cancel_on_stop(
@@ -203,12 +203,6 @@ class Controller(TrainingLoop):
         if (head := self.learner.policy.value_head) is not None:
             files[VALUE_HEAD] = lambda path: write_tensors(path, head.state_dict())
         return facts, files
-
-    @contextmanager
-    def next_step(self) -> Iterator[int]:
-        self.publisher.watch.begin_step()
-        with super().next_step() as step:
-            yield step
 
     async def not_filled(self, step: int, shortfall: BatchNotFilled) -> RunEnded:
         """Write the completions of a step that gets no batch; returns the end of the run."""
