@@ -1,7 +1,6 @@
 """Builds generation from a config: the engine, the rewards, the collector of a step's groups, and the held-out sets."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from proxima.core.advantage.protocol import needs_baseline
@@ -37,10 +36,9 @@ def make_rewards(config: "RunConfig", specs: Sequence[Any], compute: ComputeThre
 
 
 def make_generator(
-    config: "RunConfig", policy: LoadedModel, data: RunData, services: RunServices, opened: ExitStack
+    config: "RunConfig", policy: LoadedModel, data: RunData, services: RunServices
 ) -> GroupGenerator | None:
-    """Build the generator on an engine with its hooks and rewards, both closed by `opened`; None for a replay without
-    held-out questions."""
+    """Build the generator on an engine with its hooks and rewards; None for a replay without held-out questions."""
     if (choice := data.engines.get("engine")) is None:
         return None
     # A server loads the recipe's model, and receives the newest weights from this process, not from the checkpoint
@@ -49,11 +47,11 @@ def make_generator(
     how: Any = {"compute": services.compute, "log": store.folder.engine_log, "seed": config.seed}
     engine, notes = choice.build(lambda: policy, **how)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # the user's spec may build one with hooks
-    opened.callback(executor.close)
+    services.opened.callback(executor.close)
     for note in notes:
         services.observer.warning(note)
     rewards = make_rewards(config, config.reward, services.compute)
-    opened.callback(rewards.close)
+    services.opened.callback(rewards.close)
     player = None
     if data.world is not None:
         player = data.world.player(executor, store.folder.path / ENVIRONMENTS_LOG, store.activity.played)
@@ -105,10 +103,10 @@ def make_collector(
 
 
 def make_evaluation(
-    config: "RunConfig", data: RunData, training: GroupGenerator | None, services: RunServices, opened: ExitStack
+    config: "RunConfig", data: RunData, training: GroupGenerator | None, services: RunServices
 ) -> Evaluation | None:
-    """Build the evaluation of the held-out sets that have prompts, on the training's engine; `opened` closes a set's
-    own rewards. None without `eval.task`."""
+    """Build the evaluation of the held-out sets that have prompts, on the training's engine. None without
+    `eval.task`."""
     if training is None:
         return None
     log, told = services.store.folder.path / ENVIRONMENTS_LOG, services.store.activity.played
@@ -117,7 +115,7 @@ def make_evaluation(
         rewards = training.rewards
         if held_out.rewards:
             rewards = make_rewards(config, held_out.rewards, services.compute)
-            opened.callback(rewards.close)
+            services.opened.callback(rewards.close)
         progress = services.observer.progress
         return held_out.evaluation(training.engine, rewards, training.now, progress, log, told=told, others=others)
 

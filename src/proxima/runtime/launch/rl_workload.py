@@ -1,8 +1,7 @@
 """The workload of `proxima train`: RL, built from a config."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,41 +31,21 @@ from proxima.train.ranks import Ranks
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
     from proxima.runtime.placement.follower import RankModels
-    from proxima.train.next_policy import NextLogProbs
-
-
-@dataclass(frozen=True, kw_only=True)
-class Restored:
-    """The state in a checkpoint other than weights, optimizer and data cursor; the defaults are those of a new run.
-
-    Args:
-        path: the checkpoint's folder.
-        pending: the groups and prompts that the collector held for later steps; `next_log_probs` belongs to these.
-        kl_coefficient: the coefficient of the KL penalty in the reward.
-    """
-
-    path: Path | None = None
-    pending: Pending = field(default_factory=Pending)
-    next_log_probs: Sequence["NextLogProbs"] = ()
-    kl_coefficient: float | None = None
 
 
 class RlWorkload:
     """The work of an RL run between its start and its end; `OfflineWorkload` has the same methods for training on a
-    fixed data set. It is created with its data, before weights are loaded; `notes` are warnings about the data."""
+    fixed data set. It is created with its data, before weights are loaded; `notes` are warnings about the data.
+    `images` is the `ImageStore` of the prompts; None: they are of text alone."""
 
     def __init__(self, config: "RunConfig", stages: StageFactory | None = None) -> None:
         self.config = config
         self.data = load_run_data(config)
         self.model = replace(config.model.source(config.seed, config.placement), images=self.data.images)
-        self.notes = self.data.notes
+        self.notes, self.images = self.data.notes, self.data.images
         self._make_learner = partial(make_learner, config, self.model, stages=stages, engines=self.data.engines)
-        self.restored = Restored()
-
-    @property
-    def images(self) -> Any:
-        """The `ImageStore` of the prompts; None: they are of text alone."""
-        return self.data.images
+        self.checkpoint: Checkpoint | None = None  # that the run resumes from
+        self.pending = Pending()  # the groups and prompts that the collector held for later steps
 
     @property
     def steps(self) -> int:
@@ -79,7 +58,7 @@ class RlWorkload:
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
         """Restore the data cursor, and the other state in the checkpoint except weights and optimizer."""
-        from proxima.runtime.state.pending_files import read_groups, read_next_policy
+        from proxima.runtime.state.pending_files import read_groups
 
         source, facts = self.data.source, checkpoint.facts
         source.load(facts["cursor"])
@@ -90,12 +69,7 @@ class RlWorkload:
         journal.enqueue([p for p in prompts if journal.state_of(p.uid) is None], size=len(source.rows))  # lost ones
         journal.generating(prompt.uid for prompt in prompts)  # the rewind has queued them
         journal.scored(group for group in groups if group.prompt.uid not in pending.unjudged)
-        self.restored = Restored(
-            path=checkpoint.path,
-            pending=pending,
-            next_log_probs=read_next_policy(checkpoint.path / NEXT_POLICY),
-            kl_coefficient=facts.get("kl_coefficient"),
-        )
+        self.checkpoint, self.pending = checkpoint, pending
 
     def load(self, path: str | None) -> LoadedModel:
         """The model of the config, or that of a checkpoint in `path`. Called in the compute thread."""
@@ -103,29 +77,20 @@ class RlWorkload:
 
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> Controller:
         """The loop and everything that it uses."""
-        store, restored = services.store, self.restored
+        config, data, store = self.config, self.data, services.store
         if self.images is not None:
             self.images.keep_in(store.folder.path / "images")
-        with ExitStack() as opened:  # closed if building fails, and otherwise by the loop
-            learner = self._make_learner(
-                loaded, services.compute, ranks=store.ranks, restored=restored.path, log=store.folder.engine_log
-            )
-            opened.callback(learner.close)
-            controller = self._make_controller(learner, services, opened)
-            opened.pop_all()
-        return controller
-
-    def _make_controller(self, learner: Learner, services: RunServices, opened: ExitStack) -> Controller:
-        """`opened` gets what is started here, which the loop closes."""
-        config, data, restored, store = self.config, self.data, self.restored, services.store
-        batch_builder = make_batch_builder(config, learner, restored.kl_coefficient)
+        restored, facts = (self.checkpoint.path, self.checkpoint.facts) if self.checkpoint else (None, {})
+        learner = self._make_learner(
+            loaded, services.compute, ranks=store.ranks, restored=restored, log=store.folder.engine_log
+        )
+        services.opened.callback(learner.close)
+        batch_builder = make_batch_builder(config, learner, facts.get("kl_coefficient"))
         recorder = RolloutRecorder(store, data.source, services.observer)
         computes = getattr(config.engine, "needs_weights", False)  # in this process, alongside the training
         device = learner.stack.model.device if computes else "cpu"
-        generator = make_generator(
-            config, services.compute.call(learner.stack.gathered, device), data, services, opened
-        )
-        evaluation = make_evaluation(config, data, generator, services, opened)
+        generator = make_generator(config, services.compute.call(learner.stack.gathered, device), data, services)
+        evaluation = make_evaluation(config, data, generator, services)
         collector: Collector
         if not isinstance(data.source, PromptSource):
             from proxima.runtime.state.replay import ReplayCollector
@@ -135,13 +100,15 @@ class RlWorkload:
             assert generator is not None
             reject = partial(learner.compute.run, batch_builder.reject)
             collector = make_collector(
-                config, generator, data.source, recorder, reject, restored.pending, store.journal.step
+                config, generator, data.source, recorder, reject, self.pending, store.journal.step
             )
             if config.algorithm.proximal == "next":
                 from proxima.runtime.launch.next_policy_cache import make_next_policy
+                from proxima.runtime.state.pending_files import read_next_policy
 
                 log_prob = partial(learner.compute.run, learner.stack.log_prob)
-                stored, player = restored.next_log_probs, generator.episodes
+                stored = () if restored is None else read_next_policy(restored / NEXT_POLICY)
+                player = generator.episodes
                 playing = None if player is None else player.unfinished
                 cache = make_next_policy(
                     config.algorithm, generator.engine, collector.unconsumed, log_prob, stored, playing

@@ -157,7 +157,7 @@ async def _run(
             store = RunStore(journal, folder, disk, activity, ranks)
             if resolved is not None:
                 await disk.write(folder.write_config, dump(resolved, folder.config))
-            loop = work.make_loop(loaded, RunServices(store, compute, observer))
+            loop = work.make_loop(loaded, RunServices(store, compute, observer, opened))
             opened.callback(loop.close)
             if checkpoint:
                 await compute.run(_restore, checkpoint, loop.trained)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.core.correction.guard import MismatchError
-from proxima.engine.protocol import Health, close_engine
+from proxima.engine.protocol import Health
 from proxima.evaluate.held_out import Evaluation, summarise
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
 from proxima.rollout.generator import GroupGenerator
@@ -237,11 +237,5 @@ class Controller(TrainingLoop):
         self.publisher.report_health(health, min(self.journal.step + 1, self.steps))
 
     def close(self) -> None:
-        """Stop generation, the reward workers, and the engine's process if it has one."""
+        """Stop generation, before the engine and the rewards are closed."""
         self.collector.abandon()
-        self.learner.close()
-        generators = [self.collector.generator] if self.collector.generator is not None else []
-        generators += [held_out.generator for held_out in self.evaluation.others.values()] if self.evaluation else []
-        for generator in generators:
-            generator.rewards.close()
-            close_engine(generator.engine)

@@ -102,7 +102,7 @@ class TrainingLoop:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stop the processes that the loop has started."""
+        """Stop what the loop has started."""
 
     @property
     def generator(self) -> GroupGenerator | None:
