@@ -18,7 +18,6 @@ from proxima.runtime.launch.models import describe_model, make_stack
 from proxima.runtime.launch.offline_data import load_offline_data
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
-from proxima.runtime.loop.training_loop import TrainState
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.observer import Observer, RunInfo
 from proxima.task.prompts import template_note
@@ -74,12 +73,12 @@ class OfflineWorkload:
             self.images.keep_in(services.store.folder.path / "images")
         self.notes += self.method.notes(loaded)
         stack = make_stack(config.train, self.method.model(loaded), self.steps, services.store.ranks)
-        trained, samples = TrainState(loaded=loaded, stack=stack, compute=compute), None
+        samples = None
         if self.data.samples and (prompts := self.method.prompts(self.data.samples)):
             most = getattr(config.eval, "sample_tokens", 0)
             samples = HeldOutSamples(prompts, stack, compute, max_tokens=most, max_length=self.context)
         used = self.method, self.data, samples, services.store, services.observer
-        return OfflineLoop(config, self.steps, trained, *used)
+        return OfflineLoop(config, stack, compute, *used)
 
     def rank_models(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from proxima.runtime.launch.learning import StageFactory
     from proxima.runtime.launch.offline_workload import OfflineWorkload
     from proxima.runtime.launch.rl_workload import RlWorkload
-    from proxima.runtime.loop.training_loop import TrainState
+    from proxima.runtime.loop.training_loop import TrainingLoop
 
     Workload = RlWorkload | OfflineWorkload
 
@@ -160,7 +160,7 @@ async def _run(
             loop = work.make_loop(loaded, RunServices(store, compute, observer, opened))
             opened.callback(loop.close)
             if checkpoint:
-                await compute.run(_restore, checkpoint, loop.trained)
+                await compute.run(_restore, checkpoint, loop)
             await disk.write(folder.write_environment, _environment(config, loaded))
             folder.remove_outcome()
             observer.started(work.info(loaded, folder.path, journal.step))
@@ -207,10 +207,10 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]
     return "failed", f"{type(problem).__name__}: {problem}".removesuffix(": ")
 
 
-def _restore(checkpoint: Checkpoint, trained: "TrainState") -> None:
+def _restore(checkpoint: Checkpoint, loop: "TrainingLoop") -> None:
     from proxima.train.checkpoint_restore import restore
 
-    restore(checkpoint, trained.stack, trained.others)
+    restore(checkpoint, loop.stack, loop.others)
 
 
 def _compare_files(hashes: Hashes, ranks: Ranks) -> None:

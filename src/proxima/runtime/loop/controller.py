@@ -21,7 +21,7 @@ from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.step_metrics import step_record
 from proxima.runtime.loop.step_review import StepReview
-from proxima.runtime.loop.training_loop import RunEnded, TrainingLoop, TrainState
+from proxima.runtime.loop.training_loop import RunEnded, TrainingLoop
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.engine_watch import engine_errors
 from proxima.runtime.watch.observer import Observer
@@ -60,9 +60,8 @@ class Controller(TrainingLoop):
         evaluation: Evaluation | None,
         observer: Observer,
     ) -> None:
-        others = {} if learner.critic is None else {CRITIC: learner.critic.stack}
-        trained = TrainState(loaded=learner.policy.loaded, stack=learner.stack, compute=learner.compute, others=others)
-        super().__init__(config, config.train.steps, trained, store, observer)
+        super().__init__(config, config.train.steps, learner.stack, learner.compute, store, observer)
+        self.others = {} if learner.critic is None else {CRITIC: learner.critic.stack}
         self.collector, self.batch_builder = collector, batch_builder
         self.learner, self.publisher, self.evaluation = learner, publisher, evaluation
         self.review = StepReview(store, observer, learner, config.max_unscored_steps, batch_builder.selection)

@@ -13,10 +13,10 @@ from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import Group, Prompt, Score
 from proxima.engine.local import Local, collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
-from proxima.model.compute_thread import ComputeThread
+from proxima.model.compute_thread import Compute, ComputeThread
 from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.step_metrics import mean_metrics
-from proxima.runtime.loop.training_loop import TrainingLoop, TrainState
+from proxima.runtime.loop.training_loop import TrainingLoop
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.observer import Observer
 from proxima.train import TrainStack, UpdateResult
@@ -54,7 +54,7 @@ class OfflineLoop(TrainingLoop):
     """The loop of a run on a fixed data set, with everything that it uses.
 
     Args:
-        config, steps, trained, store, observer: see `TrainingLoop`.
+        config, stack, compute, store, observer: see `TrainingLoop`.
         method: what is trained.
         data: the items, and the order in which they come.
         samples: held-out prompts that are completed at each evaluation; None: there are none.
@@ -63,15 +63,15 @@ class OfflineLoop(TrainingLoop):
     def __init__(
         self,
         config: OfflineConfig,
-        steps: int,
-        trained: TrainState,
+        stack: TrainStack,
+        compute: Compute,
         method: OfflineMethod[Any],
         data: OfflineData,
         samples: HeldOutSamples | None,
         store: RunStore,
         observer: Observer,
     ) -> None:
-        super().__init__(config, steps, trained, store, observer)
+        super().__init__(config, config.train.steps_of(len(data.items)), stack, compute, store, observer)
         self.method, self.data, self.samples = method, data, samples
         self._cursor = data.cursor.state()  # of the last finished step: the items of a discarded one are drawn again
 
@@ -93,10 +93,10 @@ class OfflineLoop(TrainingLoop):
 
         def prepare(progress: Progress) -> None:
             drawn = self.data.drawn(self.steps)
-            ready = self.method.prepare([self.data.items[i] for i in drawn], progress, self.trained.stack)
+            ready = self.method.prepare([self.data.items[i] for i in drawn], progress, self.stack)
             for i, item in zip(drawn, ready, strict=True):
                 self.data.items[i] = item
-            self.data.held_out = self.method.prepare(self.data.held_out, progress, self.trained.stack, held_out=True)
+            self.data.held_out = self.method.prepare(self.data.held_out, progress, self.stack, held_out=True)
 
         with self.activity.stage("prepare"):
             await self.computed("prepare", prepare)
@@ -104,7 +104,7 @@ class OfflineLoop(TrainingLoop):
     async def update(self, items: list[Any]) -> UpdateResult:
         """Make one optimizer step on the items, without blocking the event loop."""
         self.step_complete = False
-        update = partial(self.trained.stack.update, self.method.objective(), [items])
+        update = partial(self.stack.update, self.method.objective(), [items])
         with self.timed("train"):
             return await self.computed("train", update)
 
@@ -141,8 +141,7 @@ class OfflineLoop(TrainingLoop):
         measured: list[Any] = []
         while len(measured) < len(self.data.held_out):
             some = self.data.held_out[len(measured) : len(measured) + MEASURED_AT_ONCE]
-            stack = self.trained.stack
-            measured += await self.cancel_on_stop(self.compute.run(self.method.measure, stack, some))
+            measured += await self.cancel_on_stop(self.compute.run(self.method.measure, self.stack, some))
             self.progress("evaluate", len(measured), len(self.data.held_out), "examples")
         return measured
 

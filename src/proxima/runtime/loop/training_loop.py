@@ -6,13 +6,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.protocol import Health
-from proxima.model import LoadedModel
 from proxima.model.compute_thread import Compute, Progress
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.state.store import RunStore
@@ -47,17 +46,6 @@ class RunEnded(Exception):
         self.reported = reported
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainState:
-    """The part of a loop that a checkpoint stores: the model with its tokenizer, and its training stack. `others` are
-    further models with their stacks, by the name of their folder in a checkpoint."""
-
-    loaded: LoadedModel  # written as a Hugging Face folder
-    stack: TrainStack  # optimizer and schedule
-    compute: Compute  # the thread of all tensor work
-    others: Mapping[str, TrainStack] = field(default_factory=dict)
-
-
 def evaluation_is_due(settings: Any, step: int) -> bool:
     """True if the section `eval` asks for an evaluation after this step, during the run."""
     return bool(step and settings.every and step % settings.every == 0)
@@ -71,16 +59,24 @@ class TrainingLoop:
     Args:
         config: of the run; when it evaluates, saves and ends.
         steps: of the whole run.
-        trained: the weights, and what changes them.
+        stack: the weights, with optimizer and schedule, which a checkpoint stores.
+        compute: the thread of all tensor work.
         store: journal and run folder.
         observer: who watches.
     """
 
+    others: Mapping[str, TrainStack] = MappingProxyType({})  # further models, by their folder in a checkpoint
+
     def __init__(
-        self, config: "RunConfig | OfflineConfig", steps: int, trained: TrainState, store: RunStore, observer: Observer
+        self,
+        config: "RunConfig | OfflineConfig",
+        steps: int,
+        stack: TrainStack,
+        compute: Compute,
+        store: RunStore,
+        observer: Observer,
     ) -> None:
-        self.config, self.steps = config, steps
-        self.trained, self.compute = trained, trained.compute
+        self.config, self.steps, self.stack, self.compute = config, steps, stack, compute
         self.store, self.journal, self.folder = store, store.journal, store.folder
         self.observer, self.activity, self.disk = observer, store.activity, store.disk
         self.clock = store.activity.clock
@@ -121,7 +117,7 @@ class TrainingLoop:
             RunEnded, UserError: the run can't continue; a checkpoint is still written, unless the weights
                 diverged or are in the middle of a step.
         """
-        ranks = self.trained.stack.ranks.watch
+        ranks = self.store.ranks.watch
         watch = StallWatch(
             self.config.runtime.stall_seconds,
             self.activity,
@@ -234,7 +230,7 @@ class TrainingLoop:
         """Write the checkpoint of the last step. Several ranks write in the background; if a full disk has ended that,
         it is tried again."""
         await self.checkpoint(step)
-        if self.trained.stack.ranks.size > 1:
+        if self.store.ranks.size > 1:
             await self.write_aside(self.store.finish_checkpoint)
             while step and read_checkpoint(self.folder.checkpoint(step)) is None:
                 await self.checkpoint(step)
@@ -244,7 +240,7 @@ class TrainingLoop:
     async def _end_writing(self) -> None:
         """Before the run ends in another way, let the ranks complete the checkpoint that they are writing, if they
         can."""
-        ranks = self.trained.stack.ranks
+        ranks = self.store.ranks
         if ranks.writing and not ranks.in_call and not ranks.losing():
             with suppress(Exception):
                 await self.compute.run(self.store.finish_checkpoint)
@@ -253,10 +249,8 @@ class TrainingLoop:
         self.observer.progress("checkpoint", 0, 1, "checkpoints")
         facts, files = self.checkpoint_contents()
         facts = {"policy_version": self.journal.version, "seed": self.config.seed, **facts}
-        own = self.trained
-        parts = own.loaded, own.stack, facts, files, own.others
         with self.activity.stage("checkpoint", step=step):
-            await self.write_aside(self.store.write_checkpoint, step, *parts)
+            await self.write_aside(self.store.write_checkpoint, step, self.stack, facts, files, self.others)
 
     def diverged(self, error: NotFiniteError) -> str:
         """Describe the step that could not be finished, and what to do."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.data import Group, Prompt
 from proxima.data.flow import Key
-from proxima.model import LoadedModel
 from proxima.rollout.generator import RolloutListener
 from proxima.runtime.state.best_checkpoint import best_checkpoint
 from proxima.runtime.state.folder import RunFolder
@@ -65,7 +64,6 @@ class RunStore:
     def write_checkpoint(
         self,
         step: int,
-        loaded: LoadedModel,
         stack: TrainStack,
         facts: Mapping[str, Any],
         files: Mapping[str, Callable[[Path], None]],
@@ -75,7 +73,7 @@ class RunStore:
         place = self.folder.checkpoints
         write = self.ranks.writer.write if self.ranks.writer else write_checkpoint
         with self._on_every_rank(Save(place, step)):
-            write(place, step, loaded, stack, facts, files, others)
+            write(place, step, stack.model.loaded, stack, facts, files, others)
 
     def finish_checkpoint(self) -> None:
         """Wait for a checkpoint that is still being written; in the compute thread."""
