@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 from proxima.config.yaml_dump import dump
 from proxima.runtime.launch.inputs import check_inputs, start_notes
 from proxima.runtime.loop.training_loop import evaluation_is_due
+from proxima.runtime.state.best_checkpoint import prune_checkpoints
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.restored_journal import RestoredJournal
 from proxima.runtime.state.resume import Change, check_resume
 from proxima.runtime.state.rewind import check_journal, record_changes, rewind_run
-from proxima.runtime.state.store import RunStore
 from proxima.runtime.state.summary import Summary, summarise_run
-from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.clock import Clock
-from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import Timeline
 from proxima.train.checkpoint import Checkpoint
@@ -61,9 +59,8 @@ def report_finished(
         observer.started(work.info(None, folder.path, journal.step))
         for note in start_notes(journal, work):
             observer.warning(note)
-        timeline, disk = Timeline(folder.timeline, observer.warning), Disk(folder.path, observer.warning)
-        RunStore(journal, folder, disk, Activity(clock, 0.0, timeline)).prune_checkpoints(config.checkpoint)
-        timeline.close()
+        prune_checkpoints(folder, config.checkpoint)
+        Timeline(folder.timeline, observer.warning).close()
         summary = summarise_run(work, folder, journal, observer, ("done", folder.elapsed(), None))
         folder.write_summary(asdict(summary))
         observer.finished(asdict(summary))

@@ -17,7 +17,6 @@ from proxima.core.correction.guard import MismatchError
 from proxima.engine.protocol import Health
 from proxima.evaluate.held_out import Evaluation, summarise
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
-from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.step_metrics import step_record
 from proxima.runtime.loop.step_review import StepReview
@@ -62,7 +61,7 @@ class Controller(TrainingLoop):
     ) -> None:
         super().__init__(config, config.train.steps, learner.stack, learner.compute, store, observer)
         self.others = {} if learner.critic is None else {CRITIC: learner.critic.stack}
-        self.collector, self.batch_builder = collector, batch_builder
+        self.collector, self.generator, self.batch_builder = collector, collector.generator, batch_builder
         self.learner, self.publisher, self.evaluation = learner, publisher, evaluation
         self.review = StepReview(store, observer, learner, config.max_unscored_steps, batch_builder.selection)
         # All three are of the last finished step: prompts of a discarded step are drawn again.
@@ -227,10 +226,6 @@ class Controller(TrainingLoop):
             **{f"time/{name}": value for name, value in times.items()},
             "policy_version": version,
         }
-
-    @property
-    def generator(self) -> GroupGenerator | None:
-        return self.collector.generator
 
     def on_health(self, health: Health) -> None:
         self.publisher.report_health(health, min(self.journal.step + 1, self.steps))

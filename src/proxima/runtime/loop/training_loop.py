@@ -14,6 +14,7 @@ from proxima.data import NotFiniteError, UserError
 from proxima.engine.protocol import Health
 from proxima.model.compute_thread import Compute, Progress
 from proxima.rollout.generator import GroupGenerator
+from proxima.runtime.state.best_checkpoint import prune_checkpoints
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.disk import StoppedWaiting
 from proxima.runtime.watch.observer import Observer, Stage
@@ -66,6 +67,7 @@ class TrainingLoop:
     """
 
     others: Mapping[str, TrainStack] = MappingProxyType({})  # further models, by their folder in a checkpoint
+    generator: GroupGenerator | None = None  # engine and rewards that the steps wait for; None: they need none
 
     def __init__(
         self,
@@ -99,11 +101,6 @@ class TrainingLoop:
 
     def close(self) -> None:
         """Stop what the loop has started."""
-
-    @property
-    def generator(self) -> GroupGenerator | None:
-        """Engine and rewards that the steps wait for; None: they need none."""
-        return None
 
     def on_health(self, health: Health) -> None:
         """Called with each answer of the engine to a health check, at any moment of a step."""
@@ -224,7 +221,7 @@ class TrainingLoop:
         await self.write_aside(self.store.finish_checkpoint)
         if step and read_checkpoint(self.folder.checkpoint(step)) is None:
             await self.write_checkpoint(step)
-        self.store.prune_checkpoints(self.config.checkpoint)
+        prune_checkpoints(self.folder, self.config.checkpoint, leftovers=not self.store.ranks.writing)
 
     async def _complete_checkpoint(self, step: int) -> None:
         """Write the checkpoint of the last step. Several ranks write in the background; if a full disk has ended that,
@@ -235,7 +232,7 @@ class TrainingLoop:
             while step and read_checkpoint(self.folder.checkpoint(step)) is None:
                 await self.checkpoint(step)
                 await self.write_aside(self.store.finish_checkpoint)
-            self.store.prune_checkpoints(self.config.checkpoint)
+            prune_checkpoints(self.folder, self.config.checkpoint)
 
     async def _end_writing(self) -> None:
         """Before the run ends in another way, let the ranks complete the checkpoint that they are writing, if they

@@ -12,7 +12,8 @@
     replay.py              the stored groups of another run in place of generated ones
     resume.py              refuses what would make a resumed run another one; `rewind.py` restores it
     folder_check.py        `proxima check RUN`: every file against its checksum
-    export.py              checkpoints for users; its card is in `model_card`, the choice in `best_checkpoint`
+    export.py              checkpoints for users; its card is in `model_card`
+    best_checkpoint.py     which is the best, and which are kept
     summary.py             summary.json
 
 Imports: `watch`, `train`, `rollout`, `evaluate`, `config` and below, never `loop` or `launch`.

@@ -1,16 +1,27 @@
-"""Find the best checkpoint of a run by its evaluations."""
+"""Find the best checkpoint of a run by its evaluations, and delete those that are not to be kept."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from proxima.evaluate.headline import Headline
 from proxima.runtime.state.folder import RunFolder
-from proxima.train.checkpoint import Checkpoint
+from proxima.train.checkpoint import Checkpoint, checkpoints, prune
+
+if TYPE_CHECKING:
+    from proxima.config.sections.eval_section import CheckpointConfig
 
 
 def best_checkpoint(folder: RunFolder, saved: Sequence[Checkpoint]) -> Checkpoint | None:
     """The checkpoint with the best held-out figure (`Headline`), the earliest of equals; None if none was evaluated."""
     scores = headlines(folder)
     return max((c for c in saved if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
+
+
+def prune_checkpoints(folder: RunFolder, kept: "CheckpointConfig", *, leftovers: bool = True) -> None:
+    """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept;
+    `leftovers` as in `prune`."""
+    best = best_checkpoint(folder, checkpoints(folder.checkpoints)) if kept.keep_best else None
+    prune(folder.checkpoints, kept.keep_last, keep=[] if best is None else [best.step], leftovers=leftovers)
 
 
 def headlines(folder: RunFolder) -> dict[int, float]:

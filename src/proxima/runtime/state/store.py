@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from proxima.data import Group, Prompt
 from proxima.data.flow import Key
 from proxima.rollout.generator import RolloutListener
-from proxima.runtime.state.best_checkpoint import best_checkpoint
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
@@ -19,13 +18,12 @@ from proxima.runtime.watch.observer import Observer
 from proxima.system.checksum import Checksum
 from proxima.task.prompts import PromptSource
 from proxima.train import TrainStack
-from proxima.train.checkpoint import checkpoints, prune, write_checkpoint
+from proxima.train.checkpoint import write_checkpoint
 from proxima.train.completion_record import CompletionRecord
 from proxima.train.messages import Finish, Save
 from proxima.train.ranks import ALONE, Message, Ranks
 
 if TYPE_CHECKING:
-    from proxima.config.sections.eval_section import CheckpointConfig
     from proxima.runtime.state.replay import StoredRollouts
 
 
@@ -89,12 +87,6 @@ class RunStore:
             except OSError:  # which the writer raises on every rank
                 self.ranks.in_call = False
                 raise
-
-    def prune_checkpoints(self, kept: "CheckpointConfig") -> None:
-        """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept."""
-        best = best_checkpoint(self.folder, checkpoints(self.folder.checkpoints)) if kept.keep_best else None
-        keep = [] if best is None else [best.step]
-        prune(self.folder.checkpoints, kept.keep_last, keep=keep, leftovers=not self.ranks.writing)
 
 
 class RolloutRecorder(RolloutListener):
