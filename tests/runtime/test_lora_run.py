@@ -63,7 +63,11 @@ def test_the_reference_is_the_base_without_a_second_model(base, runs):
     adapted = with_adapter(base)
     source = config.model.source()
     policy = source.policy(adapted)
-    stage = next(s for s in make_stages(config, source, policy, ComputeThread()) if s.column == "reference_log_prob")
+    stage = next(
+        s
+        for s in make_stages(config, source, policy, ComputeThread(), {}, None, leads=True)
+        if s.column == "reference_log_prob"
+    )
     assert stage.policy is policy
     plain = LogProbStage("reference_log_prob", source.policy(load(str(base), device="cpu")))
     items = rows(*MIXED)

@@ -73,6 +73,6 @@ def test_the_context_is_at_most_the_models_and_the_vocabulary_is_that_of_its_out
 
 def test_epochs_stop_at_the_target_times_its_factor(tiny_model):
     config = config_of(tiny_model, train__target_kl=0.02, train__target_kl_factor=3.0, train__epochs_per_step=2)
-    learner = make_learner(config, config.model.source(), load(str(tiny_model("llama"))), ComputeThread())
+    learner = make_learner(config, config.model.source(), load(str(tiny_model("llama"))), ComputeThread(), engines={})
     assert learner.max_epoch_kl == pytest.approx(0.06)
     learner.close()

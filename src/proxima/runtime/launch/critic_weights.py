@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from proxima.config.sections import CRITICS
 from proxima.config.sections.critic_section import HeadCritic, ModelCritic
+from proxima.config.sections.train_section import TrainConfig
 from proxima.data import renamed
 from proxima.model import LoadedModel
 from proxima.model.model_source import ModelSource
@@ -20,13 +21,10 @@ from proxima.train.checkpoint import CRITIC, VALUE_HEAD
 from proxima.train.critic import Critic, ValueHead
 from proxima.train.ranks import ALONE, Ranks
 
-if TYPE_CHECKING:
-    from proxima.config.sections.train_section import TrainConfig
-
 
 def make_critic(
     spec: Any,
-    train: "TrainConfig",
+    train: TrainConfig,
     source: ModelSource,
     policy: LoadedModel,
     restored: Path | None = None,
@@ -53,7 +51,7 @@ def _value_head(spec: HeadCritic, policy: LoadedModel, seed: int, restored: Path
 
 
 def _critic_model(
-    spec: ModelCritic, train: "TrainConfig", source: ModelSource, restored: Path | None, ranks: Ranks
+    spec: ModelCritic, train: TrainConfig, source: ModelSource, restored: Path | None, ranks: Ranks
 ) -> Critic:
     path, revision = (spec.path, spec.revision) if spec.path else (source.path, source.revision)
     spread = sharding_beside(source.sharding, path, revision)

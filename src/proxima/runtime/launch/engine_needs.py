@@ -1,7 +1,6 @@
 """The engines of a run, and what each must meet, before any weights are loaded."""
 
-from typing import TYPE_CHECKING
-
+from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import replays_sampling_masks
 from proxima.core.advantage.protocol import needs_baseline
 from proxima.engine.choice import EngineChoice
@@ -10,14 +9,11 @@ from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.generator import greedy
 from proxima.runtime.placement.placed_engine import placed_engine
 
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-
 REFERENCE = "algorithm.reference_engine"
 TEACHER = "algorithm.distillation.engine"
 
 
-def engine_choices(config: "RunConfig", model: UnloadedModel, teacher: UnloadedModel | None) -> dict[str, EngineChoice]:
+def engine_choices(config: RunConfig, model: UnloadedModel, teacher: UnloadedModel | None) -> dict[str, EngineChoice]:
     """The engines of the rollouts, the reference and the teacher, as far as the run has them, each with what it must
     meet, by their paths in the config; `model` is the policy. Nothing is asked yet."""
     algorithm, temperature = config.algorithm, config.sampling.temperature
@@ -34,7 +30,7 @@ def engine_choices(config: "RunConfig", model: UnloadedModel, teacher: UnloadedM
     return {choice.path: choice for choice in choices}
 
 
-def rollout_needs(config: "RunConfig", model: UnloadedModel) -> EngineRequirements:
+def rollout_needs(config: RunConfig, model: UnloadedModel) -> EngineRequirements:
     """Requirements on the engine that generates; `samplings` is empty for a replay without held-out questions."""
     algorithm, replayed = config.algorithm, config.replayed is not None
     behavior: frozenset[LogProbName] = frozenset({algorithm.behavior})

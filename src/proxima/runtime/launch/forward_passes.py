@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+from proxima.config.schema import RunConfig
 from proxima.engine.choice import EngineChoice
 from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread
@@ -12,19 +11,16 @@ from proxima.model.model_source import ModelSource
 from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
 from proxima.train import ForwardStage, LogProbStage, ScoreVarianceStage
 
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-
 
 def make_stages(
-    config: "RunConfig",
+    config: RunConfig,
     source: ModelSource,
     policy: Policy,
     compute: ComputeThread,
-    engines: Mapping[str, EngineChoice] = MappingProxyType({}),
-    log: Path | None = None,
+    engines: Mapping[str, EngineChoice],
+    log: Path | None,
     *,
-    leads: bool = True,
+    leads: bool,
 ) -> list[ForwardStage]:
     """Build the forward stages that loss and reward need before the update. `engines` run some of them, and write to
     `log`; only the rank that `leads` queries these engines."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from proxima.config.describe import kind_of
@@ -36,7 +35,7 @@ def make_learner(
     *,
     restored: Path | None = None,
     stages: StageFactory | None = None,
-    engines: Mapping[str, EngineChoice] = MappingProxyType({}),
+    engines: Mapping[str, EngineChoice],
     log: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Learner:

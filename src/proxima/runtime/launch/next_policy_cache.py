@@ -1,8 +1,8 @@
 """Builds the cache of the next policy's log-probs from a config, for a run with `algorithm.proximal: next`."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.data import FieldError
 from proxima.engine.executor import Executor
 from proxima.engine.protocol import Engine
@@ -10,12 +10,9 @@ from proxima.runtime.state.pending_files import write_next_policy
 from proxima.train.checkpoint import NEXT_POLICY
 from proxima.train.next_policy import LogProbs, NextLogProbs, NextPolicy, Playing, Unconsumed
 
-if TYPE_CHECKING:
-    from proxima.config.sections.algorithm_section import AlgorithmConfig
-
 
 def make_next_policy(
-    algorithm: "AlgorithmConfig",
+    algorithm: AlgorithmConfig,
     engine: Engine,
     unconsumed: Unconsumed,
     trainer: LogProbs,

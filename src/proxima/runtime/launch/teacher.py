@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from proxima.config.describe import kind_of
+from proxima.config.sections.algorithm_section import DistillationConfig
 from proxima.data import FieldError, renamed, require, within
 from proxima.engine.choice import EngineChoice
 from proxima.engine.protocol import close_engine
@@ -18,13 +18,10 @@ from proxima.train import ForwardStage
 from proxima.train.engine_stage import EngineStage
 from proxima.train.teacher_stage import TeacherStage
 
-if TYPE_CHECKING:
-    from proxima.config.sections.algorithm_section import DistillationConfig
-
 PATH = "algorithm.distillation.path"
 
 
-def unloaded_teacher(distillation: "DistillationConfig", student: UnloadedModel) -> UnloadedModel:
+def unloaded_teacher(distillation: DistillationConfig, student: UnloadedModel) -> UnloadedModel:
     """The teacher before its weights are loaded; its context is that of the student.
 
     Raises:
@@ -49,7 +46,7 @@ def unloaded_teacher(distillation: "DistillationConfig", student: UnloadedModel)
 
 
 def make_teacher_stage(
-    source: ModelSource, distillation: "DistillationConfig", student: LoadedModel, compute: ComputeThread
+    source: ModelSource, distillation: DistillationConfig, student: LoadedModel, compute: ComputeThread
 ) -> ForwardStage:
     """Load the weights of a teacher beside those of the student, which come from `source`, and build its stage. Token
     ids that one of the models lacks are padding of the other's output layer.

@@ -11,8 +11,9 @@ runs in a thread beside the event loop, so that engine, rewards and Ctrl-C are s
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from proxima.config.schema import RunConfig
 from proxima.core.correction.guard import MismatchError
 from proxima.engine.protocol import Health
 from proxima.evaluate.held_out import Evaluation, summarise
@@ -29,9 +30,6 @@ from proxima.train.batch_builder import BatchBuilder, TrainingBatch
 from proxima.train.checkpoint import CARRIED_GROUPS, CRITIC, VALUE_HEAD, write_tensors
 from proxima.train.learner import Learner
 
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-
 
 class Controller(TrainingLoop):
     """The loop of a run, with everything that it uses.
@@ -46,11 +44,11 @@ class Controller(TrainingLoop):
         evaluation: the held-out questions; None: there are none.
     """
 
-    config: "RunConfig"
+    config: RunConfig
 
     def __init__(
         self,
-        config: "RunConfig",
+        config: RunConfig,
         collector: Collector,
         batch_builder: BatchBuilder,
         learner: Learner,

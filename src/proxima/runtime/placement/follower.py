@@ -5,17 +5,15 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from proxima.data import UserError
+from proxima.runtime.state.summary import Summary
 from proxima.train import ForwardStage, LogProbStage, TrainStack
 from proxima.train.forward_stage import by_column
 from proxima.train.messages import End, Fill, Finish, Gather, Release, Save, Stages, Start, Update
 from proxima.train.ranks import Message, Ranks, Refused, SharedProblem
 from proxima.train.stack import POLICY
-
-if TYPE_CHECKING:
-    from proxima.runtime.state.summary import Summary
 
 T = TypeVar("T")
 FOLDER_SECONDS = 10.0  # for a shared file system to show a new folder
@@ -65,7 +63,7 @@ class RankModels:
                 raise AssertionError(f"rank 0 has sent {message}")
 
 
-def follow(start: Callable[[Start], RankModels], ranks: Ranks) -> "Summary":
+def follow(start: Callable[[Start], RankModels], ranks: Ranks) -> Summary:
     """Do what rank 0 does, message by message, until the run ends; returns its summary. Nothing is read before rank 0
     has found everything in order and says `start`, so that each problem is reported once.
 

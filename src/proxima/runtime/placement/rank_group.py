@@ -5,16 +5,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxima.config.sections.placement_section import STARTED_BY
+from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import UserError
+from proxima.runtime.placement.engine_group import EngineGroup
 from proxima.runtime.placement.node_actors import ActorPlace, RankHost
 from proxima.runtime.placement.ray_cluster import ADDRESS, bundle_of, first_line_of, kill_actor, reserve, start_actor
-
-if TYPE_CHECKING:
-    from proxima.config.sections.ranks_section import RayPlacement
-    from proxima.runtime.placement.engine_group import EngineGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class RankGroup:
 
 
 def start_group(
-    spec: "RayPlacement", function: str, arguments: Mapping[str, Any], engines: "EngineGroup | None"
+    spec: RayPlacement, function: str, arguments: Mapping[str, Any], engines: EngineGroup | None
 ) -> RankGroup:
     """Start the ranks, on nodes that are alive now; every one calls `function`, "module:name".
 
@@ -81,7 +79,7 @@ def start_group(
     return RankGroup(hosts=hosts, places=places, reports=reports, bundles=own)
 
 
-def _not_started(error: Exception, spec: "RayPlacement") -> UserError:
+def _not_started(error: Exception, spec: RayPlacement) -> UserError:
     """What an actor's own error, such as an import that fails there, or one of Ray's says to the user."""
     from ray.exceptions import GetTimeoutError
 

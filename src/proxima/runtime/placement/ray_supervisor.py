@@ -9,8 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from proxima.config.resolved import Resolved
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.process.kill import describe_exit
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, engine_plan
@@ -20,9 +21,6 @@ from proxima.runtime.placement.ray_cluster import connected, fitted, say
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.watch.interrupt import signals_handled, signals_restored
 
-if TYPE_CHECKING:
-    from proxima.config.resolved import Resolved
-
 RANK = "proxima.cli.main:train_rank"  # the function that each rank calls
 POLL_SECONDS = 0.5  # in which a rank may print something
 GRACE_SECONDS = 3.0  # in which the first cause may be noticed after its consequences, and other ranks end after rank 0
@@ -31,7 +29,7 @@ AGAIN = {"resume": True, "overwrite": False}  # arguments of the function when t
 
 
 def train_on_ray(
-    resolved: "Resolved[Any]", recipe: Any, overrides: Sequence[str], begin: Mapping[str, bool]
+    resolved: Resolved[Any], recipe: Any, overrides: Sequence[str], begin: Mapping[str, bool]
 ) -> tuple[int, Path]:
     """Train a recipe on the ranks of its placement; returns the exit code of the command, and the run folder.
 
