@@ -29,19 +29,19 @@ def signals_restored() -> Iterator[None]:
 
 @contextmanager
 def signals_handled(handler: Any, numbers: Iterable[signal.Signals] = SIGNALS) -> Iterator[None]:
-    """Within the block, the signals call a handler, except a SIGHUP that `nohup` has switched off. Does nothing outside
-    the main thread, which alone may."""
+    """Within the block, the signals call a handler; see `handle_signals`."""
     with signals_restored():
-        if threading.current_thread() is threading.main_thread():
-            for number in numbers:
-                if not is_switched_off(number):
-                    signal.signal(number, handler)
+        handle_signals(handler, numbers)
         yield
 
 
-def is_switched_off(number: int) -> bool:
-    """True for a SIGHUP in a process that `nohup` has started."""
-    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+def handle_signals(handler: Any, numbers: Iterable[signal.Signals] = SIGNALS) -> None:
+    """Let the signals call a handler, except a SIGHUP that `nohup` has switched off. Does nothing outside the main
+    thread, which alone may."""
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, handler)
 
 
 def stop_on_interrupt(
@@ -81,7 +81,4 @@ def stop_on_interrupt(
         else:
             events.call_soon_threadsafe(stop)
 
-    if compute.call(lambda: threading.current_thread() is threading.main_thread()):  # it alone can set handlers
-        for number in SIGNALS:
-            if not is_switched_off(number):
-                compute.call(signal.signal, number, handle)
+    compute.call(handle_signals, handle)
