@@ -1,7 +1,7 @@
 """Collects the reports of an engine during a run: weight syncs, and servers that join or fail."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,7 +39,9 @@ class EngineWatch:
         """Warnings about what has happened since the last call, even if it only cost time and no completion."""
         detail = health.detail
         replaced = self._replaced(int(detail.get("exits", 0)), str(detail.get("exit_reason", "")))
-        warnings = [*replaced, *self._events(detail.get("events") or ())]
+        events = detail.get("events") or ()
+        warnings = [*replaced, *map(str, events[self._seen :])]
+        self._seen = max(self._seen, len(events))
         counts = {f"replicas/{name}": value for name, value in _numbers(detail.get("replicas") or {}).items()}
         grown = {key: value - self._counts.get(key, 0) for key, value in counts.items()}
         self._counts = counts
@@ -60,10 +62,6 @@ class EngineWatch:
                 f"the engine's process ended {times} and was replaced{reason}; what it had not finished is generated "
                 f"again. See {self.log}"
             )
-
-    def _events(self, events: Sequence[Any]) -> list[str]:
-        new, self._seen = events[self._seen :], max(self._seen, len(events))
-        return list(map(str, new))
 
 
 @contextmanager
