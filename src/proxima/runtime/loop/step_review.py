@@ -44,11 +44,14 @@ class StepReview:
             self.observer.warning(f"step {step}: {note}")
         if invalid:
             self._score_error = score_errors(collected.generated)
-            few = f"{invalid} of {record['completions']} completions have no score"
-            lead = f"step {step}: no completion has a score" if invalid == record["completions"] else few
+            lead, end = f"{invalid} of {record['completions']} completions have no score", ""
+            if invalid == record["completions"]:
+                lead = f"step {step}: no completion has a score"
+                last = f". The run ends after {self.limit} such steps in a row (runtime.max_unscored_steps)"
+                end = last if self.limit else ""
             self.observer.warning(
                 f"{lead} ({self._score_error}); they count in no mean; see `error` in "
-                f"rollouts/{self.store.folder.rollout_file(step).name}{self._unscored_note(record)}"
+                f"rollouts/{self.store.folder.rollout_file(step).name}{end}"
             )
         for verdict in health(record, self.guard, self.known_mismatch):
             if verdict.level == "act":
@@ -69,12 +72,6 @@ class StepReview:
             f"no reward says which answers are right: algorithm.selection.{named[0]} compares the rewards of a group "
             "in place of their accuracy; set its metric=reward to say so, or give a reward that sets `correct`"
         )
-
-    def _unscored_note(self, record: Mapping[str, Any]) -> str:
-        """The sentence that says when a run without scores ends."""
-        if not self.limit or record["reward/invalid"] < record["completions"]:
-            return ""
-        return f". The run ends after {self.limit} such steps in a row (runtime.max_unscored_steps)"
 
     def end_if_untrained(self) -> None:
         """Raises RunEnded if the last step is finished and none had anything to train on: such a run is not done."""
