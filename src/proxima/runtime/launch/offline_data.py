@@ -12,7 +12,6 @@ from proxima.task.cursor import Cursor
 from proxima.task.protocol import EmptyPromptError, MappedRows, Row, Rows, open_tasks
 from proxima.train.offline.method import OfflineMethod
 
-REPORT_EVERY = 64  # rows between two reports of the progress
 NAMED = 5  # row numbers that a note names
 Skipped = dict[str, list[tuple[int, FieldError]]]  # by field and reason without numbers
 
@@ -87,8 +86,7 @@ def _items(
     """The items of the first `count` rows; `notes` receives a line about skipped rows."""
     items, skipped = list[Any](), Skipped()
     for number in range(count):
-        if number % REPORT_EVERY == 0:
-            observer.progress("tokenize", number, count, "rows")
+        observer.progress("tokenize", number, count, "rows")
         try:
             items.append(method.item(rows[number], number))
         except FieldError as problem:
