@@ -171,7 +171,7 @@ def test_text_that_is_no_utf8(tmp_path):
 
 def test_lengths_are_checked(tmp_path):
     path = tmp_path / "a.parquet"
-    with pytest.raises(ValueError, match="records: none for prompt 7, sample 1"):
+    with pytest.raises(KeyError, match=r"\(7, 1, 0\)"):
         write_rollouts(path, 1, [make_group()], {TRAINED: RECORDS[TRAINED]})
     short = CompletionRecord(outcome="trained", statistics=TokenStatistics(log_prob=(-1.0,) * 3, keep=(True,)))
     with pytest.raises(ValueError, match=r"records.keep: 1 values for 3 tokens of prompt 7, sample 0"):

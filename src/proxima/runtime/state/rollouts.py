@@ -57,14 +57,12 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group], records: Mapp
         records: one for each completion, and each path of an episode, by its `key`.
 
     Raises:
-        ValueError: a completion has no record, or a record has another number of values than the completion has tokens.
+        ValueError: a record has another number of values than the completion has tokens.
         OSError: the disk is full or read-only.
     """
     fields: list[dict[str, Any]] = []
     for group, completion, score in _completions(groups):
         for part in completion.paths:
-            if part.key not in records:
-                raise ValueError(f"records: none for prompt {group.prompt.uid}, sample {part.sample}, turn {part.turn}")
             fields.append(_common(step, group.prompt, part, score))
             fields[-1] |= _training(group, part, records[part.key])
     _write(path, ROLLOUT_SCHEMA, fields)
