@@ -269,7 +269,7 @@ class AgentEpisodes(EpisodePlayer):
             raise ChatRefused(f"the chat can't be rendered: {error}") from None
         played = talk.played
         context_left = self.context - len(played.conversation.context)
-        room = self._room(episode, played)
+        room = played.room(self.settings, self.context, sum(talk.played.length for talk in episode.talks))
         if room < 1:
             episode.cut = "context" if context_left < 1 else "tokens"
             raise ChatRefused("the chat has no room for a token", code="context_length_exceeded")
@@ -339,13 +339,6 @@ class AgentEpisodes(EpisodePlayer):
         if name not in self._templates:
             self._templates[name] = self._template_for(tools)
         return self._templates[name]
-
-    def _room(self, episode: AgentEpisode, played: Played) -> int:
-        """The maximum number of tokens of the next turn."""
-        room = min(self.context - len(played.conversation.context), episode.request.sampling.max_tokens)
-        if self.settings.tokens is None:
-            return room
-        return min(room, self.settings.tokens - sum(talk.played.length for talk in episode.talks))
 
 
 def _numbered(path: Completion, numbers: Sequence[int]) -> Completion:

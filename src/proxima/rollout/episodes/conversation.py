@@ -98,7 +98,6 @@ class Conversation:
     def with_turn(self, tokens: Ints) -> "Conversation":
         """Return a copy with the tokens sampled so far of an unfinished turn."""
         other = copy(self)
-        other._nodes = [*self._nodes]
         other.add_turn(tokens, "", "")
         return other
 

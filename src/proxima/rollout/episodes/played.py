@@ -15,6 +15,7 @@ from proxima.data.episode import Cut, EpisodeLife
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.rollout.episodes.conversation import Conversation, Path
+from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.idle_time import IdleTime
 
 COLLATERAL = 16  # further retries, beyond `retries`, for failures that other episodes caused
@@ -67,6 +68,11 @@ class Played:
     def length(self) -> int:
         """The number of tokens after the prompt, on the last path."""
         return len(self.conversation.context) - len(self.conversation.prompt)
+
+    def room(self, settings: EpisodeSettings, context: int, length: int) -> int:
+        """The maximum number of tokens of the next turn, of an episode that has `length` tokens after its prompt."""
+        room = min(context - len(self.conversation.context), self.request.sampling.max_tokens)
+        return room if settings.tokens is None else min(room, settings.tokens - length)
 
     def next_request(self, max_tokens: int) -> Request:
         """Build the request of the next turn. Its `shared` lists the lengths of earlier turns' contexts that its own

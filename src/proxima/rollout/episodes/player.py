@@ -377,9 +377,7 @@ class GroupTable:
 
     def room(self, played: Played) -> int:
         """The maximum number of tokens of the next turn."""
-        limit = self.rules.settings.tokens
-        room = min(self._context_left(played), played.request.sampling.max_tokens)
-        return room if limit is None else min(room, limit - played.length)
+        return played.room(self.rules.settings, self.rules.context, played.length)
 
     def _drop(self, instance: Instance) -> None:
         self.open.discard(instance)
