@@ -15,7 +15,7 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
 from proxima.runtime.launch.models import describe_model, make_stack
-from proxima.runtime.launch.offline_data import load_offline_data
+from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
 from proxima.runtime.state.journal import Journal
@@ -45,7 +45,7 @@ class OfflineWorkload:
             config, source, model.tokenizer, model.context, config.train.tokens_per_micro_batch
         )
         self.method.check()
-        self.data = load_offline_data(config, self.method, observer)
+        self.data = OfflineData(config, self.method, observer)
         self.notes = [*template_note(model.tokenizer, model.path), *self.data.notes]
         if self.data.held_out and (why := self.method.unmeasured(self.data.held_out)):
             if config.checkpoint.keep_best:
