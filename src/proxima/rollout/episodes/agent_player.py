@@ -315,19 +315,15 @@ class AgentEpisodes(EpisodePlayer):
         return talk
 
     def _new_talk(self, request: Request, asked: ChatRequest) -> Talk:
-        messages = self._opening(asked)
         template, prompt = self._template(asked.tools), request.prompt
+        messages = tuple(self._message(message, asked.tools) for message in asked.messages)
+        if asked.tools and not template.supports_tools:
+            messages = with_instructions(messages, describe_tools(asked.tools, self.tool_format))
         conversation = Conversation(template, messages, self.settings.forks)
         if not np.array_equal(prompt.tokens, conversation.prompt):
             opening = template.opening(messages, conversation.prompt)
             prompt = replace(prompt, messages=messages, tokens=conversation.prompt, opening=opening)
         return Talk(Played(request, prompt, None, conversation), asked.tools)
-
-    def _opening(self, asked: ChatRequest) -> tuple[Message, ...]:
-        messages = tuple(self._message(message, asked.tools) for message in asked.messages)
-        if not asked.tools or self._template(asked.tools).supports_tools:
-            return messages
-        return with_instructions(messages, describe_tools(asked.tools, self.tool_format))
 
     def _message(self, message: ChatMessage, tools: Sequence[Mapping[str, Any]]) -> Message:
         """Convert a message for the chat template; tool calls that the policy did not write become part of its text."""

@@ -29,9 +29,8 @@ class TurnTemplate:
         self, tokenizer: chat.Tokenizer, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
         self.tokenizer: Any = tokenizer
-        self.tools = tuple(tools or ())
         self.supports_tools = reads_tools(tokenizer)
-        given = {"tools": self._safe(self.tools)} if self.tools and self.supports_tools else {}
+        given = {"tools": self._safe(tools)} if tools and self.supports_tools else {}
         self._arguments = {**arguments, **given}
         self._ends: dict[tuple[str, ...], bool] = {}
         self._beginnings: dict[tuple[tuple[str, str], ...], Ints] = {}

@@ -17,7 +17,6 @@ from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
 from proxima.model.pretrained import UnloadedModel
-from proxima.model.template_variables import reads_tools
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused
 from proxima.rollout.episodes.played import EpisodeTimes, Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
@@ -163,16 +162,14 @@ def _spec(task: Any) -> EnvironmentSpec:
 
 def _world(play: Play, hosts: Hosts, model: UnloadedModel) -> World:
     interface, settings, tokenizer = hosts.interface, play.settings, model.tokenizer
-    schemas, rules = interface.schemas, Rules(settings=settings, context=model.context, system=play.system)
+    template = TurnTemplate(tokenizer, play.arguments, interface.schemas)
+    rules = Rules(settings=settings, context=model.context, system=play.system)
     rules = replace(rules, responds=interface.responds, rewards=hosts.spec.kind is not None)
-    if not schemas:
-        return World(hosts=hosts, template=TurnTemplate(tokenizer, play.arguments), rules=rules)
-    chosen = format_of(tokenizer) if settings.tool_format == "auto" else settings.tool_format
-    rules = replace(rules, tool_format=chosen, tools=interface.tools)
-    shows = reads_tools(tokenizer)
-    if not shows:
-        rules = replace(rules, instructions=describe_tools(schemas, chosen))
-    template = TurnTemplate(tokenizer, play.arguments, schemas if shows else None)
+    if interface.schemas:
+        chosen = format_of(tokenizer) if settings.tool_format == "auto" else settings.tool_format
+        rules = replace(rules, tool_format=chosen, tools=interface.tools)
+        if not template.supports_tools:
+            rules = replace(rules, instructions=describe_tools(interface.schemas, chosen))
     return World(hosts=hosts, template=template, rules=rules)
 
 
