@@ -136,8 +136,7 @@ class Conversation:
 
     def paths(self) -> tuple[Path, ...]:
         """Return the paths on which the model wrote, oldest first, each up to its last turn there."""
-        paths = [path for path in (*self._ended, _path(self._nodes, self._own)) if path.spans]
-        return tuple(paths) or (_path([]),)
+        return tuple(path for path in (*self._ended, _path(self._nodes, self._own)) if path.spans)
 
     def _rewrite_opening(self, messages: Sequence[SafeMessage], chat: str, turn: str) -> None:
         """Set the new path's opening to the text before the first turn in a chat, or to the whole chat if the template
