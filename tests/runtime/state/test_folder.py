@@ -114,6 +114,7 @@ def test_a_torn_last_line_is_dropped_and_overwritten(folder, torn):
     assert folder.read_metrics() == [train(1), train(2)]
     folder.release()
     folder.begin(resume=True)
+    rewind_folder(folder, 2, [train(1), train(2)])
     folder.append_metrics(train(3))
     assert folder.read_metrics() == [train(1), train(2), train(3)]
     assert folder.metrics.read_bytes().count(b"\n") == 3

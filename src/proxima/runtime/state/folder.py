@@ -17,7 +17,7 @@ from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.clock import Clock
 from proxima.system.atomic_files import check_writable, flush_to_disk, make_folder, remove_empty, write_atomic
-from proxima.system.jsonl import complete_length, dumps, json_text, read_lines
+from proxima.system.jsonl import dumps, json_text, read_lines
 
 MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
 
@@ -113,8 +113,7 @@ class RunFolder:
     def begin(self, *, resume: bool = False, overwrite: bool = False) -> bool:
         """Create the folder and lock it; returns True when there is a run to resume.
 
-        `resume` in a folder without a run starts one, so the same command works whenever the last one died. An
-        incomplete last line of metrics.jsonl is removed.
+        `resume` in a folder without a run starts one, so the same command works whenever the last one died.
 
         Raises:
             UserError: as `check`, or another process uses the folder.
@@ -126,8 +125,6 @@ class RunFolder:
             self._clear()
         for folder in (self.rollouts, self.evals, self.checkpoints):
             folder.mkdir(exist_ok=True)
-        if self.metrics.exists() and (whole := complete_length(self.metrics)) < self.metrics.stat().st_size:
-            os.truncate(self.metrics, whole)
         flush_to_disk(self.path)
         return resume and self.has_run
 
