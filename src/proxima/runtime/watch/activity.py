@@ -80,8 +80,7 @@ class Activity:
     def advanced(self, done: int, total: int, unit: str) -> None:
         """Note how much of its work the innermost stage has done."""
         self.moved()
-        if self.stages:
-            self.stages[-1].done = f"{done:,} of {total:,} {unit}"
+        self.stages[-1].done = f"{done:,} of {total:,} {unit}"
 
     def published(self, version: int) -> None:
         """Note that the engine has the weights `version`."""
