@@ -12,7 +12,7 @@ from proxima.data import FieldError, Message, Prompt, UserError, require, within
 from proxima.data.episode import EpisodeLife
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
-from proxima.environment.agents import AGENT, Agents, AgentSpec
+from proxima.environment.agents import AGENT, AgentSpec
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
@@ -48,13 +48,20 @@ class Play:
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class World:
     """Everything that plays the episodes of a task, except the engine."""
 
-    hosts: Hosts
-    template: TurnTemplate
-    rules: Rules
+    def __init__(self, play: Play, hosts: Hosts, model: UnloadedModel) -> None:
+        interface, settings, tokenizer = hosts.interface, play.settings, model.tokenizer
+        self.hosts, self.template = hosts, TurnTemplate(tokenizer, play.arguments, interface.schemas)
+        rules = Rules(settings=settings, context=model.context, system=play.system)
+        rules = replace(rules, responds=interface.responds, rewards=hosts.spec.kind is not None)
+        if interface.schemas:
+            chosen = format_of(tokenizer) if settings.tool_format == "auto" else settings.tool_format
+            rules = replace(rules, tool_format=chosen, tools=interface.tools)
+            if not self.template.supports_tools:
+                rules = replace(rules, instructions=describe_tools(interface.schemas, chosen))
+        self.rules = rules
 
     def player(self, engine: Engine, log: Path | None = None, told: Told | None = None) -> Episodes:
         """The player of episodes, with turns sampled by the engine; the output of environments goes to `log`, and
@@ -67,13 +74,22 @@ class World:
         self.hosts.close()
 
 
-@dataclass(frozen=True, kw_only=True)
 class AgentWorld:
-    """Everything that plays the episodes of a task with an external agent, except the engine."""
+    """Everything that plays the episodes of a task with an external agent, except the engine. The agent's processes
+    start with the first episode.
 
-    agents: Agents
-    play: Play
-    model: UnloadedModel
+    Raises:
+        FieldError: the recipe's agent is invalid.
+    """
+
+    def __init__(self, play: Play, spec: EnvironmentSpec, model: UnloadedModel) -> None:
+        self.play, self.model = play, model
+        require(not spec.tools, "tools", list(spec.tools), "can't be given to an agent, which has its own")
+        with within("environment"):
+            names = [field.name for field in fields(AgentSpec)]
+            for name, value in spec.arguments.items():
+                require(name in names, name, value, "is not a field of an agent", remedy=f"it has {', '.join(names)}")
+            self.agents = AgentSpec(**spec.arguments).build()
 
     def player(self, engine: Engine, log: Path | None = None, told: Told | None = None) -> "AgentEpisodes":
         """The player of episodes, with turns sampled by the engine; `told` gets each episode that has ended. A failure
@@ -114,7 +130,7 @@ def make_worlds(
             with within(path):
                 spec = _spec(task)
                 if spec.kind == AGENT:
-                    worlds[path] = _agent_world(play, spec, model)
+                    worlds[path] = AgentWorld(play, spec, model)
                     continue
                 hosts = next((hosts for hosts in shared if hosts.spec == spec), None)
                 if hosts is None:
@@ -124,28 +140,13 @@ def make_worlds(
                     shared.append(hosts)
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
-                worlds[path] = world = _world(play, hosts, model)
+                worlds[path] = world = World(play, hosts, model)
                 notes += _tried(world, prompts[path], play.seed, path)
     except BaseException:
         for hosts in shared:
             hosts.close()
         raise
     return worlds
-
-
-def _agent_world(play: Play, spec: EnvironmentSpec, model: UnloadedModel) -> AgentWorld:
-    """The world of an agent, whose processes start with the first episode.
-
-    Raises:
-        FieldError: the recipe's agent is invalid.
-    """
-    require(not spec.tools, "tools", list(spec.tools), "can't be given to an agent, which has its own")
-    with within("environment"):
-        names = [field.name for field in fields(AgentSpec)]
-        for name, value in spec.arguments.items():
-            require(name in names, name, value, "is not a field of an agent", remedy=f"it has {', '.join(names)}")
-        agents = AgentSpec(**spec.arguments).build()
-    return AgentWorld(agents=agents, play=play, model=model)
 
 
 def _spec(task: Any) -> EnvironmentSpec:
@@ -158,19 +159,6 @@ def _spec(task: Any) -> EnvironmentSpec:
         remedy = "write {kind: NAME, …} with the arguments of its class"
         raise FieldError("environment", dict(given), "has no kind", remedy=remedy)
     return EnvironmentSpec(kind=kind, arguments=arguments, tools=tools)
-
-
-def _world(play: Play, hosts: Hosts, model: UnloadedModel) -> World:
-    interface, settings, tokenizer = hosts.interface, play.settings, model.tokenizer
-    template = TurnTemplate(tokenizer, play.arguments, interface.schemas)
-    rules = Rules(settings=settings, context=model.context, system=play.system)
-    rules = replace(rules, responds=interface.responds, rewards=hosts.spec.kind is not None)
-    if interface.schemas:
-        chosen = format_of(tokenizer) if settings.tool_format == "auto" else settings.tool_format
-        rules = replace(rules, tool_format=chosen, tools=interface.tools)
-        if not template.supports_tools:
-            rules = replace(rules, instructions=describe_tools(interface.schemas, chosen))
-    return World(hosts=hosts, template=template, rules=rules)
 
 
 def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> list[str]:
