@@ -1,6 +1,7 @@
 """Builds and checks the worlds that play the episodes of tasks with an environment or tools, before weights load."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -169,11 +170,10 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
     Raises:
         FieldError: no episode can begin, two openings differ, or the template can't render an answer.
     """
-    loop = EventLoopThread("proxima-episode-trial")
     kind = world.hosts.spec.kind or ", ".join(world.hosts.spec.tools)
     field = "environment" if world.hosts.spec.kind else "tools"
     problem, chat = None, None
-    try:
+    with closing(EventLoopThread("proxima-episode-trial")) as loop:
         for prompt in prompts[:TRIED]:
             begun = loop.call(_openings(world, prompt, seed))
             errors = [each for each in begun if not isinstance(each, Played)]
@@ -181,8 +181,6 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
                 chat = begun[0]
                 break
             problem = errors[0]
-    finally:
-        loop.close()
     if problem is not None and chat is None:
         raise FieldError(field, kind, f"can't begin an episode: {problem}")
     if not isinstance(chat, Played):
