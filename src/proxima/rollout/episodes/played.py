@@ -229,7 +229,7 @@ def _empty_sets(count: int) -> SamplingMask:
 def with_group_prompt(prompt: Prompt, completions: Sequence[Completion]) -> tuple[Prompt, list[Completion]]:
     """Return the prompt that the first turn of each episode of a group saw, and the episodes, whose paths keep an
     `opening` only if it differs from that prompt."""
-    first = [min(completion.paths, key=_first_turn) for completion in completions]
+    first = [min(completion.paths, key=lambda path: path.turn) for completion in completions]
     prompt = next((path.opening for path in first if path.opening is not None), prompt)
 
     def path_of_group(path: Completion) -> Completion:
@@ -237,11 +237,6 @@ def with_group_prompt(prompt: Prompt, completions: Sequence[Completion]) -> tupl
         return replace(path, opening=None if same else path.opening, earlier=tuple(map(path_of_group, path.earlier)))
 
     return prompt, [path_of_group(completion) for completion in completions]
-
-
-def _first_turn(path: Completion) -> int:
-    turns = path.episode.turns if path.episode is not None else ()
-    return turns[0].turn if turns else 0
 
 
 def failed_episode(request: Request, failure: str, attempts: int) -> Completion:
