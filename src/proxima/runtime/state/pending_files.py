@@ -76,12 +76,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _group(uid: int, rows: Sequence[dict[str, Any]]) -> Group:
     first = rows[0]
-    prompt = Prompt(
-        uid=uid,
-        messages=tuple(first["messages"]),
-        tokens=first["prompt_tokens"],
-        answer=first["answer"],
-        metadata=first["metadata"],
-        chat=first["chat"],
-    )
+    columns = {name: first[name] for name in ("answer", "metadata", "chat")}
+    prompt = Prompt(uid=uid, messages=tuple(first["messages"]), tokens=first["prompt_tokens"], **columns)
     return stored_group(prompt, rows)
