@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from proxima.config.resolved import Resolved
 from proxima.config.yaml_dump import dump
 from proxima.runtime.launch.inputs import check_inputs, start_notes
 from proxima.runtime.loop.training_loop import evaluation_is_due
@@ -18,9 +19,6 @@ from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import Timeline
 from proxima.train.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from proxima.config import Resolved
 
 
 def rewound(
@@ -42,7 +40,7 @@ def rewound(
 
 
 def report_finished(
-    work: Any, resolved: "Resolved[Any] | None", folder: RunFolder, clock: Clock, observer: Observer
+    work: Any, resolved: Resolved[Any] | None, folder: RunFolder, clock: Clock, observer: Observer
 ) -> Summary | None:
     """Report a resumed run that has no step and no evaluation left, without its model, and return its outcome; None if
     something is left to do."""

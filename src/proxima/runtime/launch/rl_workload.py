@@ -114,6 +114,7 @@ class RlWorkload:
                     config.algorithm, generator.engine, collector.unconsumed, log_prob, stored, playing
                 )
                 learner = replace(learner, next_policy=cache)
+        services.opened.callback(collector.abandon)  # before the engine is closed
         turns = None if generator is None else device_turns(config.placement, generator.engine, learner)
         return Controller(
             config,

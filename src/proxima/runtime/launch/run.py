@@ -158,7 +158,6 @@ async def _run(
             if resolved is not None:
                 await disk.write(folder.write_config, dump(resolved, folder.config))
             loop = work.make_loop(loaded, RunServices(store, compute, observer, opened))
-            opened.callback(loop.close)
             if checkpoint:
                 await compute.run(_restore, checkpoint, loop)
             await disk.write(folder.write_environment, _environment(config, loaded))

@@ -227,7 +227,3 @@ class Controller(TrainingLoop):
 
     def on_health(self, health: Health) -> None:
         self.publisher.report_health(health, min(self.journal.step + 1, self.steps))
-
-    def close(self) -> None:
-        """Stop generation, before the engine and the rewards are closed."""
-        self.collector.abandon()

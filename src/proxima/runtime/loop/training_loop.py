@@ -99,9 +99,6 @@ class TrainingLoop:
         """JSON facts, including the data cursor, and the functions that write further files, by name."""
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Stop what the loop has started."""
-
     def on_health(self, health: Health) -> None:
         """Called with each answer of the engine to a health check, at any moment of a step."""
 

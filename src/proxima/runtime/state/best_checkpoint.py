@@ -1,14 +1,11 @@
 """Find the best checkpoint of a run by its evaluations, and delete those that are not to be kept."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from proxima.config.sections.eval_section import CheckpointConfig
 from proxima.evaluate.headline import Headline
 from proxima.runtime.state.folder import RunFolder
 from proxima.train.checkpoint import Checkpoint, checkpoints, prune
-
-if TYPE_CHECKING:
-    from proxima.config.sections.eval_section import CheckpointConfig
 
 
 def best_checkpoint(folder: RunFolder, saved: Sequence[Checkpoint]) -> Checkpoint | None:
@@ -17,7 +14,7 @@ def best_checkpoint(folder: RunFolder, saved: Sequence[Checkpoint]) -> Checkpoin
     return max((c for c in saved if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
 
 
-def prune_checkpoints(folder: RunFolder, kept: "CheckpointConfig", *, leftovers: bool = True) -> None:
+def prune_checkpoints(folder: RunFolder, kept: CheckpointConfig, *, leftovers: bool = True) -> None:
     """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept;
     `leftovers` as in `prune`."""
     best = best_checkpoint(folder, checkpoints(folder.checkpoints)) if kept.keep_best else None

@@ -106,7 +106,7 @@ def simulate_run(
                 with suppress(Stopped):
                     await controller.train()
             finally:
-                controller.close()
+                controller.collector.abandon()
 
         try:
             run_virtually(run(), clock)
