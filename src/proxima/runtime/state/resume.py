@@ -1,7 +1,6 @@
 """A resume: what would make it another run is refused, and everything is restored as it was at the last checkpoint."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from proxima.config.comparable import ABSENT, Purpose, compared, differences, flat_values, may_differ
 from proxima.config.scalars import in_one_line
@@ -9,16 +8,12 @@ from proxima.data import FieldErrors
 from proxima.runtime.state.journal import Journal
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A field or an input that has changed since the run was started."""
+class Change(TypedDict):
+    """A field or an input that has changed since the run was started, as the journal keeps it."""
 
     field: str
     before: Any
     now: Any
-
-    def __str__(self) -> str:
-        return f"{self.field}={in_one_line(self.now)} (was {in_one_line(self.before)})"
 
 
 def check_resume(journal: Journal, config: Any, *, accept: bool = False) -> list[Change]:
@@ -47,9 +42,13 @@ def check_resume(journal: Journal, config: Any, *, accept: bool = False) -> list
 
 def change_notes(journal: Journal) -> list[str]:
     """A warning for each resume with changes: nobody should take the run for an uninterrupted one."""
+
+    def shown(change: Change) -> str:
+        return f"{change['field']}={in_one_line(change['now'])} (was {in_one_line(change['before'])})"
+
     return [
         f"resumed after step {entry['step']} with other settings: "
-        f"{', '.join(str(Change(**change)) for change in entry['changes'])}; the steps before were made with the former"
+        f"{', '.join(map(shown, entry['changes']))}; the steps before were made with the former"
         for entry in journal.get("changes") or ()
     ]
 

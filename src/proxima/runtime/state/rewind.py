@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 from proxima.config.comparable import Purpose, compared, flat_values
@@ -102,7 +101,7 @@ def check_journal(journal: RestoredJournal) -> None:
 def record_changes(journal: RestoredJournal, config: Any, changes: Sequence[Change]) -> None:
     """Continue with another config from here on, and record the former one."""
     if changes:
-        entry = {"step": journal.step, "changes": [asdict(change) for change in changes]}
+        entry = {"step": journal.step, "changes": list(changes)}
         entries = journal.get("changes") or []
         if entries[-1:] != [entry]:  # a kill may have come between the two
             journal.set("changes", [*entries, entry])
