@@ -2,11 +2,13 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from proxima.data import FieldError
 from proxima.engine.executor import Executor
+from proxima.rollout.collector import Collector
 from proxima.runtime.launch.next_policy_cache import make_next_policy
 from tests.train.test_next_policy import Recording
 
@@ -17,7 +19,8 @@ class Settings:
 
 def test_an_engine_that_can_not_is_refused_and_a_failing_one_is_reported():
     engine = Recording()
-    cache = make_next_policy(Settings, executor := Executor(engine), list, None, ())
+    generator, collector = SimpleNamespace(engine=(executor := Executor(engine)), episodes=None), Collector()
+    cache = make_next_policy(Settings, generator, collector, None, None)
     assert cache.trainer is None
     engine.flying = 1
     asyncio.run(executor.pause())
@@ -27,7 +30,7 @@ def test_an_engine_that_can_not_is_refused_and_a_failing_one_is_reported():
     with pytest.raises(
         FieldError, match="engine='Recording' can't score given tokens; set algorithm.next_from=trainer"
     ):
-        make_next_policy(Settings, executor, list, None, ())
+        make_next_policy(Settings, generator, collector, None, None)
     engine.capabilities = replace(Recording.capabilities, in_flight=False)
     with pytest.raises(FieldError, match="engine='Recording' can't say what is in flight; use local"):
-        make_next_policy(Settings, executor, list, None, ())
+        make_next_policy(Settings, generator, collector, None, None)

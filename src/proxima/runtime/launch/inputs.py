@@ -13,6 +13,7 @@ import torch
 from proxima.config.comparable import flat_values
 from proxima.config.sections.data_section import tasks_of
 from proxima.data import FieldError, UserError
+from proxima.evaluate.held_out import HeldOutSet
 from proxima.model.files import model_files, weight_files
 from proxima.reward import REWARDS
 from proxima.runtime.state.journal import Journal
@@ -32,12 +33,11 @@ LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chu
 
 
 def input_hashes(
-    config: "RunConfig", source: "PromptSource | StoredRollouts", held_out: Mapping[str, Rows]
+    config: "RunConfig", source: "PromptSource | StoredRollouts", held_out: Sequence[HeldOutSet]
 ) -> dict[str, str]:
     """SHA-256 of every input, keyed by its name in messages: each file of the model, the teacher and reward models, the
     training questions (in a replay, the rollouts), the held-out questions, and each file outside proxima that defines a
-    reward, an environment or a tool (but not the modules that it imports). `held_out` has the rows of each held-out
-    set, keyed likewise."""
+    reward, an environment or a tool (but not the modules that it imports)."""
     named = model_hashes(config.model)
     if (distillation := config.algorithm.distillation) is not None:
         taught = model_files(distillation.path)
@@ -51,7 +51,10 @@ def input_hashes(
             from proxima.environment.agents import environment_hashes
 
             named |= environment_hashes(path, task)
-    return named | {f"{name}: its rows": rows_sha(rows) for name, rows in held_out.items()}
+    for asked in held_out:
+        name = f"eval.sets {asked.name}" if asked.name else "eval.task"
+        named[f"{name}: its rows"] = rows_sha(asked.rows)
+    return named
 
 
 def model_hashes(model: "ModelConfig") -> dict[str, str]:

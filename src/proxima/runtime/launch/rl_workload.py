@@ -24,7 +24,7 @@ from proxima.runtime.state.store import RolloutRecorder
 from proxima.runtime.state.summary import algorithm_name
 from proxima.runtime.watch.observer import RunInfo
 from proxima.task.prompts import PromptSource
-from proxima.train.checkpoint import CARRIED_GROUPS, NEXT_POLICY, Checkpoint
+from proxima.train.checkpoint import CARRIED_GROUPS, Checkpoint
 from proxima.train.learner import Learner
 from proxima.train.ranks import Ranks
 
@@ -54,7 +54,7 @@ class RlWorkload:
 
     def hashes(self) -> dict[str, str]:
         """SHA-256 of everything that the run reads, keyed by its name in messages."""
-        return input_hashes(self.config, self.data.source, self.data.held_out_rows)
+        return input_hashes(self.config, self.data.source, self.data.held_out)
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
         """Restore the data cursor, and the other state in the checkpoint except weights and optimizer."""
@@ -104,15 +104,8 @@ class RlWorkload:
             )
             if config.algorithm.proximal == "next":
                 from proxima.runtime.launch.next_policy_cache import make_next_policy
-                from proxima.runtime.state.pending_files import read_next_policy
 
-                log_prob = partial(learner.compute.run, learner.stack.log_prob)
-                stored = () if restored is None else read_next_policy(restored / NEXT_POLICY)
-                player = generator.episodes
-                playing = None if player is None else player.unfinished
-                cache = make_next_policy(
-                    config.algorithm, generator.engine, collector.unconsumed, log_prob, stored, playing
-                )
+                cache = make_next_policy(config.algorithm, generator, collector, learner, restored)
                 learner = replace(learner, next_policy=cache)
         services.opened.callback(collector.abandon)  # before the engine is closed
         turns = None if generator is None else device_turns(config.placement, generator.engine, learner)

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 
 Mode = Literal["new", "resume", "change"]
-Hashes = Callable[[], dict[str, str]]
 
 
 def train(
@@ -212,7 +211,7 @@ def _restore(checkpoint: Checkpoint, loop: "TrainingLoop") -> None:
     restore(checkpoint, loop.stack, loop.others)
 
 
-def _compare_files(hashes: Hashes, ranks: Ranks) -> None:
+def _compare_files(hashes: Callable[[], dict[str, str]], ranks: Ranks) -> None:
     """Check that every node reads the same files. Collective."""
     if ranks.size > 1:
         from proxima.runtime.placement.agreement import agree_on_files

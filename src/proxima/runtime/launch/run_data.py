@@ -22,7 +22,7 @@ from proxima.runtime.placement.placed_engine import starts_later
 from proxima.runtime.placement.process_group import is_first
 from proxima.system.machine import usable_cores
 from proxima.task.prompts import PromptSource, template_note
-from proxima.task.protocol import Rows, is_played, open_tasks
+from proxima.task.protocol import is_played, open_tasks
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
@@ -59,13 +59,6 @@ class RunData:
         for world in (self.world, *(held_out.world for held_out in self.held_out)):
             if world is not None:
                 world.close()
-
-    @property
-    def held_out_rows(self) -> dict[str, Rows]:
-        """The rows of the held-out sets, keyed by their names in messages."""
-        return {
-            f"eval.sets {held_out.name}" if held_out.name else "eval.task": held_out.rows for held_out in self.held_out
-        }
 
 
 def load_run_data(config: "RunConfig") -> RunData:
