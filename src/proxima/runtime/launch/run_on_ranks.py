@@ -37,16 +37,9 @@ def start_rank(make_work: Callable[[], Any], ranks: Ranks, message: Start) -> Ra
 @contextmanager
 def cancelled_with(watch: RankWatch, log: Path, report: Callable[[str], None]) -> Iterator[None]:
     """Within the block, the run is cancelled if another rank fails; `report` gets warnings, in the event loop."""
-    events, task = asyncio.get_running_loop(), asyncio.current_task()
+    in_loop, task = asyncio.get_running_loop().call_soon_threadsafe, asyncio.current_task()
     assert task is not None
-
-    def warn(text: str) -> None:
-        events.call_soon_threadsafe(report, text)
-
-    def cancel() -> None:
-        events.call_soon_threadsafe(task.cancel)
-
-    with watch.attached(log, warn, cancel):
+    with watch.attached(log, lambda text: in_loop(report, text), lambda: in_loop(task.cancel)):
         try:
             yield
         except asyncio.CancelledError as error:

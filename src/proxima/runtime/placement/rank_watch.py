@@ -71,8 +71,8 @@ class RankWatch:
         self._failed_at, self._closing = 0.0, CLOSING  # when the first cause was heard of, and the time to end after it
         self._changed = threading.Condition()
         self._taken = self._closed = False
-        self._warn: Callable[[str], None] = lambda text: print(f"WARNING {text}", file=sys.stderr, flush=True)
-        self._cancel: Callable[[], None] = lambda: None
+        self._warn: Callable[[str], object] = lambda text: print(f"WARNING {text}", file=sys.stderr, flush=True)
+        self._cancel: Callable[[], object] = lambda: None
         self._warn_after = self.silent
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
@@ -103,7 +103,7 @@ class RankWatch:
         return self.peers
 
     @contextmanager
-    def attached(self, log: Path, warn: Callable[[str], None], cancel: Callable[[], None]) -> Iterator[None]:
+    def attached(self, log: Path, warn: Callable[[str], object], cancel: Callable[[], object]) -> Iterator[None]:
         """Attach a run for the duration of the block: lines go to its `log`, warnings to `warn`, and `cancel` is called
         when a rank fails. Both are called in the watch's thread. After the block everything of the run is written."""
 
