@@ -16,7 +16,8 @@ from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
     from proxima.reward.runner import RewardRunner
-    from proxima.rollout.episodes.worlds import AgentWorld, Told, World
+    from proxima.rollout.episodes.played import Told
+    from proxima.rollout.episodes.worlds import AgentWorld, World
 
 Progress = Callable[[Any, int, int, str], None]  # (stage, done, total, unit), as `Observer.progress`
 

@@ -27,9 +27,9 @@ from proxima.rollout.episodes.played import (
     Attempts,
     Deliver,
     EpisodePlayer,
-    EpisodeTimes,
     PartialPaths,
     Played,
+    Told,
     failed_episode,
     row_of,
     sampled_turn,
@@ -96,7 +96,7 @@ class AgentEpisodes(EpisodePlayer):
         settings: limits of the episodes.
         context: maximum tokens of prompt and episode together.
         tool_format: the format in which the model writes calls.
-        times: the waiting times of its episodes.
+        told: gets each finished episode.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class AgentEpisodes(EpisodePlayer):
         settings: EpisodeSettings,
         context: int,
         tool_format: ToolFormat,
-        times: EpisodeTimes | None = None,
+        told: Told | None = None,
     ) -> None:
-        super().__init__(engine, times)
+        super().__init__(engine, told)
         self.agents, self.settings = agents, settings
         self.context, self.tool_format = context, tool_format
         self._template_for, self._templates = template_for, dict[str, TurnTemplate]()

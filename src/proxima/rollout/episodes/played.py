@@ -21,6 +21,7 @@ from proxima.rollout.idle_time import IdleTime
 COLLATERAL = 16  # further retries, beyond `retries`, for failures that other episodes caused
 PartialPaths = list[tuple[InFlight, Bools]]  # each with a mask of the tokens that the model wrote
 Deliver = Callable[[Completion | BaseException], None]
+Told = Callable[[EpisodeLife], None]
 PER_TOKEN = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob", "routed_experts")
 NOT_SAMPLED = {"routed_experts": -1}  # values of columns at tokens that the model didn't write; else 0
 
@@ -257,8 +258,8 @@ class EpisodeTimes:
     """The time that the episodes of a player spent waiting since the last `taken`, and the `idle` time of an engine of
     which they await no turn; `told` is called with each finished episode."""
 
-    def __init__(self, told: Callable[[EpisodeLife], None] = lambda life: None) -> None:
-        self.told = told
+    def __init__(self, told: Told | None = None) -> None:
+        self.told = told or (lambda life: None)
         self.environment = self.turns = 0.0
         self.idle = IdleTime(lambda: asyncio.get_running_loop().time(), "episodes")  # the clock of their turns
         self._awaited = 0
@@ -349,11 +350,13 @@ class EpisodePlayer:
 
     Args:
         engine: samples the turns.
-        times: the waiting times of the episodes; an agent's exclude its wait for the policy.
+        told: gets each finished episode.
+
+    `times` are the waiting times of the episodes; an agent's exclude its wait for the policy.
     """
 
-    def __init__(self, engine: Engine, times: EpisodeTimes | None) -> None:
-        self.engine, self.times = engine, times or EpisodeTimes()
+    def __init__(self, engine: Engine, told: Told | None) -> None:
+        self.engine, self.times = engine, EpisodeTimes(told)
         self.playing: dict[tuple[int, int], Any] = {}  # by uid and sample, until the episode is yielded
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:

@@ -27,10 +27,10 @@ from proxima.rollout.episodes.played import (
     Attempts,
     Deliver,
     EpisodePlayer,
-    EpisodeTimes,
     PartialPaths,
     Played,
     PlayedTurn,
+    Told,
     failed_episode,
     row_of,
     sampled_turn,
@@ -80,13 +80,13 @@ class Episodes(EpisodePlayer):
         hosts: run the environments; the caller closes them.
         template: renders the messages.
         rules: the limits, and the format of tool calls.
-        times: the waiting times of its episodes.
+        told: gets each finished episode.
     """
 
     def __init__(
-        self, engine: Engine, hosts: Hosts, template: TurnTemplate, rules: Rules, times: EpisodeTimes | None = None
+        self, engine: Engine, hosts: Hosts, template: TurnTemplate, rules: Rules, told: Told | None = None
     ) -> None:
-        super().__init__(engine, times)
+        super().__init__(engine, told)
         self.hosts, self.template, self.rules = hosts, template, rules
         self.adding = asyncio.Lock()  # images of environments
 

@@ -1,6 +1,6 @@
 """Builds and checks the worlds that play the episodes of tasks with an environment or tools, before weights load."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from proxima.data import FieldError, Message, Prompt, UserError, require, within
-from proxima.data.episode import EpisodeLife
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.environment.agents import AGENT, AgentSpec
@@ -19,7 +18,7 @@ from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused
-from proxima.rollout.episodes.played import EpisodeTimes, Played
+from proxima.rollout.episodes.played import Played, Told
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.turn_template import TurnTemplate
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 TRIED = 4  # prompts whose openings are tried
 SAID = "<think>\nSeven?\n</think>\n\nIt is 7."  # turns of the trial episode: some templates remove earlier thoughts
-Told = Callable[[EpisodeLife], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +66,7 @@ class World:
         """The player of episodes, with turns sampled by the engine; the output of environments goes to `log`, and
         `told` gets each episode that has ended."""
         self.hosts.log_to(log)
-        return Episodes(engine, self.hosts, self.template, self.rules, told and EpisodeTimes(told))
+        return Episodes(engine, self.hosts, self.template, self.rules, told)
 
     def close(self) -> None:
         """Stop the processes. May be called twice."""
@@ -100,8 +98,7 @@ class AgentWorld:
         tokenizer, settings = self.model.tokenizer, self.play.settings
         template = partial(TurnTemplate, tokenizer, self.play.arguments)
         tool_format = format_of(tokenizer) if settings.tool_format == "auto" else settings.tool_format
-        times = told and EpisodeTimes(told)
-        return AgentEpisodes(engine, self.agents, template, settings, self.model.context, tool_format, times)
+        return AgentEpisodes(engine, self.agents, template, settings, self.model.context, tool_format, told)
 
     def close(self) -> None:
         """Stop the processes. May be called twice."""
