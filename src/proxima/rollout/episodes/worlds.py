@@ -148,15 +148,13 @@ def make_worlds(
 
 
 def _spec(task: Any) -> EnvironmentSpec:
-    given, tools = task.environment, tuple(task.tools)
-    if not isinstance(given, Mapping):
-        return EnvironmentSpec(kind=given, tools=tools)
-    arguments = dict(given)
+    given = task.environment
+    arguments = dict(given) if isinstance(given, Mapping) else {"kind": given}
     kind = arguments.pop("kind", None)
-    if not isinstance(kind, str):
+    if isinstance(given, Mapping) and not isinstance(kind, str):
         remedy = "write {kind: NAME, …} with the arguments of its class"
         raise FieldError("environment", dict(given), "has no kind", remedy=remedy)
-    return EnvironmentSpec(kind=kind, arguments=arguments, tools=tools)
+    return EnvironmentSpec(kind=kind, arguments=arguments, tools=tuple(task.tools))
 
 
 def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> list[str]:
@@ -173,12 +171,11 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
     with closing(EventLoopThread("proxima-episode-trial")) as loop:
         for prompt in prompts[:TRIED]:
             begun = loop.call(_openings(world, prompt, seed))
-            errors = [each for each in begun if not isinstance(each, Played)]
-            if not errors:
+            problem = next((each for each in begun if not isinstance(each, Played)), None)
+            if problem is None:
                 chat = begun[0]
                 break
-            problem = errors[0]
-    if problem is not None and chat is None:
+    if problem is not None:
         raise FieldError(field, kind, f"can't begin an episode: {problem}")
     if not isinstance(chat, Played):
         return []
