@@ -7,7 +7,7 @@ from typing import Any
 from proxima.config.resolved import Resolved
 from proxima.config.yaml_dump import dump
 from proxima.runtime.launch.inputs import check_inputs, start_notes
-from proxima.runtime.loop.training_loop import evaluation_is_due
+from proxima.runtime.loop.training_loop import evaluation_is_due, plateau_reached
 from proxima.runtime.state.best_checkpoint import prune_checkpoints
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
@@ -46,8 +46,7 @@ def report_finished(
     something is left to do."""
     config = work.config
     with Journal(folder.journal, clock) as journal:
-        rule, evaluations = config.eval.stop_after, journal.get("evaluations") or ()
-        over = journal.step >= work.steps or (rule is not None and bool(rule.reached(evaluations)))
+        over = journal.step >= work.steps or plateau_reached(config.eval, journal)
         due = config.eval.after or evaluation_is_due(config.eval, journal.step)
         evaluated = journal.was_evaluated(journal.step) or not (due and work.data.held_out)
         if folder.ended.get("status") != "done" or not (over and evaluated):

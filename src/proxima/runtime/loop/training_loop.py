@@ -15,6 +15,7 @@ from proxima.engine.protocol import Health
 from proxima.model.compute_thread import Compute, Progress
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.state.best_checkpoint import prune_checkpoints
+from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.disk import StoppedWaiting
 from proxima.runtime.watch.observer import Observer, Stage
@@ -52,6 +53,12 @@ def evaluation_is_due(settings: Any, step: int) -> bool:
     return bool(step and settings.every and step % settings.every == 0)
 
 
+def plateau_reached(settings: Any, journal: Journal) -> bool:
+    """True if the evaluations so far end the run, as the section `eval` says."""
+    rule = settings.stop_after
+    return rule is not None and bool(rule.reached(journal.get("evaluations") or ()))
+
+
 class TrainingLoop:
     """Steps until the last one, with evaluations and checkpoints between them. A subclass says what a step is
     (`train`), what an evaluation is (`evaluate`) and what a checkpoint holds beside the weights
@@ -85,7 +92,6 @@ class TrainingLoop:
         self._stop = store.disk.stop
         self.times: dict[str, float] = {}  # seconds of the stages of the step
         self.step_complete = True  # the weights are those after the last step of the journal
-        self._plateau = self._reached()
 
     async def train(self) -> None:
         """Make all remaining steps and evaluations."""
@@ -160,7 +166,7 @@ class TrainingLoop:
     @property
     def steps_left(self) -> bool:
         """True if another step follows: the run has steps left and has not reached a plateau."""
-        return self.journal.step < self.steps and not self._plateau
+        return self.journal.step < self.steps and not plateau_reached(self.config.eval, self.journal)
 
     def evaluation_record(self, label: str, start: float) -> dict[str, Any]:
         """What the line of every evaluation, which ends now, begins with."""
@@ -176,11 +182,6 @@ class TrainingLoop:
         rule = self.config.eval.stop_after
         if rule is not None and (problem := rule.unknown(record)):
             raise RunEnded(problem)
-        self._plateau = self._reached()
-
-    def _reached(self) -> bool:
-        rule = self.config.eval.stop_after
-        return rule is not None and bool(rule.reached(self.journal.get("evaluations") or ()))
 
     @contextmanager
     def next_step(self) -> Iterator[int]:
