@@ -136,13 +136,10 @@ class TrainingLoop:
             except NotFiniteError as error:  # the weights may be in the middle of a step: no checkpoint
                 await self._end_writing()
                 raise RunEnded(self.diverged(error)) from error
-            except (RunEnded, UserError):
-                if self.step_complete:
+            except (RunEnded, UserError, RankError) as error:
+                if self.step_complete and not isinstance(error, RankError):
                     with suppress(StoppedWaiting):
                         await self.checkpoint(self.journal.step)
-                await self._end_writing()
-                raise
-            except RankError:
                 await self._end_writing()
                 raise
             await self._complete_checkpoint(self.journal.step)
