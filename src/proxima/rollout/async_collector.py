@@ -65,14 +65,13 @@ class AsyncCollector(Collector):
         *,
         refill: Refill | None = None,
         listener: RolloutListener,
-        pending: Pending | None = None,
+        pending: Pending,
         finished: int = 0,
     ) -> None:
         self.generator: GroupGenerator = generator
         self.source, self.admission = source, admission
         self.refill, self.listener = refill, listener
         self._finished = self._taken = finished  # steps; a step in training is taken, but not finished
-        pending = pending or Pending()
         entries = [Admitted.restored(group, pending) for group in pending.groups] + [
             Admitted(p) for p in pending.prompts
         ]
