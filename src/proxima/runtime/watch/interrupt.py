@@ -16,15 +16,13 @@ DEATH_SECONDS = 0.5  # in which the death of another process is noticed, for whi
 @contextmanager
 def signals_restored() -> Iterator[None]:
     """Restore the handlers of `SIGNALS` on exit. Does nothing outside the main thread, which alone may."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 @contextmanager
