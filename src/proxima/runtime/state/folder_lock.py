@@ -58,10 +58,8 @@ def is_locked(path: Path) -> bool:
     try:
         with path.open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no folder, no lock
-        pass
+    except OSError as error:  # another: no folder, no lock
+        return isinstance(error, BlockingIOError)
     return False
 
 

@@ -133,8 +133,7 @@ def timeline_spans(path: Path) -> Iterator[TimelineSpan]:
     for event in _events(path):
         with suppress(KeyError, TypeError):  # a damaged line
             start, lane = event["ts"] / 1e6, Lane(event["pid"], event["tid"])
-            span = TimelineSpan(event["name"], lane, start, start + event["dur"] / 1e6, event.get("args", {}))
-            yield span
+            yield TimelineSpan(event["name"], lane, start, start + event["dur"] / 1e6, event.get("args", {}))
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
