@@ -12,7 +12,7 @@ from proxima.environment import hosts
 from proxima.environment.interface import HOST_PROCESS
 from proxima.process.start import Child
 from proxima.process.worker import ForkServer, Worker
-from proxima.reward import Math
+from proxima.reward.math.symbolic import Math
 from proxima.reward.workers import pool
 
 USERS: Sequence[Any] = (hosts, pool)

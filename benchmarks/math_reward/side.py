@@ -10,7 +10,8 @@ from typing import Any
 from benchmarks.math_reward.answers import Answer, groups
 from benchmarks.side import Channel, argument, serve
 from proxima.data import Completion, Prompt, Score
-from proxima.reward import Math, RewardRunner
+from proxima.reward import RewardRunner
+from proxima.reward.math.symbolic import Math
 from proxima.reward.pooled import Job
 
 BATCH = 64  # groups a step

@@ -7,7 +7,7 @@ from proxima.evaluate import eval_metrics
 from proxima.evaluate.answer_means import mean_estimates
 from proxima.evaluate.estimators import powers_of_two
 from proxima.evaluate.votes import answer_extractor
-from proxima.reward import Gsm8kReward
+from proxima.reward.math.marked import Gsm8kReward
 
 MEANS = ["reward/mean", "length/mean", "truncated_fraction"]
 FIND = answer_extractor([Gsm8kReward()])

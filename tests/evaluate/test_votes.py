@@ -7,7 +7,12 @@ import pytest
 
 from proxima.evaluate import ANSWER_EXTRACTORS, canonical
 from proxima.evaluate.votes import answer_extractor
-from proxima.reward import REWARDS, Boxed, Exact, Format, Gsm8kReward, Math, Number
+from proxima.reward import REWARDS
+from proxima.reward.exact import Exact
+from proxima.reward.math.marked import Boxed, Gsm8kReward
+from proxima.reward.math.number import Number
+from proxima.reward.math.symbolic import Math
+from proxima.reward.regex import Format
 
 LAST = "#### 5\nno, wait\n#### $1,234.50"
 FOUND = {

@@ -9,7 +9,7 @@ import pytest
 
 from proxima.cli.main import main
 from proxima.config import resolve
-from proxima.reward import Function
+from proxima.reward.function import Function
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "own_reward.md").read_text(encoding="utf-8")

@@ -6,7 +6,8 @@ from typing import Any
 
 from proxima.config import resolve
 from proxima.core.selection.partial_selection import Prune
-from proxima.reward import ModelReward, Overlong
+from proxima.reward.length import Overlong
+from proxima.reward.model_reward import ModelReward
 from proxima.task.protocol import is_played
 from proxima.task.seeds import Seeds
 from tests.recipes.talker import questions, scorer, talker

@@ -17,7 +17,8 @@ from proxima.config.families import TRAIN, family_name, family_of
 from proxima.config.recipe_reader import read_recipe
 from proxima.core.selection.partial_selection import BestAndWorst, Prune
 from proxima.experiments import read_sweep
-from proxima.reward import ModelReward, Overlong
+from proxima.reward.length import Overlong
+from proxima.reward.model_reward import ModelReward
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows

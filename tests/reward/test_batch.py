@@ -9,8 +9,13 @@ from dataclasses import dataclass, replace
 import pytest
 
 from proxima.data import Group, Score
-from proxima.reward import Diversity, Exact, FunctionBatch, Length, Number, WeightedReward
+from proxima.reward import WeightedReward
 from proxima.reward.base import NOT_APPLICABLE
+from proxima.reward.exact import Exact
+from proxima.reward.function import FunctionBatch
+from proxima.reward.length import Length
+from proxima.reward.math.number import Number
+from proxima.reward.repetition import Diversity
 from tests.reward.make import SHORT, completions, hurry, prompt, runner
 
 pytestmark = pytest.mark.usefixtures("lent_servers")

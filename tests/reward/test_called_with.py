@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxima.reward import Function, FunctionBatch
+from proxima.reward.function import Function, FunctionBatch
 
 SOURCE = """
 def noargs(): return 1.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.reward import Function
+from proxima.reward.function import Function
 from tests.processes import assert_all_end, family
 from tests.reward.make import SHORT, completion, completions, hurry, prompt, runner
 

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxima.reward import Http, Number, http
+from proxima.reward import http
+from proxima.reward.http import Http
+from proxima.reward.math.number import Number
 from tests.ports import kept_port
 from tests.processes import eventually
 from tests.reward.make import LONG, SHORT, completion, completions, prompt, runner

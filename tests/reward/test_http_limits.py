@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from proxima.reward import Http, http
+from proxima.reward import http
+from proxima.reward.http import Http
 from tests.reward.make import LONG, completions, prompt, runner
 from tests.reward.server import lengths, scorer
 

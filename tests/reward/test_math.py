@@ -6,9 +6,8 @@ from itertools import product
 import pytest
 
 from proxima.process.worker import Worker
-from proxima.reward import Math
 from proxima.reward.math.numeric_answer import parse_number, same_number
-from proxima.reward.math.symbolic import unevaluable
+from proxima.reward.math.symbolic import Math, unevaluable
 from tests.lent_servers import lent_servers
 from tests.reward.make import LONG, SHORT, completions, prompt, rows, runner
 

@@ -14,7 +14,8 @@ from proxima.data import FieldError, Prompt, UserError
 from proxima.model import load_scalar_model, save
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.scalar_model import set_score_normalization
-from proxima.reward import ModelReward, RewardRunner
+from proxima.reward import RewardRunner
+from proxima.reward.model_reward import ModelReward
 from tests.reward.make import completion, completions, runner
 from tests.tiny import CONTEXT, tiny_tokenizer
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.reward import Number
 from proxima.reward.math.extract import as_number, last_number
+from proxima.reward.math.number import Number
 from tests.reward.make import completions, corrects, prompt, rows
 
 RIGHT = rows(r"""

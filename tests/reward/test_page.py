@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from proxima.data import Group, Score
-from proxima.reward import REWARDS, Function, FunctionBatch, Http, RewardRunner
-from proxima.reward.http import _score
+from proxima.reward import REWARDS, RewardRunner
+from proxima.reward.function import Function, FunctionBatch
+from proxima.reward.http import Http, _score
 from tests.reward.make import completion, completions, prompt, runner
 from tests.reward.server import served
 

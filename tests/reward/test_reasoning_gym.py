@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.reward import ReasoningGymReward
+from proxima.reward.reasoning_gym import ReasoningGymReward
 from proxima.reward.workers.graders import EVAL_TASKS
 from proxima.task import ReasoningGymTask as Task
 from proxima.task import to_prompt

@@ -14,7 +14,8 @@ import pytest
 from proxima.cli.main import main
 from proxima.data import Prompt
 from proxima.model import load_scalar_model, save
-from proxima.reward import Http, ModelReward
+from proxima.reward.http import Http
+from proxima.reward.model_reward import ModelReward
 from proxima.reward.server.bounded_server import open_socket
 from tests.reward.make import LONG, completions, runner
 from tests.reward.served import MESSAGES, post, request_of, served

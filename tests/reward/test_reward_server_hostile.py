@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from proxima.data import Score
-from proxima.reward import Http
+from proxima.reward.http import Http
 from proxima.reward.server import bounded_server
 from proxima.reward.server.score_requests import SLICE_COMPLETIONS
 from tests.processes import eventually

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from proxima.data import Score
-from proxima.reward import Exact, Format, Function, Gsm8kReward, Length, Number, RewardRunner, WeightedReward
+from proxima.reward import RewardRunner, WeightedReward
+from proxima.reward.exact import Exact
+from proxima.reward.function import Function
+from proxima.reward.length import Length
+from proxima.reward.math.marked import Gsm8kReward
+from proxima.reward.math.number import Number
+from proxima.reward.regex import Format
 from proxima.reward.workers import threads
 from proxima.reward.workers.threads import ThreadCalls
 from tests.reward.make import LONG, SHORT, completion, completions, prompt, runner, scored

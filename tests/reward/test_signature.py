@@ -8,7 +8,8 @@ from typing import Optional
 import pytest
 
 from proxima.data import Episode, Score, Span
-from proxima.reward import Function, Length
+from proxima.reward.function import Function
+from proxima.reward.length import Length
 from proxima.reward.signature import CallShape, messages_of
 from tests.reward.make import completion, completions, prompt, runner
 

@@ -7,19 +7,12 @@ from dataclasses import replace
 import pytest
 
 from proxima.data import Score
-from proxima.reward import (
-    Accuracy152,
-    Boxed,
-    Exact,
-    Format,
-    Gsm8kReward,
-    Length,
-    MissingEos,
-    Overlong,
-    Regex,
-    Repetition,
-)
-from proxima.reward.math.marked import as_fraction, last_boxed, last_tagged
+from proxima.reward.exact import Exact
+from proxima.reward.length import Length, MissingEos, Overlong
+from proxima.reward.math.accuracy_1_5_2 import Accuracy152
+from proxima.reward.math.marked import Boxed, Gsm8kReward, as_fraction, last_boxed, last_tagged
+from proxima.reward.regex import Format, Regex
+from proxima.reward.repetition import Repetition
 from tests.reward.make import completion, completions, corrects, prompt, rows
 
 THOUGHT = "<think>17 + 25 is 42</think>\n<answer>42</answer>"

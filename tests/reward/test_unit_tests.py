@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.reward import UnitTests
-from proxima.reward.unit_tests import as_tests, code_of
+from proxima.reward.unit_tests import UnitTests, as_tests, code_of
 from proxima.reward.workers.run_unit_tests import run_unit_tests
 from tests.processes import eventually, is_running
 from tests.reward.make import LONG, SHORT, completions, prompt, runner, scored

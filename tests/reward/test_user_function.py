@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from proxima.reward import Function, FunctionBatch
 from proxima.reward.base import unscored
+from proxima.reward.function import Function, FunctionBatch
 from tests.reward.make import completions, prompt, runner
 
 pytestmark = pytest.mark.usefixtures("lent_servers")

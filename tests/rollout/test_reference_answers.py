@@ -7,7 +7,13 @@ import pytest
 from proxima.config import resolve
 from proxima.config.sections.data_section import DataConfig
 from proxima.data import FieldError
-from proxima.reward import Exact, Gsm8kReward, Http, Length, Math, Number, RewardRunner
+from proxima.reward import RewardRunner
+from proxima.reward.exact import Exact
+from proxima.reward.http import Http
+from proxima.reward.length import Length
+from proxima.reward.math.marked import Gsm8kReward
+from proxima.reward.math.number import Number
+from proxima.reward.math.symbolic import Math
 from proxima.rollout.reference_answers import ReferenceAnswers, unreadable
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.protocol import Row

@@ -9,7 +9,7 @@ import pytest
 from transformers import Qwen3Config
 
 from proxima.data import UserError
-from proxima.reward import Math
+from proxima.reward.math.symbolic import Math
 from tests.cli.conftest import here, proxima, recipe, warm_rehearsals
 
 __all__ = ["here", "proxima", "recipe", "warm_rehearsals"]  # fixtures

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from proxima.reward import REWARDS
 from proxima.reward.math.extract import as_number, first_number, last_number
-from proxima.reward.math.marked import as_fraction, last_boxed, last_tagged
+from proxima.reward.math.marked import Gsm8kReward, as_fraction, last_boxed, last_tagged
 
 if TYPE_CHECKING:
-    from proxima.reward import Exact, Gsm8kReward
+    from proxima.reward.exact import Exact
 
 LONGEST = 200  # characters of an answer that is normalized as mathematics
 

@@ -20,21 +20,7 @@ from proxima.data.kinds import Kinds, lazy_imports
 
 if TYPE_CHECKING:
     from proxima.reward.base import WeightedReward
-    from proxima.reward.environment_reward import EnvironmentReward
-    from proxima.reward.exact import Exact
-    from proxima.reward.function import Function, FunctionBatch
-    from proxima.reward.http import Http
-    from proxima.reward.length import Length, MissingEos, Overlong
-    from proxima.reward.math.accuracy_1_5_2 import Accuracy152
-    from proxima.reward.math.marked import Boxed, Gsm8kReward
-    from proxima.reward.math.number import Number
-    from proxima.reward.math.symbolic import Math
-    from proxima.reward.model_reward import ModelReward
-    from proxima.reward.reasoning_gym import ReasoningGymReward
-    from proxima.reward.regex import Format, Regex
-    from proxima.reward.repetition import Diversity, Repetition
     from proxima.reward.runner import RewardRunner
-    from proxima.reward.unit_tests import UnitTests
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
@@ -63,28 +49,4 @@ REWARDS = Kinds(
     }
 )
 
-__all__ = [
-    "REWARDS",
-    "Accuracy152",
-    "Boxed",
-    "Diversity",
-    "EnvironmentReward",
-    "Exact",
-    "Format",
-    "Function",
-    "FunctionBatch",
-    "Gsm8kReward",
-    "Http",
-    "Length",
-    "Math",
-    "MissingEos",
-    "ModelReward",
-    "Number",
-    "Overlong",
-    "ReasoningGymReward",
-    "Regex",
-    "Repetition",
-    "RewardRunner",
-    "UnitTests",
-    "WeightedReward",
-]
+__all__ = ["REWARDS", "RewardRunner", "WeightedReward"]

@@ -10,7 +10,7 @@ from proxima.config import load_recipe
 from proxima.config.sections.reward_model_section import RewardModelConfig
 from proxima.data import FieldError, UserError
 from proxima.model import save
-from proxima.reward import ModelReward
+from proxima.reward.model_reward import ModelReward
 from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
 from tests.runtime.tiny_run import evals_of, go, saved_in, steps_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.reward import Format
+from proxima.reward.regex import Format
 from proxima.reward.workers.pool import WorkerPool
 from proxima.runtime.placement import reward_actors
 from proxima.runtime.placement.reward_actors import ActorPool

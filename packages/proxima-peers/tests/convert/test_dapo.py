@@ -9,7 +9,10 @@ import yaml
 
 from proxima.config import resolve
 from proxima.data import Completion, Prompt
-from proxima.reward import Format, Math, Overlong, Repetition
+from proxima.reward.length import Overlong
+from proxima.reward.math.symbolic import Math
+from proxima.reward.regex import Format
+from proxima.reward.repetition import Repetition
 from proxima_peers.convert.read_python import from_python
 
 from .conftest import listed

@@ -267,7 +267,9 @@ async def _score(rewards: "RewardRunner", texts: Texts) -> list[Group]:
 def require_texts_suffice(rewards: Sequence[Any], counts_tokens: bool, unanswered: bool) -> None:
     """Refuse a reward that reads tokens which the file doesn't have; print a note if a function may read missing tokens
     or answers."""
-    from proxima.reward import Function, Length, ModelReward, Overlong
+    from proxima.reward.function import Function
+    from proxima.reward.length import Length, Overlong
+    from proxima.reward.model_reward import ModelReward
 
     for number, reward in enumerate(rewards):
         of_policy = isinstance(reward, ModelReward) and reward.encode == "tokens"

@@ -50,8 +50,8 @@ def serve_reward(
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     from proxima.model.compute_thread import ComputeThread
     from proxima.model.quiet import quiet_transformers
-    from proxima.reward import ModelReward
     from proxima.reward.http import bearer_token
+    from proxima.reward.model_reward import ModelReward
     from proxima.reward.server.bounded_server import BoundedServer, open_socket, require_secret
     from proxima.reward.server.scorer_app import ScorerApp
     from proxima.runtime.watch.interrupt import signals_restored
