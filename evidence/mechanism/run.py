@@ -26,7 +26,7 @@ from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
 from proxima.model import Policy, load
 from proxima.model.quiet import quiet_transformers
 from proxima.system.jsonl import read_lines
-from proxima.task import to_prompt
+from proxima.task.prompts import to_prompt
 from proxima.train import AdamW, PolicyObjective, TrainStack
 
 PROMPTS, GROUP, UPDATES, FRESH = 16, 8, 16, 128

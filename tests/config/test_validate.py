@@ -14,7 +14,7 @@ from proxima.config.resolved import Findings
 from proxima.config.validate import CHECKS, WARNINGS, to_do, warnings
 from proxima.data import FieldError, FieldErrors
 from proxima.data.errors import within
-from proxima.task import Jsonl
+from proxima.task.local_files import Jsonl
 from proxima.task.protocol import open_tasks
 from tests.config.conftest import BASE
 

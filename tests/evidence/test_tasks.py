@@ -8,7 +8,7 @@ from evidence.start_model import make_start_model, tokenizer
 from evidence.tasks import ChainSums, Countdown, Programs, countdown_reward
 from proxima.config import resolve
 from proxima.data import FieldError
-from proxima.task import to_prompt
+from proxima.task.prompts import to_prompt
 
 
 def rows_of(task):

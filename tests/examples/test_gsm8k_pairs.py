@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from proxima.task import Jsonl
+from proxima.task.local_files import Jsonl
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "gsm8k_pairs.py"
 

@@ -7,8 +7,8 @@ import pytest
 
 from proxima.reward.reasoning_gym import ReasoningGymReward
 from proxima.reward.workers.graders import EVAL_TASKS
-from proxima.task import ReasoningGymTask as Task
-from proxima.task import to_prompt
+from proxima.task.prompts import to_prompt
+from proxima.task.reasoning_gym import ReasoningGymTask as Task
 from tests.lent_servers import lent_servers
 from tests.reward.make import completions, prompt, runner
 from tests.tiny import tiny_tokenizer

@@ -86,7 +86,7 @@ def _scores(kind):
         several = [dataclasses.replace(each, episode=Episode(reward=0.0)) for each in several]
     row = prompt(readable_answer(make(kind)) if kind in COMPARING else "42")
     if kind == "reasoning_gym":
-        from proxima.task import ReasoningGymTask
+        from proxima.task.reasoning_gym import ReasoningGymTask
 
         row = dataclasses.replace(row, metadata=ReasoningGymTask(task="basic_arithmetic", size=1).rows(1)[0].metadata)
 

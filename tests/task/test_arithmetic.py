@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.task import Arithmetic
+from proxima.task.arithmetic import Arithmetic
 
 
 def questions(task, seed=1):

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from proxima.data import UserError
-from proxima.task import Jsonl, Parquet
+from proxima.task.local_files import Jsonl, Parquet
 from proxima.task.protocol import EmptyPromptError, open_tasks
 from tests.prepare.published import write_jsonl, write_parquet
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from proxima.task import Dataset
+from proxima.task.hub import Dataset
 
 datasets = pytest.importorskip("datasets")
 

@@ -10,8 +10,9 @@ from proxima.config import dump, resolve
 from proxima.config.problems import ConfigError
 from proxima.config.sections.eval_section import parts_of
 from proxima.data import FieldError, FieldErrors
-from proxima.task import Arithmetic, Jsonl, Mix
-from proxima.task.mix import WeightedTask
+from proxima.task.arithmetic import Arithmetic
+from proxima.task.local_files import Jsonl
+from proxima.task.mix import Mix, WeightedTask
 
 
 def mix(*parts, **fields):

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, OverLengthError, UserError
+from proxima.model.chat import prompt_tokens
 from proxima.model.chat_answer import completion_tokens
-from proxima.task import Jsonl, LabelColumns, PairColumns, PreferenceReader, prompt_tokens
+from proxima.task.local_files import Jsonl
+from proxima.task.preference_rows import LabelColumns, PairColumns, PreferenceReader
 from tests.prepare.published import write_jsonl
 from tests.tiny import END, tiny_tokenizer
 

@@ -1,7 +1,6 @@
 import pytest
 
-from proxima.task import PreparedTask
-from proxima.task.prepared import prepare_command
+from proxima.task.prepared import PreparedTask, prepare_command
 from tests.prepare.published import write_parquet
 
 ROWS = [

@@ -3,9 +3,9 @@ import json
 import pytest
 
 from proxima.data import UserError
-from proxima.model.chat import encode_part, with_stand_ins
-from proxima.task import Cursor, PromptSource, prompt_tokens, to_prompt
-from proxima.task.prompts import template_note
+from proxima.model.chat import encode_part, prompt_tokens, with_stand_ins
+from proxima.task import Cursor, PromptSource
+from proxima.task.prompts import template_note, to_prompt
 from proxima.task.protocol import Row
 from tests.tiny import tiny_tokenizer
 

@@ -3,8 +3,7 @@ import json
 import pytest
 
 from proxima.reward.workers.graders import decode_json
-from proxima.task import ReasoningGymTask
-from proxima.task.reasoning_gym import encode_json
+from proxima.task.reasoning_gym import ReasoningGymTask, encode_json
 
 pytest.importorskip("reasoning_gym")
 

@@ -15,19 +15,9 @@ from typing import TYPE_CHECKING
 from proxima.data.kinds import Kinds, lazy_imports
 
 if TYPE_CHECKING:
-    from proxima.model.chat import prompt_tokens
-    from proxima.task.arithmetic import Arithmetic
     from proxima.task.cursor import Cursor
-    from proxima.task.gsm8k import Gsm8kTask
-    from proxima.task.hub import Dataset
-    from proxima.task.local_files import Jsonl, Parquet
-    from proxima.task.mix import Mix
-    from proxima.task.preference_rows import LabelColumns, PairColumns, PreferenceReader
-    from proxima.task.prepared import PreparedTask
-    from proxima.task.prompts import PromptSource, to_prompt
+    from proxima.task.prompts import PromptSource
     from proxima.task.protocol import Row, Rows, Task
-    from proxima.task.reasoning_gym import ReasoningGymTask
-    from proxima.task.seeds import Seeds
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
@@ -46,25 +36,4 @@ TASKS = Kinds(
     }
 )
 
-__all__ = [
-    "TASKS",
-    "Arithmetic",
-    "Cursor",
-    "Dataset",
-    "Gsm8kTask",
-    "Jsonl",
-    "LabelColumns",
-    "Mix",
-    "PairColumns",
-    "Parquet",
-    "PreferenceReader",
-    "PreparedTask",
-    "PromptSource",
-    "ReasoningGymTask",
-    "Row",
-    "Rows",
-    "Seeds",
-    "Task",
-    "prompt_tokens",
-    "to_prompt",
-]
+__all__ = ["TASKS", "Cursor", "PromptSource", "Row", "Rows", "Task"]

@@ -15,7 +15,7 @@ from proxima.task import TASKS
 
 if TYPE_CHECKING:
     from proxima.rollout.generator import GroupSpec
-    from proxima.task import Arithmetic
+    from proxima.task.arithmetic import Arithmetic
 
 
 RECORD_WORDS = ("accuracy", "length", "main", "reward", "time", "tokens")  # first words of an evaluation's own metrics
