@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from proxima.prepare import locate_files
-from proxima.prepare.locate import DataNotFound
+from proxima.prepare.locate import DataNotFound, locate_files
 
 from .published import (
     GSM8K_TEST,

@@ -8,16 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from proxima.prepare import (
-    EvalSet,
-    PrepareOptions,
-    load_eval_set,
-    locate_files,
-    prepare,
-    read_card,
-    sibling_eval_sets,
-    verify_folder,
-)
+from proxima.prepare import PrepareOptions, prepare
+from proxima.prepare.dataset_card import read_card, verify_folder
+from proxima.prepare.decontaminate import EvalSet
+from proxima.prepare.eval_sets import load_eval_set, sibling_eval_sets
+from proxima.prepare.locate import locate_files
 from proxima.prepare.pipeline import refuse_existing
 from proxima.prepare.write_files import COLUMNS
 from proxima.system.atomic_files import atomic_folder

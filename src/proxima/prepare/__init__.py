@@ -16,28 +16,10 @@ from typing import TYPE_CHECKING
 from proxima.data.kinds import lazy_imports
 
 if TYPE_CHECKING:
-    from proxima.prepare.catalog import SOURCES, Part
-    from proxima.prepare.dataset_card import read_card, verify_folder
-    from proxima.prepare.decontaminate import EvalSet
-    from proxima.prepare.eval_sets import load_eval_set, sibling_eval_sets
-    from proxima.prepare.locate import locate_files
-    from proxima.prepare.pipeline import PreparedFolder, prepare
+    from proxima.prepare.catalog import SOURCES
+    from proxima.prepare.pipeline import prepare
     from proxima.prepare.prepare_options import PrepareOptions
-    from proxima.prepare.prompt_template import resolve_template
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
-__all__ = [
-    "SOURCES",
-    "EvalSet",
-    "Part",
-    "PrepareOptions",
-    "PreparedFolder",
-    "load_eval_set",
-    "locate_files",
-    "prepare",
-    "read_card",
-    "resolve_template",
-    "sibling_eval_sets",
-    "verify_folder",
-]
+__all__ = ["SOURCES", "PrepareOptions", "prepare"]

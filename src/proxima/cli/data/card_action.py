@@ -10,7 +10,7 @@ from proxima.cli.parameters import Argument
 
 def check_folders(folder: Annotated[Sequence[str], Argument(words="+")], *, as_json: AsJson = False) -> int:
     """Compare folders with the hashes in their cards; exit code 1 if a file differs."""
-    from proxima.prepare import verify_folder
+    from proxima.prepare.dataset_card import verify_folder
 
     folders = {name: verify_folder(Path(name).expanduser()) for name in folder}
     bad = sum(status != "same" for files in folders.values() for status in files.values())

@@ -15,7 +15,9 @@ from proxima.prepare.deduplicate import Conflicts
 from proxima.prepare.prepare_options import PrepareOptions
 
 if TYPE_CHECKING:
-    from proxima.prepare import EvalSet, Part, PreparedFolder
+    from proxima.prepare.catalog import Part
+    from proxima.prepare.decontaminate import EvalSet
+    from proxima.prepare.pipeline import PreparedFolder
     from proxima.view.terminal import StageProgress
 
 DATA = Path("data")
@@ -65,8 +67,9 @@ def prepare_source(
     Raises:
         UserError: as for `prepare`, or no part could be prepared.
     """
-    from proxima.prepare import locate_files, prepare, resolve_template
-    from proxima.prepare.pipeline import refuse_existing
+    from proxima.prepare.locate import locate_files
+    from proxima.prepare.pipeline import prepare, refuse_existing
+    from proxima.prepare.prompt_template import resolve_template
 
     parts = _parts(source)
     for part in parts:  # before anything is read
@@ -157,7 +160,7 @@ def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
 def _eval_sets(folder: Path, made: "Sequence[PreparedFolder]", against: Sequence[str] | None) -> "list[EvalSet]":
     """The evaluation sets that training questions are compared with: those in `against`, or else those next to the
     folder; and those that this command has prepared."""
-    from proxima.prepare import load_eval_set, sibling_eval_sets
+    from proxima.prepare.eval_sets import load_eval_set, sibling_eval_sets
 
     fresh = {done.test.name: done.test for done in made if done.test}
     if against is None:
