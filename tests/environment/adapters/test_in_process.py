@@ -67,17 +67,18 @@ def test_textarena_is_won_and_lost():
 
 def test_textarena_games_in_one_process_do_not_share_their_chance():
     pytest.importorskip("textarena")
-    from proxima.environment.adapters.textarena import TextArena
 
-    def board(games, moves):
-        seen = [[game.reset({}, seed)] for seed, game in enumerate(games)]
-        for _ in range(moves):
+    async def boards(hosts, *seeds):
+        games = [await hosts.open(EMPTY, seed) for seed in seeds]
+        seen = [[game.opening[-1]["content"]] for game in games]
+        for move in ("[left]", "[down]") * 3:
             for said, game in zip(seen, games, strict=True):
-                said += [game.respond(move).content for move in ("[left]", "[down]")]
+                said.append((await game.respond(move)).messages[0]["content"])
         return seen
 
-    together = board([TextArena("2048-v0"), TextArena("2048-v0")], 3)
-    assert board([TextArena("2048-v0")], 3)[0] == together[0] != together[1]
+    with closing(hosts_of("textarena", game="2048-v0")) as hosts:
+        together = asyncio.run(boards(hosts, 0, 1))
+        assert asyncio.run(boards(hosts, 0))[0] == together[0] != together[1]
 
 
 def test_reasoning_gym_scores_by_the_puzzles_verifier():

@@ -1,8 +1,7 @@
 """Games of TextArena for one player."""
 
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ class TextArena(Environment):
     """A game; a message of the model is its move. For a task of `seeds`: `reset` writes the prompt.
 
     The reward is the game's own, once at the end. TextArena draws from the global random generators of Python and
-    NumPy. Each game keeps its own states of them, so that its course depends only on its seed and moves.
+    NumPy, of whose states the worker keeps one for each episode: its course depends only on its seed and moves.
 
     Args:
         game: its id, such as `GuessTheNumber-v0`.
@@ -31,41 +30,25 @@ class TextArena(Environment):
             self.game = textarena.make(f"{game}-raw", **(config or {}))  # raw: each turn gives only the new text
         except Exception as error:
             raise FieldError("game", game, f"can't be made: {type(error).__name__}: {error}") from None
-        self.generators: tuple[Any, Any] | None = None
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str:
-        with self._generators():
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            try:
-                self.game.reset(num_players=1, seed=seed)
-            except AssertionError as error:
-                raise UserError(f"the game is not for one player: {error}") from None
-            return self._observed()
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            self.game.reset(num_players=1, seed=seed)
+        except AssertionError as error:
+            raise UserError(f"the game is not for one player: {error}") from None
+        return self._observed()
 
     def respond(self, text: str) -> Reply:
         """Make a move."""
-        with self._generators():
-            done, _ = self.game.step(text)
-            if done:
-                rewards, _ = self.game.close()
-                return Reply(reward=float((rewards or {}).get(0, 0.0)), done=True)
-            return Reply(self._observed())
+        done, _ = self.game.step(text)
+        if done:
+            rewards, _ = self.game.close()
+            return Reply(reward=float((rewards or {}).get(0, 0.0)), done=True)
+        return Reply(self._observed())
 
     def _observed(self) -> str:
         """Return the game's new messages, without the player's own moves."""
         _, observed = self.game.get_observation()
         return "\n".join(text.strip() for sender, text, _ in observed if sender != 0)
-
-    @contextmanager
-    def _generators(self) -> Iterator[None]:
-        before = random.getstate(), np.random.get_state()
-        if self.generators is not None:
-            random.setstate(self.generators[0])
-            np.random.set_state(self.generators[1])
-        try:
-            yield
-        finally:
-            self.generators = random.getstate(), np.random.get_state()
-            random.setstate(before[0])
-            np.random.set_state(before[1])
