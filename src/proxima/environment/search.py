@@ -2,6 +2,7 @@
 
 import json
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,10 @@ class Search(Environment):
 @lru_cache(maxsize=4)
 def read_corpus(path: str) -> tuple[list[str], Any]:
     """Read the passages of a file and index them; FieldError if a line is not a passage."""
-    try:
-        import bm25s
-    except ImportError as error:
-        remedy = "pip install 'proxima-rl[search]'"
-        raise FieldError(
-            "corpus", path, "is searched with the package bm25s, which is missing", remedy=remedy
-        ) from error
+    missing = "is searched with the package bm25s, which is missing"
+    require(find_spec("bm25s") is not None, "corpus", path, missing, remedy="pip install 'proxima-rl[search]'")
+    import bm25s
+
     passages = []
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):

@@ -11,6 +11,7 @@ from proxima.data import UserError
 from proxima.model.hub_names import hub_is_reachable
 from proxima.prepare.catalog import Hub, Part
 from proxima.prepare.read_files import SUFFIXES
+from proxima.system.packages import require_package
 
 _DEFAULT_SUBSETS = ("main", "all", "default")  # if a data set has several and none is named
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
@@ -115,10 +116,9 @@ def _found(folder: Path, subsets: tuple[str, ...], given: str) -> BySide:
 
 def split_files(folder: Path) -> dict[str, list[Path]]:
     """The data files below a folder by split, in sorted order, by the rules of `datasets`; UserError without it."""
-    try:
-        from datasets.data_files import DataFilesDict, get_data_patterns
-    except ImportError:
-        raise UserError("data sets in folders need the package datasets: pip install 'proxima-rl[data]'") from None
+    require_package("datasets", "data sets in folders need", "proxima-rl[data]")
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
     try:
         found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     except FileNotFoundError:

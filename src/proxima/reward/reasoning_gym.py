@@ -7,9 +7,9 @@ from typing import Any
 from proxima.data import Completion, Prompt, Score, require
 from proxima.reward.base import validated
 from proxima.reward.math.marked import last_tagged
-from proxima.reward.packages import require_package
 from proxima.reward.pooled import Job, PooledReward
 from proxima.reward.workers.graders import to_float
+from proxima.system.packages import require_package
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class ReasoningGymReward(PooledReward):
         require(self.cpu_seconds > 0, "cpu_seconds", self.cpu_seconds, "must be > 0 seconds")
 
     def check(self) -> None:
-        require_package("reasoning_gym", self.kind, "gym")
+        require_package("reasoning_gym", f"reward '{self.kind}' needs", "proxima-rl[gym]")
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         source = prompt.metadata.get("reasoning_gym")

@@ -6,6 +6,7 @@
     bounded_reading  answers of other processes, up to a limit
     machine          its processor, compiler and cache folder
     environment      versions and machine of a run, for `environment.json`
+    packages         those that only some recipes need
     secret_values    what may not be written down          web_requests     who may ask an HTTP server of proxima
 
 Imports: the standard library and `data`'s errors. Imported by every room but `data`, `core` and `process`.

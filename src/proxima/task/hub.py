@@ -8,6 +8,7 @@ from typing import Any
 
 from proxima.data import FieldError, UserError, require
 from proxima.model.hub_names import hub_is_reachable
+from proxima.system.packages import require_package
 from proxima.task.column_mapping import ColumnMapping
 from proxima.task.protocol import MappedRows, Rows
 
@@ -46,10 +47,9 @@ class Dataset(ColumnMapping):
 
 def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | None = None) -> Any:
     """Open a data set with the `datasets` library; UserError, with the reason and the remedy, if that fails."""
-    try:
-        import datasets
-    except ImportError:
-        raise UserError("Hugging Face data sets need the package datasets: pip install 'proxima-rl[data]'") from None
+    require_package("datasets", "Hugging Face data sets need", "proxima-rl[data]")
+    import datasets
+
     folder = Path(path).expanduser()
     if not folder.exists() and (path.startswith(("/", ".", "~")) or path.count("/") > 1):
         raise FieldError("path", path, "names a folder that does not exist")

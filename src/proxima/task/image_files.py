@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.data import UserError
 from proxima.data.flow import MARK
+from proxima.system.packages import require_package
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -55,10 +56,9 @@ def open_image(value: Any) -> "Image":
         UserError: it is missing, no image of `FORMATS`, damaged, animated, or larger than `BYTES` or `PIXELS`; one
             line. No more is decoded than these allow.
     """
-    try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
-    except ImportError:
-        raise UserError("images need the package PIL: pip install 'proxima-rl[images]'") from None
+    require_package("PIL", "images need", "proxima-rl[images]")
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
     shown = "an image"
     try:
         if isinstance(value, str):

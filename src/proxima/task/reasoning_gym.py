@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
 
-from proxima.data import FieldError, UserError, require
+from proxima.data import FieldError, require
 from proxima.data.errors import suggestion
 from proxima.data.random import mix
+from proxima.system.packages import require_package
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
 from proxima.task.template import as_text
 
@@ -73,11 +74,10 @@ def encode_json(value: Any) -> Any:
 
 
 def _tables() -> tuple[Mapping[str, Any], Callable[..., Any]]:
-    try:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
-    except ImportError:
-        raise UserError("task 'reasoning_gym' needs the package reasoning_gym: pip install 'proxima-rl[gym]'") from None
+    require_package("reasoning_gym", "task 'reasoning_gym' needs", "proxima-rl[gym]")
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
     return DATASETS, reasoning_gym.create_dataset
 
 

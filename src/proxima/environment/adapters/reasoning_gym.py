@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from proxima.data import FieldError, UserError, require
+from proxima.data import FieldError, require
 from proxima.data.errors import suggestion
 from proxima.environment.protocol import Environment, Reply
+from proxima.system.packages import require_package
 
 FORM = "Put the answer between <answer> and </answer>."
 
@@ -24,10 +25,9 @@ class ReasoningGym(Environment):
     """
 
     def __init__(self, task: str, config: Mapping[str, Any] | None = None, attempts: int = 1) -> None:
-        try:
-            from reasoning_gym.factory import DATASETS
-        except ImportError:
-            raise UserError("needs the package reasoning_gym: pip install 'proxima-rl[gym]'") from None
+        require_package("reasoning_gym", "it needs", "proxima-rl[gym]")
+        from reasoning_gym.factory import DATASETS
+
         require(task in DATASETS, "task", task, "is not in reasoning_gym", remedy=suggestion(task, DATASETS))
         require(attempts >= 1, "attempts", attempts, "must be >= 1")
         self.task, self.config, self.left = task, dict(config or {}), attempts

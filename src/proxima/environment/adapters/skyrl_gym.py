@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from proxima.data import FieldError, UserError
+from proxima.data import FieldError
 from proxima.environment.protocol import Environment, Reply
+from proxima.system.packages import require_package
 
 
 class SkyRLGym(Environment):
@@ -21,11 +22,10 @@ class SkyRLGym(Environment):
     def __init__(
         self, env: str, config: Mapping[str, Any] | None = None, extras: Mapping[str, Any] | None = None
     ) -> None:
-        try:
-            import skyrl_gym
-            from skyrl_gym.envs.registration import registry
-        except ImportError:
-            raise UserError("needs the package skyrl-gym: pip install skyrl-gym") from None
+        require_package("skyrl_gym", "it needs", "skyrl-gym")
+        import skyrl_gym
+        from skyrl_gym.envs.registration import registry
+
         if env not in registry:
             raise FieldError("env", env, "is not registered", remedy=f"known are {', '.join(registry)}")
         self.make = partial(skyrl_gym.make, env, env_config=dict(config or {}))

@@ -8,6 +8,7 @@ import numpy as np
 
 from proxima.data import FieldError, UserError
 from proxima.environment.protocol import Environment, Reply
+from proxima.system.packages import require_package
 
 
 class TextArena(Environment):
@@ -22,10 +23,9 @@ class TextArena(Environment):
     """
 
     def __init__(self, game: str, config: Mapping[str, Any] | None = None) -> None:
-        try:
-            import textarena
-        except ImportError:
-            raise UserError("needs the package textarena: pip install textarena") from None
+        require_package("textarena", "it needs", "textarena")
+        import textarena
+
         try:
             self.game = textarena.make(f"{game}-raw", **(config or {}))  # raw: each turn gives only the new text
         except Exception as error:

@@ -20,8 +20,8 @@ from proxima.reward.math.answer_text import (
 )
 from proxima.reward.math.marked import last_boxed, last_tagged
 from proxima.reward.math.numeric_answer import WrittenNumber, parse_number, same_number
-from proxima.reward.packages import require_package
 from proxima.reward.pooled import Job, PooledReward
+from proxima.system.packages import require_package
 
 _MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999
 _DIGITS = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")
@@ -78,7 +78,7 @@ class Math(PooledReward):
         require(self.max_chars >= 16, "max_chars", self.max_chars, "must be >= 16")
 
     def check(self) -> None:
-        require_package("math_verify", self.kind, "math")
+        require_package("math_verify", f"reward '{self.kind}' needs", "proxima-rl[math]")
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         answer = str(required_answer(prompt, self.kind))
