@@ -36,7 +36,7 @@ def torch_is_there_again(monkeypatch):
 def test_a_class_that_is_no_environment(name):
     kind = f"tests.environment.bad_worlds:{name}"
     with pytest.raises(FieldError) as raised:
-        read_interface(**EnvironmentSpec(kind=kind).to_json())
+        read_interface(**vars(EnvironmentSpec(kind=kind)))
     assert raised.value.field == "environment" and raised.value.value == kind
     assert BAD[name] in str(raised.value) and "\n" not in str(raised.value)
 
@@ -64,7 +64,7 @@ CALCULATE, OTHER = (
 )
 def test_a_recipe_that_names_no_environment(fields, message):
     with pytest.raises(FieldError, match=re.escape(message)):
-        read_interface(**EnvironmentSpec(**fields).to_json())
+        read_interface(**vars(EnvironmentSpec(**fields)))
 
 
 def test_a_complaint_comes_back_from_the_worker_whole():

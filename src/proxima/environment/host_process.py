@@ -113,16 +113,14 @@ def inspect_environment(**spec: Any) -> dict[str, Any]:
         return {"problem": [error.field, value, error.bound, error.remedy]}
 
 
-def load_environment(
-    *, kind: str | None, reference: str | None, arguments: dict[str, Any], tools: list[str]
-) -> dict[str, Any]:
+def load_environment(*, kind: str | None, arguments: dict[str, Any], tools: list[str]) -> dict[str, Any]:
     """Import the class and the tools that the recipe names; the first job of a worker."""
     from proxima.environment import interface
 
     global _make
     _functions.update(interface.load_tools(tools))
-    if kind is not None and reference is not None:
-        cls = interface.load_class(kind, reference)
+    if kind is not None:
+        cls = interface.load_class(kind)
         _make = lambda: interface.make_environment(kind, cls, arguments)  # noqa: E731
     return {}
 

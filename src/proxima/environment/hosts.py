@@ -97,7 +97,7 @@ class Hosts:
         Raises: EnvironmentFailure.
         """
         try:
-            load = {**self.spec.to_json(), "log": self.log}
+            load = {**vars(self.spec), "log": self.log}
             return self._server.fork(("load_environment", load), seconds=self.start_seconds)
         except RuntimeError as error:
             raise EnvironmentFailure(f"it can't be loaded: {error}") from error

@@ -44,11 +44,6 @@ class EnvironmentSpec:
             remedy = suggestion(self.kind, ENVIRONMENTS, "module:Class")
             require(self.kind in ENVIRONMENTS, "environment", self.kind, "is unknown", remedy=remedy)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON from which a worker creates the environment."""
-        reference = ENVIRONMENTS.references.get(self.kind, self.kind) if self.kind else None
-        return {"kind": self.kind, "reference": reference, "arguments": dict(self.arguments), "tools": list(self.tools)}
-
     def inspected(self, start: Callable[[], Worker], seconds: float) -> "EnvironmentInterface":
         """Import and create the environment in a worker process and return its interface. Retry twice if the worker or
         the server that forks it died.
@@ -58,7 +53,7 @@ class EnvironmentSpec:
         kept, deadline, left = KeptWorker(start), monotonic() + seconds, seconds
         for _ in range(3):
             try:
-                result = kept.run("inspect", self.to_json(), left)
+                result = kept.run("inspect", vars(self), left)
             except RuntimeError as error:
                 result = JobResult(error=str(error))
             left = deadline - monotonic()
@@ -172,9 +167,9 @@ def _converted(value: Any, kinds: Sequence[str]) -> Any:
 # Everything below runs in a worker.
 
 
-def load_class(kind: str, reference: str) -> Callable[..., Any]:
+def load_class(kind: str) -> Callable[..., Any]:
     """Load the class, or another callable that creates an environment; FieldError if it is missing."""
-    return _loaded("environment", kind, reference)
+    return _loaded("environment", kind, ENVIRONMENTS.references.get(kind, kind))
 
 
 def load_tools(tools: Sequence[str]) -> dict[str, Callable[..., Any]]:
@@ -267,16 +262,14 @@ def tool_of(environment: Any, name: str) -> Callable[..., Any]:
     return getattr(environment, name)  # type: ignore[no-any-return]
 
 
-def read_interface(
-    *, kind: str | None, reference: str | None, arguments: Mapping[str, Any], tools: Sequence[str]
-) -> dict[str, Any]:
+def read_interface(*, kind: str | None, arguments: Mapping[str, Any], tools: Sequence[str]) -> dict[str, Any]:
     """Return the fields of an `EnvironmentInterface`, as JSON; FieldError if the environment is invalid."""
     functions = load_tools(tools)
     schemas = [_schema("tools", path, function) for path, function in zip(tools, functions.values(), strict=True)]
-    if kind is None or reference is None:
-        require(bool(schemas), "tools", tools, "names no tool", remedy="name a function, or remove the field")
+    if kind is None:
+        require(bool(schemas), "tools", list(tools), "names no tool", remedy="name a function, or remove the field")
         return {"schemas": schemas, "responds": False, "reward": "", "columns": []}
-    environment = make_environment(kind, load_class(kind, reference), arguments)
+    environment = make_environment(kind, load_class(kind), arguments)
     for name, method in methods_of(environment).items():
         bound = f"has a method {name!r}, and tools has a function of this name"
         require(name not in functions, "environment", kind, bound, remedy="rename one of them")
