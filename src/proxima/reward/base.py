@@ -42,7 +42,6 @@ class WeightedReward:
     where: ClassVar[Where] = "thread"
     whole_group: ClassVar[bool] = False
     whole_batch: ClassVar[bool] = False
-    in_workers: ClassVar[bool] = False
     needs_answer: ClassVar[bool] = False
     example_fields: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.reward.base import WeightedReward, Where, as_float, missing_answer, unscored, validated
+from proxima.reward.base import WeightedReward, Where, missing_answer, unscored, validated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,6 @@ class PooledReward(WeightedReward):
     """Base of the rewards that run in worker processes; a direct call of `score` runs in this process, unlimited."""
 
     where: ClassVar[Where] = "text"
-    in_workers: ClassVar[bool] = True
     warm_up: ClassVar[str | None] = None  # run once before workers are forked; see `ForkServer`
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
@@ -46,8 +45,7 @@ class PooledReward(WeightedReward):
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         """The score in a grader's result: `value`, `correct` where it is known, and other keys as parts."""
         parts = {key: part for key, part in result.items() if key not in ("value", "correct")}
-        value = as_float(result.get("value"), "value")
-        return validated(Score(value=value, correct=result.get("correct"), parts=parts))
+        return validated(Score(value=result["value"], correct=result.get("correct"), parts=parts))
 
     def batch_job(self, groups: Sequence[Group]) -> Job:
         """The job that scores the whole batch in a worker, for rewards with `whole_batch`, or a single group, for

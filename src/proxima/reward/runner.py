@@ -66,7 +66,7 @@ class RewardRunner:
             unique = self.labels.count(label) == 1
             require(unique, "reward", label, "is the name of two rewards; give one of them another `name`")
         self._pools: dict[str, WorkerPool] = {}
-        if any(reward.in_workers for reward in self.rewards):
+        if any(reward.where in ("text", "function") for reward in self.rewards):
             from proxima.reward.workers.worker_calls import make_pools
 
             self._pools = make_pools(self.rewards, workers, timeout, memory_mb, pool)
@@ -74,7 +74,7 @@ class RewardRunner:
         self.awaited: dict[str, list[int]] = {label: [] for label in self.labels}  # prompts of the running calls
 
     def _calls_of(self, reward: WeightedReward, workers: int) -> RewardCalls:
-        if reward.in_workers:
+        if reward.where in self._pools:
             from proxima.reward.workers.worker_calls import WorkerCalls
 
             return WorkerCalls(reward, self._pools[reward.where], self.timeout)
@@ -99,14 +99,13 @@ class RewardRunner:
     @property
     def comparing(self) -> list[str]:
         """The names of the rewards of nonzero weight that compare with the row's answer."""
-        rewards = zip(self.rewards, self.labels, strict=True)
-        return [label for reward, label in rewards if reward.weight != 0 and reward.needs_answer]
+        return [reward.label for reward in self.rewards if reward.weight != 0 and reward.needs_answer]
 
     def check(self) -> None:
         """Run `check` of every reward of nonzero weight; errors name the reward."""
-        for reward, label in zip(self.rewards, self.labels, strict=True):
+        for reward in self.rewards:
             if reward.weight != 0:
-                with _named(label):
+                with _named(reward.label):
                     reward.check()
 
     def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
@@ -117,11 +116,11 @@ class RewardRunner:
         keys = [json.dumps(answer, sort_keys=True, default=repr) for answer in answers]
         distinct = dict(zip(keys, answers, strict=True))
         reasons: dict[str, str | None] = {}
-        for reward, label, calls in zip(self.rewards, self.labels, self._calls, strict=True):
+        for reward, calls in zip(self.rewards, self._calls, strict=True):
             if reward.weight != 0 and reward.needs_answer:
                 for key, why in zip(distinct, calls.unreadable(list(distinct.values())), strict=True):
                     if why is not None:
-                        reasons.setdefault(key, f"{label}: {why}")
+                        reasons.setdefault(key, f"{reward.label}: {why}")
         return [reasons.get(key) for key in keys]
 
     def start(self) -> None:
@@ -132,9 +131,9 @@ class RewardRunner:
         """
         from proxima.model.compute_thread import ComputeThread
 
-        for reward, label in zip(self.rewards, self.labels, strict=True):
+        for reward in self.rewards:
             if reward.where == "compute" and (load := getattr(reward, "load", None)) is not None:  # a model's weights
-                with _named(label):
+                with _named(reward.label):
                     (self.compute or ComputeThread()).call(load)
         for pool in self._pools.values():
             pool.start()
@@ -207,7 +206,7 @@ class RewardRunner:
             elif weight != 0:
                 errors.append(f"{label}: {score.error}")
             correct = score.correct if correct is None else correct
-        counting = [label for label, reward in zip(self.labels, self.rewards, strict=True) if reward.weight != 0]
+        counting = [reward.label for reward in self.rewards if reward.weight != 0]
         if last and counting and not errors and parts.keys().isdisjoint(counting):
             errors.append("no reward applies to this row")
         if not errors and not abs(value) <= LARGEST:
