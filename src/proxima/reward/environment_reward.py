@@ -1,7 +1,6 @@
 """The reward that an environment gives for an episode."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from proxima.data import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward
@@ -22,9 +21,6 @@ class EnvironmentReward(WeightedReward):
     kind = "environment"
     where = "inline"
     needs_episode = True  # excludes it from the trial with sample texts before a run
-
-    def unreadable(self, answer: Any) -> str | None:
-        return None
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         reward = None if completion.episode is None else completion.episode.reward

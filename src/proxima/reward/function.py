@@ -5,12 +5,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from proxima.data import Completion, FieldError, Group, Prompt, Score, require
 from proxima.reward.base import NOT_APPLICABLE
+from proxima.reward.calls import attempted
 from proxima.reward.pooled import Job, PooledReward
 from proxima.reward.signature import CallShape
 from proxima.reward.workers.user_function import load_function, read_source
@@ -102,10 +103,7 @@ class UserFunction(PooledReward):
             return NOT_APPLICABLE
         if "error" in returned:
             return Score.failed(str(returned["error"]))
-        try:
-            return self.parse_result(prompt, returned)
-        except ValueError as error:
-            return Score.failed(f"ValueError: {error}")
+        return attempted(partial(self.parse_result, prompt, returned))
 
 
 @dataclass(frozen=True, kw_only=True)

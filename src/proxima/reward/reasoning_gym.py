@@ -8,7 +8,6 @@ from proxima.data import Completion, Prompt, Score, require
 from proxima.reward.base import validated
 from proxima.reward.math.marked import last_tagged
 from proxima.reward.pooled import Job, PooledReward
-from proxima.reward.workers.graders import to_float
 from proxima.system.packages import require_package
 
 
@@ -59,13 +58,10 @@ class ReasoningGymReward(PooledReward):
         return Job(grader="reasoning_gym", arguments={"source": source, "answer": answer}, cpu_seconds=self.cpu_seconds)
 
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
-        value = to_float(result["value"], "value")
-        return validated(Score(value=value, correct=value >= self.correct_at))
+        return validated(Score(value=result["value"], correct=result["value"] >= self.correct_at))
 
     def _answer(self, text: str) -> str | None:
-        if self.tag is None:
-            return text.strip()
-        inside = last_tagged(text, self.tag)
+        inside = text if self.tag is None else last_tagged(text, self.tag)
         if inside is None and not self.strict:
-            return text.strip()
+            inside = text
         return None if inside is None else inside.strip()
