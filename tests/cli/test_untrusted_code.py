@@ -142,7 +142,7 @@ RUNNERS = {  # what must import, and does, before anything is trained or scored
 def test_what_runs_the_code_refuses_a_wrong_one_first(proxima, canary, here, name):
     code, _, err = proxima(*RUNNERS[name])
     assert code == 2 and canary.exists() and err.count("\n") <= 2
-    assert "which has no function 'missing'; it has: " in err
+    assert "which has no function 'missing'; known: " in err
     assert not (here / "runs").exists()
 
 

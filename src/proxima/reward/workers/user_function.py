@@ -1,7 +1,6 @@
 """Loads and calls a user's function, in a worker or in the run's own process."""
 
 import asyncio
-import difflib
 import importlib.util
 import inspect
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from proxima.data.errors import suggestion
 from proxima.process.user_code import import_user_module
 
 sources: dict[str, str | None] = {}  # by file or module: its text when the run started; filled only in a worker
@@ -43,10 +43,8 @@ def load_function(path: str) -> Callable[..., Any]:
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     function = getattr(module, name, None)
     if not callable(function):
-        functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        near = difflib.get_close_matches(name, functions, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(functions) or 'no function'}"
-        raise ValueError(f"names {where!r}, which has no function {name!r}; {hint}")
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ValueError(f"names {where!r}, which has no function {name!r}; {suggestion(name, functions)}")
     return function  # type: ignore[no-any-return]
 
 
