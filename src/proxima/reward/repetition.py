@@ -8,18 +8,40 @@ from typing import Literal
 from proxima.data import Completion, Group, Prompt, Score, require
 from proxima.reward.base import WeightedReward
 
-Unit = Literal["words", "tokens"]
+
+@dataclass(frozen=True, kw_only=True)
+class NgramReward(WeightedReward):
+    """Base of the rewards that count n-grams.
+
+    Args:
+        n: length of an n-gram, in units; >= 1.
+        unit: `words`, lower-case and split at whitespace, or `tokens`.
+    """
+
+    n: int = 3
+    unit: Literal["words", "tokens"] = "words"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.n >= 1, "n", self.n, "must be >= 1")
+        require(self.unit in ("words", "tokens"), "unit", self.unit, "must be 'words' or 'tokens'")
+
+    def ngrams(self, completion: Completion) -> list[tuple[Hashable, ...]]:
+        """All n-grams, in order; for an episode, of the words of the last message or the tokens that the model
+        wrote."""
+        of: Sequence[Hashable] = completion.text.lower().split()
+        if self.unit == "tokens":
+            of = completion.tokens[... if completion.sampled is None else completion.sampled].tolist()
+        return list(zip(*(of[start:] for start in range(self.n)), strict=False))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repetition(WeightedReward):
+class Repetition(NgramReward):
     """A penalty on the share of n-grams that repeat earlier ones of the completion.
 
         value = -max_penalty * (1 - different n-grams / n-grams)
 
     Args:
-        n: length of an n-gram, in units; >= 1.
-        unit: `words`, lower-case and split at whitespace, or `tokens`.
         max_penalty: the penalty, in reward units, if all n-grams were the same; >= 0.
     Returns: Score of value in (-max_penalty, 0]; does not set `correct`.
     Edge cases: a completion with fewer than n units has no n-gram and no penalty.
@@ -28,8 +50,6 @@ class Repetition(WeightedReward):
         share. open-r1 takes the penalty as a negative number.
     """
 
-    n: int = 3
-    unit: Unit = "words"
     max_penalty: float = 1.0
 
     kind = "repetition"
@@ -37,32 +57,16 @@ class Repetition(WeightedReward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.n >= 1, "n", self.n, "must be >= 1")
-        require(self.unit in ("words", "tokens"), "unit", self.unit, "must be 'words' or 'tokens'")
         finite = 0 <= self.max_penalty < float("inf")
         require(finite, "max_penalty", self.max_penalty, "must be >= 0 and finite; it is subtracted")
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        grams = ngrams(units(completion, self.unit), self.n)
+        grams = self.ngrams(completion)
         return Score(value=0.0 - self.max_penalty * (1 - len(set(grams)) / len(grams)) if grams else 0.0)
 
 
-def units(completion: Completion, unit: Unit) -> Sequence[Hashable]:
-    """The words or tokens of a completion; for an episode, the words of the last message or the tokens that the model
-    wrote."""
-    if unit == "words":
-        return completion.text.lower().split()
-    tokens: list[int] = completion.tokens[... if completion.sampled is None else completion.sampled].tolist()
-    return tokens
-
-
-def ngrams(of: Sequence[Hashable], n: int) -> list[tuple[Hashable, ...]]:
-    """All n-grams, in order."""
-    return list(zip(*(of[start:] for start in range(n)), strict=False))
-
-
 @dataclass(frozen=True, kw_only=True)
-class Diversity(WeightedReward):
+class Diversity(NgramReward):
     """The share of a completion's n-grams that occur in no other completion of the generated batch.
 
         value = (number of different n-grams in this completion alone) / (number of different n-grams in it)
@@ -71,9 +75,6 @@ class Diversity(WeightedReward):
     computed when the batch is complete; with dynamic sampling a step may generate several batches, each compared
     separately.
 
-    Args:
-        n: length of an n-gram, in units; >= 1.
-        unit: `words`, lower-case and split at whitespace, or `tokens`.
     Returns: Score of value in [0, 1]; does not set `correct`. A batch of one completion: 1.
     Edge cases: a completion with fewer than n units has no n-gram and gets 0.
     Source: the novelty reward of curiosity-driven red-teaming (Hong et al., arXiv 2402.19464), one minus a self-BLEU.
@@ -81,19 +82,11 @@ class Diversity(WeightedReward):
         run gives the same rewards, and every n-gram counts once, so that repetition earns nothing.
     """
 
-    n: int = 3
-    unit: Unit = "words"
-
     kind = "diversity"
     whole_batch = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.n >= 1, "n", self.n, "must be >= 1")
-        require(self.unit in ("words", "tokens"), "unit", self.unit, "must be 'words' or 'tokens'")
-
     def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
-        sets = [[set(ngrams(units(c, self.unit), self.n)) for c in group.completions] for group in groups]
+        sets = [[set(self.ngrams(c)) for c in group.completions] for group in groups]
         seen: Counter[tuple[Hashable, ...]] = Counter(gram for group in sets for grams in group for gram in grams)
         return [
             [Score(value=sum(seen[x] == 1 for x in grams) / max(1, len(grams))) for grams in group] for group in sets
