@@ -1,15 +1,15 @@
 """Validates the JSON of a request field by field; nothing is guessed."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 import numpy as np
 from starlette.exceptions import HTTPException
 
-from proxima.data import Completion, FinishReason, Prompt
+from proxima.data import Completion, FinishReason, Group, Prompt
 from proxima.data.errors import suggestion
+from proxima.reward.base import unscored
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.system.jsonl import utf8
 
@@ -17,24 +17,17 @@ SLICE_CHARACTERS = 32_768  # about a forward pass of ModelReward.tokens_per_forw
 SLICE_COMPLETIONS = 64
 
 
-@dataclass(frozen=True)
-class SubmittedGroup:
-    """Completions of a prompt to be scored."""
-
-    prompt: Prompt
-    completions: tuple[Completion, ...]
-
-    def slices(self) -> Iterator["SubmittedGroup"]:
-        """Split the group into parts of bounded work."""
-        asked = sum(len(message["content"]) for message in self.prompt.messages)
-        start, size = 0, asked
-        for end, completion in enumerate(self.completions):
-            size += len(completion.text)
-            if end > start and (size > SLICE_CHARACTERS or end - start == SLICE_COMPLETIONS):
-                yield replace(self, completions=self.completions[start:end])
-                start, size = end, asked + len(completion.text)
-        if self.completions:
-            yield replace(self, completions=self.completions[start:])
+def slices(group: Group) -> Iterator[Sequence[Completion]]:
+    """Split the completions of a group into parts of bounded work."""
+    asked = sum(len(message["content"]) for message in group.prompt.messages)
+    start, size = 0, asked
+    for end, completion in enumerate(group.completions):
+        size += len(completion.text)
+        if end > start and (size > SLICE_CHARACTERS or end - start == SLICE_COMPLETIONS):
+            yield group.completions[start:end]
+            start, size = end, asked + len(completion.text)
+    if group.completions:
+        yield group.completions[start:]
 
 
 # The form of a value: fields of an object, elements of a list, some words, or a type: `object` for what no model reads.
@@ -49,7 +42,7 @@ SCORE = {"completions": [COMPLETION], "prompt": object}
 NAMES: dict[Any, str] = {dict: "an object", list: "a list", str: "text"}
 
 
-def submitted_group(given: Any, limits: ScorerLimits) -> SubmittedGroup:
+def submitted_group(given: Any, limits: ScorerLimits) -> Group:
     """Parse a request; HTTPException names the invalid field."""
     _require(given, SCORE, "")
     prompt, completions, messages = given.get("prompt"), given["completions"], []
@@ -67,9 +60,8 @@ def submitted_group(given: Any, limits: ScorerLimits) -> SubmittedGroup:
             raise HTTPException(413, f"{name}: {length:,} characters; the limit is {limits.characters:,}")
     texts = tuple({"role": message["role"], "content": utf8(message["content"])} for message in messages)
     reasons: list[FinishReason] = [completion.get("finish_reason") or "stop" for completion in completions]
-    made = (Completion.of_text(0, i, utf8(c["text"]), finish_reason=reasons[i]) for i, c in enumerate(completions))
-    prompt = Prompt(uid=0, messages=texts, tokens=np.zeros(0, np.int32))
-    return SubmittedGroup(prompt, tuple(made))
+    made = [Completion.of_text(0, i, utf8(c["text"]), finish_reason=reasons[i]) for i, c in enumerate(completions)]
+    return unscored(Prompt(uid=0, messages=texts, tokens=np.zeros(0, np.int32)), made)
 
 
 def _require(value: Any, form: Any, place: str) -> None:

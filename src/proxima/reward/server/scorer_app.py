@@ -15,10 +15,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, request_response
 
+from proxima.data import Completion, Group, Prompt
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.model_reward import ModelReward
 from proxima.reward.server.bounded_server import bearer, disconnected
-from proxima.reward.server.score_requests import SubmittedGroup, submitted_group
+from proxima.reward.server.score_requests import slices, submitted_group
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
 from proxima.system.web_requests import LOOPBACK_NAMES, refused
@@ -109,7 +110,7 @@ class ScorerApp:
             reason = f"the body was not complete after {self.limits.read_seconds:g} s"
             raise HTTPException(408, reason, {"Connection": "close"}) from None
 
-    async def _score(self, request: Request, group: SubmittedGroup) -> Scores:
+    async def _score(self, request: Request, group: Group) -> Scores:
         """The scores of a group, unless the client leaves or the server ends before."""
         if self.waiting >= self.limits.requests:
             raise HTTPException(503, f"{self.waiting} requests wait; the limit is --max-requests", BUSY)
@@ -131,15 +132,16 @@ class ScorerApp:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _scores(self, group: SubmittedGroup) -> Scores:
+    async def _scores(self, group: Group) -> Scores:
+        run = self.compute.run
         try:  # one slice at a time: the thread takes those of other requests in between
-            return [score for part in group.slices() for score in await self.compute.run(self._scores_of, part)]
+            return [score for part in slices(group) for score in await run(self._scores_of, group.prompt, part)]
         except Exception as error:  # raised by the model: the next request may be fine
             raise HTTPException(500, " ".join(f"{type(error).__name__}: {error}".split())[:300]) from None
 
-    def _scores_of(self, part: SubmittedGroup) -> Scores:
+    def _scores_of(self, prompt: Prompt, part: Sequence[Completion]) -> Scores:
         scores: Scores = []
-        for score in self.reward.score(part.prompt, part.completions):
+        for score in self.reward.score(prompt, part):
             finite = score.valid and math.isfinite(score.value)
             scores.append({"value": score.value} if finite else {"error": score.error or f"the score is {score.value}"})
         return scores
