@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from proxima.data import Trajectory
-from proxima.data.shared_paths import LEAST_SHARED, common_beginning, sharing_order
+from proxima.data.shared_paths import LEAST_SHARED, common_beginning, packing_order
 from proxima.model.micro_batch import tokens_fed
 from tests.model.rows import forked
 
@@ -12,7 +12,7 @@ from tests.model.rows import forked
 def test_paths_are_ordered_so_that_what_they_share_is_fed_once():
     paths = forked()
     mixed = [paths[i] for i in (7, 2, 5, 9, 0, 10, 3, 8, 1, 6, 4)]
-    order = sharing_order(mixed)
+    order = packing_order([(path,) for path in mixed])
     assert sorted(order) == [*range(11)] and mixed[order[0]].group == 1
     beginnings = {(x.group, x.tokens[:n].tobytes()) for x in paths for n in range(1, len(x.tokens))}
     few = 16  # tokens that begin nothing else, or less than is worth sharing

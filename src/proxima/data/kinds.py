@@ -54,9 +54,6 @@ class Kinds(Mapping[str, type]):
         classes = (getattr(sys.modules.get(module), name, None) for module, _, name in references)
         return issubclass(cls, tuple(cls for cls in classes if cls is not None))
 
-    def __repr__(self) -> str:
-        return f"Kinds({self.references})"
-
 
 def lazy_imports(room: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package: the names that its `if TYPE_CHECKING:` block imports, and its modules,

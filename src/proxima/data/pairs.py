@@ -21,10 +21,6 @@ class PreferencePair:
     rejected: Trajectory
     margin: float | None = None
 
-    def __post_init__(self) -> None:
-        if self.chosen.group != self.rejected.group:
-            raise ValueError(f"PreferencePair: groups {self.chosen.group} and {self.rejected.group} of row {self.row}.")
-
     @property
     def sides(self) -> tuple[Trajectory, ...]:
         """The completions that a reference scores."""

@@ -44,16 +44,10 @@ def _agreeing(same: NDArray[np.bool_], routes: NDArray[Any] | None, others: NDAr
 
 
 def packing_order(items: Sequence[Sequence[Trajectory]]) -> Sequence[int]:
-    """The order in which items of these sequences are packed: unchanged, except for paths of episodes, which are
-    ordered so that neighbours share most."""
+    """The order in which items of these sequences are packed: unchanged, except for paths of episodes. Those with the
+    longest common beginnings become neighbours: by group, in order of first appearance, then by tokens."""
     if all(sequence.sampled is None for sequence, *_ in items):
         return range(len(items))
-    return sharing_order([sequence for sequence, *_ in items])
-
-
-def sharing_order(trajectories: Sequence[Trajectory]) -> list[int]:
-    """Indices that place paths with the longest common beginnings next to each other: by group, in order of first
-    appearance, then by tokens."""
     place: dict[int, int] = {}
-    keys = [(place.setdefault(item.group, i), item.tokens.tobytes()) for i, item in enumerate(trajectories)]
-    return sorted(range(len(trajectories)), key=keys.__getitem__)
+    keys = [(place.setdefault(path.group, i), path.tokens.tobytes()) for i, (path, *_) in enumerate(items)]
+    return sorted(range(len(items)), key=keys.__getitem__)
