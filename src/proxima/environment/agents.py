@@ -74,7 +74,6 @@ class AgentSpec:
     workers: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "command", tuple(self.command))
         exactly_one = bool(self.run) != bool(self.command)
         require(exactly_one, "run", self.run or None, "must be given, or `command`, and not both")
         require(not self.run or ":" in self.run, "run", self.run, "must be module:function")

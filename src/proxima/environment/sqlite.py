@@ -54,12 +54,9 @@ class Sqlite(Environment):
             cursor = self.database.execute(sql)
             names, rows = [column[0] for column in cursor.description or ()], cursor.fetchmany(self.rows + 1)
             cursor.close()
-        except sqlite3.OperationalError as error:
-            if time.monotonic() > deadline:
-                raise ValueError(f"the query was ended after {self.seconds:g} s") from None
-            raise ValueError(str(error)) from None
         except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
-            raise ValueError(str(error)) from None
+            late = isinstance(error, sqlite3.OperationalError) and time.monotonic() > deadline
+            raise ValueError(f"the query was ended after {self.seconds:g} s" if late else str(error)) from None
         lines = [" | ".join(_shown(value) for value in row) for row in [names, *rows[: self.rows]]]
         return "\n".join([*lines, *["(more rows)"] * (len(rows) > self.rows), *["(no rows)"] * (not rows)])
 

@@ -40,8 +40,6 @@ class PreparedTask(PlayedTask):
     metadata: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.metadata is not None:
-            object.__setattr__(self, "metadata", tuple(self.metadata))
         require(bool(self.path), "path", self.path, "must name a folder")
         require(self.split in ("train", "test"), "split", self.split, "must be 'train' or 'test'")
         if self.template is not None:
