@@ -1,6 +1,5 @@
 """The card of a prepared folder: its source, the outcome for every row, and the hashes that verify its files."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from proxima.prepare.decontaminate import OverlapIndex, OverlapMatch
 from proxima.prepare.locate import CARD, SourceFiles
 from proxima.prepare.prepare_options import PrepareOptions
 from proxima.prepare.prompt_template import Template
-from proxima.prepare.read_files import InputFile, combined_sha256
+from proxima.prepare.read_files import InputFile, combined_sha256, inspect_file
 from proxima.prepare.write_files import COLUMNS, LISTS, Outcome, SplitData
 
 FORMAT = 1
@@ -142,9 +141,8 @@ def verify_folder(folder: Path) -> dict[str, str]:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    file = inspect_file(path, path.name)
+    return {"bytes": file.size, "sha256": file.sha256}
 
 
 def card_markdown(card: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from proxima.data import FieldError, Message
 from proxima.system.text_files import read_text
+from proxima.task.prompts import with_system
 from proxima.task.protocol import user_message
 from proxima.task.template import fill, require_question_template
 
@@ -25,8 +26,7 @@ class Template:
 
     def messages(self, question: str) -> list[Message]:
         """Return the chat that asks the question."""
-        messages = [*user_message(fill(self.text, {"question": question}))]
-        return messages if self.system is None else [{"role": "system", "content": self.system}, *messages]
+        return [*with_system(user_message(fill(self.text, {"question": question})), self.system)]
 
 
 TEMPLATES: dict[str, Template] = {
