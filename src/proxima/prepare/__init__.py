@@ -8,7 +8,8 @@ Imports: stdlib, `data`, `model`, `task`, `reward` of proxima; pyarrow, huggingf
 Imported by `cli`.
 To add a source: (1) an entry in `catalog.yaml`, and its folder in `proxima.task.prepared.PREPARED`; (2) a branch in
 `read_row` if its columns have a new form, a kind in `ANSWERS` if its answers do; (3) real rows, valid and broken, in
-`tests/prepare`. Stable: `prepare`, `PrepareOptions`, `SOURCES`, the columns of the tables and the keys of the card.
+`tests/prepare`. Stable: `prepare`, `locate_files`, `PrepareOptions`, `SOURCES`, the columns of the tables, the keys
+of the card.
 """
 
 from typing import TYPE_CHECKING
@@ -17,9 +18,10 @@ from proxima.data.kinds import lazy_imports
 
 if TYPE_CHECKING:
     from proxima.prepare.catalog import SOURCES
+    from proxima.prepare.locate import locate_files
     from proxima.prepare.pipeline import prepare
     from proxima.prepare.prepare_options import PrepareOptions
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
-__all__ = ["SOURCES", "PrepareOptions", "prepare"]
+__all__ = ["SOURCES", "PrepareOptions", "locate_files", "prepare"]
