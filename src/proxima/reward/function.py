@@ -2,16 +2,14 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from proxima.data import Completion, FieldError, Group, Prompt, Score, require
-from proxima.reward.base import NOT_APPLICABLE
-from proxima.reward.calls import attempted
 from proxima.reward.pooled import Job, PooledReward
 from proxima.reward.signature import CallShape
 from proxima.reward.workers.user_function import load_function, read_source
@@ -93,17 +91,6 @@ class UserFunction(PooledReward):
 
     def setup_job(self) -> Job:
         return Job(grader="load", arguments={"path": self.absolute_path, "source": self.source})
-
-    def parse_batch_result(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
-        pairs = zip(groups, result["scores"], strict=True)
-        return [[self._parse(group.prompt, returned) for returned in scores] for group, scores in pairs]
-
-    def _parse(self, prompt: Prompt, returned: Mapping[str, Any] | None) -> Score:
-        if returned is None:
-            return NOT_APPLICABLE
-        if "error" in returned:
-            return Score.failed(str(returned["error"]))
-        return attempted(partial(self.parse_result, prompt, returned))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from proxima.data import Completion, Prompt, Score, UserError, renamed, require
-from proxima.data.trajectory import Trajectory
+from proxima.data import Completion, Prompt, Score, Trajectory, UserError, renamed, require
 from proxima.reward.base import WeightedReward
 
 if TYPE_CHECKING:  # reward workers import this package and must not load torch

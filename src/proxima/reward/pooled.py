@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.reward.base import WeightedReward, Where, missing_answer, unscored, validated
+from proxima.reward.base import NOT_APPLICABLE, WeightedReward, Where, missing_answer, unscored, validated
+from proxima.reward.calls import attempted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +55,17 @@ class PooledReward(WeightedReward):
         raise NotImplementedError
 
     def parse_batch_result(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
-        """The scores in a grader's result."""
-        raise NotImplementedError
+        """The scores in a grader's result: for each completion what `parse_result` takes, its `error`, or None where
+        the reward does not apply."""
+        pairs = zip(groups, result["scores"], strict=True)
+        return [[self._parse(group.prompt, returned) for returned in scores] for group, scores in pairs]
+
+    def _parse(self, prompt: Prompt, returned: Mapping[str, Any] | None) -> Score:
+        if returned is None:
+            return NOT_APPLICABLE
+        if "error" in returned:
+            return Score.failed(str(returned["error"]))
+        return attempted(partial(self.parse_result, prompt, returned))
 
     def setup_job(self) -> Job | None:
         """A job that each new worker runs before its first chunk."""

@@ -17,17 +17,13 @@ def shipped_folder() -> Path:
 
 def shipped_recipes() -> dict[str, Path]:
     """The shipped recipes and sweeps by name, such as `quickstart` or `cpu/dapo`; those of the top folder first."""
-    return {name: file for name, file in _shipped().items() if not name.startswith(LAYOUTS)}
+    return {name: file for name, file in _files_below(shipped_folder()).items() if not name.startswith(LAYOUTS)}
 
 
 def shipped_layouts() -> dict[str, Path]:
     """The shipped layouts by name, such as `layouts/qwen3_4b_8xH100`: laid over a recipe, they set its placement on a
     cluster and no task."""
-    return {name: file for name, file in _shipped().items() if name.startswith(LAYOUTS)}
-
-
-def _shipped() -> dict[str, Path]:
-    return _files_below(shipped_folder())
+    return {name: file for name, file in _files_below(shipped_folder()).items() if name.startswith(LAYOUTS)}
 
 
 @cache  # it takes 7 ms
@@ -46,7 +42,7 @@ def find_recipe(name: str | Path) -> Path:
     if path.is_file() or (path / "config.yaml").is_file():
         return path
     with_suffix = path.parent / f"{path.name}.yaml"
-    return with_suffix if with_suffix.is_file() else _shipped().get(str(name), path)
+    return with_suffix if with_suffix.is_file() else _files_below(shipped_folder()).get(str(name), path)
 
 
 def shown_path(path: Path) -> str:
