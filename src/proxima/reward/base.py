@@ -74,7 +74,7 @@ class WeightedReward:
 
     def unreadable(self, answer: Any) -> str | None:
         """The reason why this reward can't score a row with this answer; None if it can."""
-        return missing_answer(answer)
+        return missing_answer(answer) if self.needs_answer else None
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score per completion, in the same order."""
