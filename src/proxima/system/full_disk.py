@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TypeGuard
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_TEXTS = tuple(os.strerror(number) for number in DISK_FULL)
 _PROBE = 1 << 16  # bytes: more than a file system can store without a new block
 
 
@@ -25,7 +24,7 @@ def as_disk_full(error: BaseException, path: Path) -> OSError | None:
     if is_disk_full(error):
         error.filename = error.filename or str(path)
         return error
-    number = next((n for n, text in zip(DISK_FULL, _TEXTS, strict=True) if text in str(error)), None)
+    number = next((number for number in DISK_FULL if os.strerror(number) in str(error)), None)
     if number is None and isinstance(error, Exception) and not isinstance(error, OSError):
         number = _probe(path.parent)
     return None if number is None else OSError(number, os.strerror(number), str(path))
