@@ -11,7 +11,7 @@ Any text can be parsed without raising: an invalid call is reported in one line.
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, cast, get_args
 
@@ -111,7 +111,7 @@ def write_call(call: ToolCall, tool_format: ToolFormat, tools: Parameters) -> st
     return f"<function={call.name}>\n{inside}</function>"
 
 
-ParsedCalls = list[ToolCall | str]  # a call, or why it is invalid
+ParsedCalls = Iterator[ToolCall | str]  # a call, or why it is invalid
 
 
 def _or_why(read: Callable[[Any], ToolCall], given: Any) -> ToolCall | str:
@@ -122,21 +122,19 @@ def _or_why(read: Callable[[Any], ToolCall], given: Any) -> ToolCall | str:
 
 
 def _hermes(text: str, tools: Parameters) -> ParsedCalls:
-    calls: ParsedCalls = []
     start = text.find("<tool_call>")
-    while start >= 0 and len(calls) <= MOST_CALLS:
+    while start >= 0:
         at = start + len("<tool_call>")
         try:
             value, end = _json_at(text, at)
             rest = text[end : end + 200].lstrip()
             if rest and not rest.startswith("</tool_call>"):
                 raise ValueError("</tool_call> does not follow the JSON of a call")
-            calls.append(_call(value))
+            yield _call(value)
             at = end
         except ValueError as error:
-            calls.append(str(error))
+            yield str(error)
         start = text.find("<tool_call>", at)
-    return calls
 
 
 def _llama(text: str, tools: Parameters) -> ParsedCalls:
@@ -145,22 +143,21 @@ def _llama(text: str, tools: Parameters) -> ParsedCalls:
     tagged = body.startswith(("<|python_tag|>", "[TOOL_CALLS]"))
     body = body.removeprefix("<|python_tag|>").removeprefix("[TOOL_CALLS]").lstrip()
     if not tagged and not re.match(r'\[?\s*{\s*"(name|type|function|parameters|arguments)"', body):
-        return []
-    calls: ParsedCalls = []
+        return
     at = 0
-    while at < len(body) and len(calls) <= MOST_CALLS:
+    while at < len(body):
         try:
             value, at = _json_at(body, at)
         except ValueError as error:
-            return [*calls, str(error)]
-        calls += [_or_why(_call, call) for call in (value if isinstance(value, list) else [value])]
+            yield str(error)
+            return
+        yield from (_or_why(_call, call) for call in (value if isinstance(value, list) else [value]))
         while at < len(body) and body[at] in ";, \t\r\n":
             at += 1
-    return calls
 
 
 def _xml(text: str, tools: Parameters) -> ParsedCalls:
-    return [_or_why(_xml_call, part) for part in text.split("<function=")[1 : MOST_CALLS + 2]]
+    yield from (_or_why(_xml_call, part) for part in text.split("<function=")[1:])
 
 
 def _xml_call(part: str) -> ToolCall:
@@ -193,7 +190,6 @@ FENCE = re.compile(r"^[ \t]*```[ \t]*([^\s`]*)[ \t]*$", re.MULTILINE)
 
 
 def _code(text: str, tools: Parameters) -> ParsedCalls:
-    calls: ParsedCalls = []
     opened: re.Match[str] | None = None
     for fence in FENCE.finditer(text):
         if opened is None:
@@ -203,11 +199,10 @@ def _code(text: str, tools: Parameters) -> ParsedCalls:
             continue  # within a block, a fence with a word is part of the text
         if opened[1] in tools:
             body = text[opened.end() : fence.start()].strip("\n")
-            calls.append(_code_call(opened[1], body, tools[opened[1]]))
+            yield _code_call(opened[1], body, tools[opened[1]])
         opened = None
     if opened is not None and opened[1] in tools:
-        calls.append(f"the block ```{opened[1][:40]} is not closed")
-    return calls
+        yield f"the block ```{opened[1][:40]} is not closed"
 
 
 def _code_call(name: str, body: str, parameters: Mapping[str, Any]) -> ToolCall:
