@@ -18,7 +18,7 @@ from proxima.cli import exit_codes
 from proxima.cli.command_module import load_command
 from proxima.cli.commands import COMMANDS, GROUPS
 from proxima.cli.help_page import WITH_ACTIONS
-from proxima.cli.main import ExitCode, main
+from proxima.cli.main import exit_code, main
 from proxima.cli.parameters import Actions
 from proxima.config.families import OFFLINE
 from proxima.data import PolicyBatch, UserError
@@ -173,9 +173,11 @@ def test_another_rank_reports_what_rank_0_has_not_ended_it_for(error, code, monk
     waited = list[float]()
     monkeypatch.setattr("time.sleep", waited.append)
     monkeypatch.setenv("RANK", "3")
-    with ExitCode() as end:
+
+    def fail():
         raise error
-    assert end.code == code and waited == [exit_codes.SAME_ERROR]
+
+    assert exit_code(fail) == code and waited == [exit_codes.SAME_ERROR]
     err = capsys.readouterr().err
     assert f"error: rank 3 on {os.uname().nodename}: " in err and err.count("rank 3") == 1
 

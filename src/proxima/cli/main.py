@@ -19,18 +19,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a character that the terminal can't show must not abort a run
     if argv is None and "RANK" not in os.environ and words[:1] == ["train"]:
         gc.disable()  # until a run has loaded its model: traversing a million imported objects takes half a second
-    with ExitCode() as end:
-        end.code = int(_call(words)() or 0)
-    return end.code
+    return exit_code(lambda: _call(words)())
 
 
 def train_rank(**arguments: Any) -> int:
     """Entry point of a cluster's ranks: `train_recipe`, with the exit codes and messages of the command line."""
     from proxima.cli.train import train_recipe
 
-    with ExitCode() as end:
-        end.code = train_recipe(**arguments)
-    return end.code
+    return exit_code(lambda: train_recipe(**arguments))
 
 
 def _call(words: Sequence[str]) -> Callable[[], int | None]:
@@ -44,27 +40,20 @@ def _call(words: Sequence[str]) -> Callable[[], int | None]:
     return answer(words)
 
 
-class ExitCode:
-    """Within the block, an exception becomes an exit code, and a message on standard error."""
+def exit_code(run: Callable[[], int | None]) -> int:
+    """Run a command; an exception becomes an exit code, and a message on standard error."""
+    if "SLURM_PROCID" in os.environ:
+        from proxima.runtime.placement.process_group import adopt_launcher
 
-    code = 0
-
-    def __enter__(self) -> "ExitCode":
-        if "SLURM_PROCID" in os.environ:
-            from proxima.runtime.placement.process_group import adopt_launcher
-
-            adopt_launcher()
-        if "RANK" in os.environ:  # torch logs many lines about a process that has exited
-            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        return self
-
-    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> bool:
-        if not isinstance(error, Exception | KeyboardInterrupt):
-            return False
+        adopt_launcher()
+    if "RANK" in os.environ:  # torch logs many lines about a process that has exited
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    try:
+        return int(run() or 0)
+    except (Exception, KeyboardInterrupt) as error:
         from proxima.cli.exit_codes import report_error
 
-        self.code = report_error(error)
-        return True
+        return report_error(error)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def train_recipe(
     family = family_of_config(config)
     if family is not None and family.prints_pairs and not quiet and views.run_folder is not None:
         print_last_evaluation(views.run_folder)
-    return exit_code(status)
+    return {"done": 0, "stopped": 130}.get(status, 1)
 
 
 def print_last_evaluation(folder: Path) -> None:
@@ -103,11 +103,6 @@ def outcome(summary: "Summary") -> str:
     values = " → ".join(f"{record['value']:.3f}" for record in measured)
     figure = f"  {measured[0]['metric']} {values}" if measured else ""
     return f"{summary.status}  {summary.steps} steps in {summary.seconds:.0f} s{figure}  {summary.folder}"
-
-
-def exit_code(status: str) -> int:
-    """0 for a finished run, 130 after Ctrl-C, 1 for a failed run."""
-    return {"done": 0, "stopped": 130}.get(status, 1)
 
 
 COMMAND = train_recipe
