@@ -3,16 +3,17 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from proxima.api import local_answers
-from proxima.api.episode_chat import EpisodeChat, make_table, play_episodes
+from proxima.api.episode_chat import EpisodeChat, episodes_of, make_table, play_episodes
 from proxima.cli.main import main
 from proxima.config import resolve
 from proxima.config.partial_schemas import PlayedConfig
 from proxima.config.sections.model_section import ModelConfig
-from proxima.data import Completion, UserError
-from proxima.engine.protocol import Sampling
+from proxima.data import Completion, Prompt, UserError
+from proxima.engine.protocol import Request, Sampling
 from tests.rollout.episodes.test_player import ids
 from tests.tiny import tiny_tokenizer
 
@@ -125,6 +126,18 @@ def test_an_episode_that_the_environment_ends_is_judged(table, roomy):
 def test_an_environment_that_asks_needs_no_person(table):
     with pytest.raises(UserError, match="writes the question itself; proxima eval plays"):
         table(*GAME).require_question()
+
+
+def test_an_episode_whose_last_path_begins_at_a_later_turn_is_not_lost():
+    class Forking:
+        async def generate(self, requests):
+            for request in reversed(requests):
+                made = Completion.of_text(request.prompt.uid, request.sample, "yes", [1])
+                yield replace(made, turn=request.sample)
+
+    prompt = Prompt(uid=3, messages=(), tokens=np.zeros(1, np.int32))
+    asked = [Request(prompt=prompt, sample=sample, sampling=Sampling()) for sample in range(2)]
+    assert [completion.key for completion in episodes_of(Forking(), asked)] == [(3, 0, 0), (3, 1, 1)]
 
 
 def test_a_whole_episode(table, roomy, proxima, tiny_model, monkeypatch):

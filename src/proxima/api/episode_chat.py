@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from proxima.api.local_answers import ShownEngine
 from proxima.data import Completion, Episode, FieldError, Prompt, UserError
 from proxima.data.episode import Cut
-from proxima.engine.local import LocalEngine, collect
+from proxima.engine.local import LocalEngine
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.model.quiet import quiet_transformers
-from proxima.rollout.episodes.played import Played, PlayedTurn, sampled_turn
+from proxima.rollout.episodes.played import EpisodePlayer, Played, PlayedTurn, sampled_turn
 from proxima.rollout.episodes.player import GivenUp, GroupTable
 from proxima.rollout.episodes.worlds import AgentWorld, World
 from proxima.task.prompts import to_prompt
@@ -236,10 +236,18 @@ def play_episodes(
     """Play `samples` episodes for each question, in order, with the other columns of the first row."""
     prompts = [replace(table.questions.prompt(text), uid=number) for number, text in enumerate(texts)]
     requests = [Request(prompt=p, sample=s, sampling=sampling, seed=seed) for p in prompts for s in range(samples)]
-    player: Any = table.world.player(engine)
-    completions = asyncio.run(collect(player, requests))
+    completions = episodes_of(table.world.player(engine), requests)
     return [replace(c, episode=_with_reward(c.episode, table)) for c in completions]
 
 
 def _with_reward(episode: Episode | None, table: Table) -> Episode | None:
     return episode and replace(episode, reward=table.reward(episode.reward))
+
+
+def episodes_of(player: EpisodePlayer, requests: Sequence[Request]) -> list[Completion]:
+    """Play an episode for each request, whose last path may be of a later turn; by uid and sample."""
+
+    async def played() -> list[Completion]:
+        return [completion async for completion in player.generate(requests)]
+
+    return sorted(asyncio.run(played()), key=lambda completion: (completion.prompt_uid, completion.sample))

@@ -1,10 +1,9 @@
 """`proxima data inspect`: show an episode of a recipe with its tokens, before anything is trained."""
 
-import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, closing
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,7 +37,9 @@ def inspect_episode(
 ) -> None:
     """Play an episode of a recipe's task in its environment, with scripted turns of the model, and print its tokens:
     which are the prompt, which are sampled and trained, which are not. Loads no weights."""
+    from proxima.api.episode_chat import episodes_of
     from proxima.config import load_recipe
+    from proxima.engine.protocol import Request
     from proxima.rollout.episodes.worlds import AgentWorld
     from proxima.runtime.launch.run_data import load_run_data
 
@@ -55,9 +56,9 @@ def inspect_episode(
             remedy = "play one with proxima train, and look at it with proxima view"
             raise UserError("an agent from outside makes its own messages", remedy=remedy)
         prompt = _prompt(data.source, row)
-        engine = MadeTurns(data.world, tuple(say))
-        played = data.world.player(engine)  # type: ignore[arg-type]  # it only generates
-        completion = _first(played.generate([engine.request(prompt, resolved.config.sampling)]))
+        engine: Any = MadeTurns(data.world, tuple(say))  # it only generates
+        request = Request(prompt=prompt, sample=0, sampling=resolved.config.sampling)
+        (completion,) = episodes_of(data.world.player(engine), [request])
     shown = [_path(engine.tokenizer, path.opening or prompt, path) for path in completion.paths]
     failure = completion.episode.failure if completion.episode else ""
     if as_json:
@@ -86,11 +87,6 @@ class MadeTurns:
         self.tokenizer: Any = self.world.template.tokenizer
         self.turns = self.turns or (*_call(self.world), SENTENCE)
 
-    def request(self, prompt: Prompt, sampling: Any) -> "Request":
-        from proxima.engine.protocol import Request
-
-        return Request(prompt=prompt, sample=0, sampling=sampling)
-
     async def generate(self, requests: Sequence["Request"]) -> AsyncIterator[Completion]:
         """Yield each request's turn as the tokenizer encodes it, ended by the end-of-text token unless cut off."""
         for request in requests:
@@ -109,14 +105,6 @@ def _call(world: "World") -> Iterator[str]:
         name, parameters = next(iter(world.rules.tools.items()))
         call = ToolCall(name=name, arguments=dict.fromkeys(parameters.get("properties", {}), "7"))
         yield write_call(call, world.rules.tool_format, world.rules.tools)
-
-
-def _first(stream: AsyncIterator[Completion]) -> Completion:
-    async def first() -> Completion:
-        async with aclosing(stream) as completions:  # type: ignore[type-var]
-            return await anext(completions)
-
-    return asyncio.run(first())
 
 
 def _path(tokenizer: Any, prompt: Prompt, completion: Completion) -> list[dict[str, Any]]:
