@@ -11,7 +11,6 @@ from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.api.episode_chat import Table
-    from proxima.data.episode import Cut
     from proxima.rollout.episodes.played import PlayedTurn
 
 NEW = "/new"
@@ -24,7 +23,6 @@ def converse_with(model: str, inference: Inference) -> None:
     Raises:
         UserError: the model or an option is wrong.
     """
-    inference.sampling(MOST)  # validates the options before anything is read
     asked = model_asked(model, inference)
     with open_table(asked) as table:
         return _talk(asked, inference) if table is None else EpisodeTalk(asked, table, inference).run()
@@ -98,10 +96,8 @@ class EpisodeTalk:
         _converse(f"{self.title}{tools}", self.chat.new, self._answer)
 
     def _answer(self, line: str) -> str:
-        return self._note(self.chat.ask(line))
-
-    def _note(self, cut: "Cut") -> str:
-        """Name the limit that cut an answer off."""
+        """Let the model answer, and name the limit that cut the answer off."""
+        cut = self.chat.ask(line)
         if cut == "turns":
             return f"cut off at episode.turns {self.settings.turns}"
         if cut == "context":

@@ -51,7 +51,11 @@ def check_target(
     model: Annotated[str | None, Argument(MODEL)] = None,
     as_json: Annotated[bool, Argument("print every result for programs", flag="--json")] = False,
 ) -> int:
-    """Check a kind, or the files of a run. Returns 1 if something is wrong."""
+    """Check a kind against the laws of its slot, or the files of a run. Returns 1 if something is wrong.
+
+    Raises:
+        UserError: the slot, kind or field is unknown.
+    """
     if kind.endswith(".json"):
         raise UserError(f"{kind} is neither a kind nor a run", remedy="proxima peers verify FILE compares records")
     if ("/" in kind and ":" not in kind) or RunFolder(kind).has_run:
@@ -60,24 +64,8 @@ def check_target(
         return check_run(kind, as_json=as_json)
     if kind in CheckConfig.__dataclass_fields__ and override and "=" not in override[0]:
         slot, kind, override = kind, override[0], override[1:]  # `check surrogate cppo`
-    return check_kind(kind, override, slot=slot, model=model, as_json=as_json)
-
-
-def check_kind(
-    kind: str, fields: Sequence[str] = (), *, slot: str | None = None, model: str | None = None, as_json: bool = False
-) -> int:
-    """Check a kind against the laws of its slot. Returns 1 if it breaks one.
-
-    Args:
-        fields: `field=value` for fields that differ from the defaults.
-        slot: the slot; None: that of the kind or class.
-        model: the model that an engine runs; None: a tiny one.
-
-    Raises:
-        UserError: the slot, kind or field is unknown.
-    """
     slot = slot or slot_of_kind(kind)
-    spec = spec_from_words(slot, kind, fields)
+    spec = spec_from_words(slot, kind, override)
     facts = {"slot": slot, "kind": kind, "fields": asdict(spec)}
     return print_results(f"{slot} {kind}", facts, results_of(slot, spec, model), as_json)
 
@@ -91,9 +79,8 @@ def print_results(what: str, facts: dict[str, Any], laws: Iterator["LawResult"],
             show(result)
     failed = sum(result.status == "FAILED" for result in results)
     if as_json:
-        rows = [(r, {"variant": r.variant, "law": r.law.name, "status": r.status, "detail": r.detail}) for r in results]
-        law_rows = [row | {"so": r.law.consequence, "cure": r.law.cure} for r, row in rows]
-        print_json({**facts, "failed": failed, "results": law_rows})
+        rows = [vars(r) | {"law": r.law.name, "so": r.law.consequence, "cure": r.law.cure} for r in results]
+        print_json({**facts, "failed": failed, "results": rows})
     else:
         passed = sum(result.status == "passed" for result in results)
         skipped = len(results) - passed - failed
@@ -101,7 +88,7 @@ def print_results(what: str, facts: dict[str, Any], laws: Iterator["LawResult"],
     return int(failed > 0)
 
 
-def check_run(folder: str, *, as_json: bool = False) -> int:
+def check_run(folder: str, *, as_json: bool) -> int:
     """Check the files of a run and print a line for each kind of file. Returns 1 if one is damaged."""
     from proxima.runtime.state.folder_check import check_run_files
     from proxima.view.formatting import visible

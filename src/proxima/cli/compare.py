@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from proxima.cli.output import check_page, print_json, terminal_width
+from proxima.cli.output import print_json, terminal_width
 from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
@@ -53,7 +53,8 @@ def compare(
         page = (place if len(run) == 1 and place.is_dir() and place not in folders else Path()) / "compare.html"
     replaced = out is None and page is not None and page.exists()
     if page is not None:
-        check_page("--out", page)
+        if page.is_dir() or not page.absolute().parent.is_dir():
+            raise UserError(f"--out {page}: must be a file in a folder that exists")
         title = Path(run[0]).resolve().name if len(run) == 1 else "Comparison"
         write_comparison(comparison, page, title=title, over=over)
     means: dict[str, dict[str, SeedMean]] = {}

@@ -4,11 +4,9 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from proxima.cli.parameters import Argument
-from proxima.data import UserError
 from proxima.system.recipe_files import find_recipe, shipped_recipes
 
 RECIPE = "YAML file, run folder (its config.yaml), or a name of `proxima list recipes`"
@@ -22,12 +20,6 @@ def named_recipe(word: str) -> str:
     if shipped is not None and file != shipped and not file.samefile(shipped):
         print(f"note: {word} is {file} of this folder, not the recipe that comes with proxima", file=sys.stderr)
     return word
-
-
-def check_page(option: str, page: Path) -> None:
-    """Raise UserError if the page is a folder, or its parent folder does not exist."""
-    if page.is_dir() or not page.absolute().parent.is_dir():
-        raise UserError(f"{option} {page}: must be a file in a folder that exists")
 
 
 # Parameters of commands, for `cli.parameters`.
