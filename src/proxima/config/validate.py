@@ -8,7 +8,6 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +54,13 @@ class IfSet:
     def applies(self, resolved: Resolved[Any]) -> bool:
         """Return True if a part differs from its default, or is true: as a property, or in an engine, a placement or a
         task, whose class may be the user's, with other defaults."""
-        return any(self._differs(resolved.config, *path.rpartition(".")[::2]) for path in self.part.split())
+        return any(self._differs(resolved, *path.rpartition(".")[::2]) for path in self.part.split())
 
-    def _differs(self, config: Any, above: str, name: str) -> bool:
-        holder = reduce(lambda holder, name: getattr(holder, name, None), filter(None, above.split(".")), config)
+    def _differs(self, resolved: Resolved[Any], above: str, name: str) -> bool:
+        holder = resolved.get(above) if above else resolved.config
         value, default = getattr(holder, name, None), getattr(type(holder), name, None)
         users = above.rpartition(".")[2] in ("engine", "placement", "task")
         return bool(value) if isinstance(default, property) or users else value != default
-
-    def check(self) -> Check:
-        return _imported(self.module, self.name)
 
 
 @dataclass(frozen=True)
@@ -86,13 +82,13 @@ class IfKind:
         types = [entry.of for entry in resolved.entries if isinstance(entry.of, type)]
         return any(self.table.covers(of, *self.kinds.split()) for of in types)
 
-    def check(self) -> Check:
-        return _imported(self.module, self.name)
 
-
-def _imported(module: str, name: str) -> Check:
-    check: Check = getattr(importlib.import_module(f"proxima.config.sections.{module}"), name)
-    return check
+def function_of(check: Check | IfSet | IfKind) -> Check:
+    """The function of a check, whose module is imported now if it is seldom needed."""
+    if not isinstance(check, IfSet | IfKind):
+        return check
+    found: Check = getattr(importlib.import_module(f"proxima.config.sections.{check.module}"), check.name)
+    return found
 
 
 def values_are_filled_in(r: Resolved[Any]) -> Findings:
@@ -116,42 +112,33 @@ def packages_are_installed(r: Resolved[Any]) -> Findings:
 CHECKS: Sequence[Check | IfSet | IfKind] = (
     train_section.training_samples_at_random,
     IfSet("sampling.truncates", "behavior_matches_sampling"),
-    IfSet("sampling.truncates", "sampling_masks_are_replayed"),
     algorithm_section.groups_have_several_completions,
     algorithm_section.needed_tensors_are_supplied,
     IfSet(ROUTED, "routes_are_supplied"),
     algorithm_section.advantage_is_supported,
-    IfSet("algorithm.correction", "corrections_can_be_combined"),
+    IfSet("algorithm.correction", "corrections_are_possible"),
     IfSet("algorithm.distillation", "teacher_is_usable"),
     IfSet("algorithm.preference", "preference_is_the_whole_loss"),
-    IfSet("algorithm.preference", "epochs_measure_the_kl"),
     IfSet("algorithm.penalties", "penalties_have_their_policy"),
     IfSet("engine.top_k_log_probs", "top_k_is_usable"),
     IfSet("algorithm.reference_engine", "reference_engine_is_asked"),
-    IfKind(ADVANTAGES, "gdpo", "gdpo_has_the_weights"),
-    IfKind(ADVANTAGES, "gdpo", "advantage_reads_the_kl"),
-    IfSet("algorithm.selection", "allocation_keeps_batch_size"),
+    IfKind(ADVANTAGES, "gdpo", "gdpo_reads_each_reward"),
+    IfSet("algorithm.selection", "selections_are_possible"),
     IfSet("algorithm.dynamic_sampling", "dynamic_sampling_has_a_selection"),
     algorithm_section.baseline_rewards_are_per_completion,
-    IfSet("algorithm.selection", "selection_metrics_exist"),
-    IfSet("algorithm.correction", "correction_compares_policies"),
     IfSet("runtime.max_concurrent_rollouts", "overlap_is_possible"),
     IfSet("runtime.over_age", "overlap_settings_have_an_effect"),
     IfSet(NEXT_POLICY, "next_policy_is_read"),
-    IfSet("algorithm.proximal", "next_policy_is_computed"),
     packages_are_installed,
     IfSet("placement.sharding", "engines_can_rest", "ranks_section"),
-    IfSet("placement.sharding", "gathered_weights_are_precise", "ranks_section"),
-    IfSet("placement.sharding", "split_tokens_are_packed", "ranks_section"),
+    IfSet("placement.sharding", "ranks_compute_the_model", "ranks_section"),
     IfKind(OPTIMIZERS, "muon", "muon_has_whole_matrices"),
-    model_section.model_exists,
+    model_section.models_exist,
     IfSet("model.lora", "adapters_are_ready"),
     IfSet("task.images episode.images model.vision_lr_ratio", "images_can_be_shown"),
     IfSet("placement.sharding", "models_can_be_split", "ranks_section"),
     IfSet("reward_model", "reward_head_is_new", "reward_model_section"),
-    IfSet("critic", "critic_model_exists", "critic_section"),
-    IfSet("critic", "critic_is_read", "critic_section"),
-    IfSet("critic", "critic_fits_the_step", "critic_section"),
+    IfSet("critic", "critic_fits_the_run", "critic_section"),
     model_section.completions_fit_context,
     IfKind(REWARDS, "model", "reward_models_are_ready", "reward_section"),
     data_section.data_files_exist,
@@ -159,15 +146,12 @@ CHECKS: Sequence[Check | IfSet | IfKind] = (
     IfKind(REWARDS, "environment", "environment_rewards_have_one", "episode_section"),
     IfSet(PLAYED, "an_episode_has_room_for_a_turn", "episode_section"),
     values_are_filled_in,
-    model_section.dtypes_are_consistent,
-    model_section.device_exists,
+    model_section.model_can_compute,
     train_section.warmup_is_given_once,
-    IfSet("rollouts", "replay_is_of_another_run", "rollouts_section"),
     IfSet("rollouts", "stored_groups_are_as_configured", "rollouts_section"),
     IfSet("monitor", "trackers_are_ready"),
     eval_section.evaluations_are_configured,
     IfSet("eval.metric", "evaluation_metric_exists"),
-    IfSet("eval.metric", "best_metric_has_a_direction"),
 )
 TO_DO = (data_section.data_files_exist, packages_are_installed, values_are_filled_in)
 WARNINGS: Sequence[Check | IfSet | IfKind] = (
@@ -241,12 +225,11 @@ def _problems(resolved: Resolved[Any], checks: Sequence[Check | IfSet | IfKind])
     sections = {"r": resolved, **vars(resolved.config)}
     problems = []
     for check in checks:
-        if isinstance(check, IfSet | IfKind):
-            if not check.applies(resolved):
-                continue
-            check = check.check()
-        names = inspect.signature(check).parameters
+        if isinstance(check, IfSet | IfKind) and not check.applies(resolved):
+            continue
+        function = function_of(check)
+        names = inspect.signature(function).parameters
         if names.keys() <= sections.keys():
-            for finding in check(**{name: sections[name] for name in names}):
+            for finding in function(**{name: sections[name] for name in names}):
                 problems.append(finding if isinstance(finding, Problem) else resolved.problem(*finding))
     return problems

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from proxima.config.resolved import Findings
 from proxima.config.sections.algorithm_section import AGGREGATE, AlgorithmConfig
-from proxima.config.sections.model_section import has_score, model_problem
+from proxima.config.sections.model_section import has_score
 from proxima.config.sections.train_section import TrainConfig
 from proxima.config.slots import Slot
 from proxima.core.value import ValueLoss
@@ -92,25 +92,16 @@ class HeadCritic(CriticConfig):
         require(0 < self.coefficient < float("inf"), "coefficient", self.coefficient, "must be > 0 and finite")
 
 
-def critic_model_exists(critic: Any) -> Findings:
-    """The critic must start from a model folder or a hub name."""
-    if isinstance(critic, ModelCritic) and critic.path is not None and (remedy := model_problem(critic.path)):
-        yield "critic.path", remedy
-
-
-def critic_is_read(critic: Any, algorithm: AlgorithmConfig) -> Findings:
-    """Refuse a critic if only a teacher trains, and `head_std` if the critic's model already has a head."""
+def critic_fits_the_run(critic: Any, algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
+    """Refuse a critic if only a teacher trains, and `head_std` if the critic's model already has a head. The critic's
+    changes to `train` must be valid there, and the policy must be trained in some step."""
     if not algorithm.trains_on_rewards:
         message = "predicts rewards, which are only measured; set critic=null, or name an algorithm.surrogate"
         yield "critic.kind", message
-    if isinstance(critic, ModelCritic) and critic.head_std and critic.path is not None and has_score(critic.path):
-        yield "critic.head_std", f"is for a new head, and {critic.path} has one; set it to 0"
-
-
-def critic_fits_the_step(critic: Any, train: TrainConfig) -> Findings:
-    """The critic's changes to `train` must be valid there, and the policy must be trained in some step."""
     if not isinstance(critic, ModelCritic):
         return
+    if critic.head_std and critic.path is not None and has_score(critic.path):
+        yield "critic.head_std", f"is for a new head, and {critic.path} has one; set it to 0"
     try:
         critic.training(train)
     except FieldError as error:

@@ -72,21 +72,19 @@ class ModelConfig:
         return ModelSource(**settings, seed=seed, sharding=sharding)
 
 
-def model_exists(model: ModelConfig) -> Findings:
-    """A local path must exist and be a model folder or a .gguf file."""
-    if remedy := model_problem(model.path):
-        yield "model.path", remedy
+def models_exist(r: Resolved[Any]) -> Findings:
+    """The local paths of the model, its critic and its teacher must exist and be model folders or .gguf files."""
+    for path in ("model.path", "critic.path", "algorithm.distillation.path"):
+        if (place := r.get(path)) is not None and (remedy := model_problem(place)):
+            yield path, remedy
 
 
-def dtypes_are_consistent(model: ModelConfig) -> Findings:
-    """Autocast never raises the precision of products: weights in bfloat16 have products in bfloat16."""
+def model_can_compute(model: ModelConfig) -> Findings:
+    """The device must be of a known kind and exist on this machine. Autocast never raises the precision of products:
+    weights in bfloat16 have products in bfloat16."""
     if model.compute_dtype == "float32" and model.dtype == "bfloat16":
         message = "has no effect: weights in bfloat16 (model.dtype) have products in bfloat16; set both to one dtype"
         yield "model.compute_dtype", message
-
-
-def device_exists(model: ModelConfig) -> Findings:
-    """The device must be of a known kind and exist on this machine."""
     try:
         check_device(model.device, "model.device")
     except FieldError as error:

@@ -11,8 +11,8 @@ from proxima.config.problems import suggestion
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections import CRITICS
 from proxima.config.sections.algorithm_section import AlgorithmConfig, asks_routers, replays_sampling_masks
-from proxima.config.sections.eval_section import CheckpointConfig, EvalConfig
-from proxima.config.sections.model_section import ModelConfig, model_problem
+from proxima.config.sections.eval_section import EvalConfig
+from proxima.config.sections.model_section import ModelConfig
 from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.config.sections.train_section import OptimizationConfig, TrainConfig
 from proxima.core import SELECTIONS
@@ -38,11 +38,9 @@ WIDE = 512  # ids per token that are few compared with its other data
 
 
 def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any) -> Findings:
-    """The teacher must exist, and the log-probs that its divergence compares must be supplied."""
+    """The log-probs that the divergence from the teacher compares must be supplied."""
     distillation = algorithm.distillation
     assert distillation is not None
-    if problem := model_problem(distillation.path):
-        yield "algorithm.distillation.path", problem
     top_k, path = distillation.divergence.top_k, "algorithm.distillation.divergence.top_k"
     if distillation.engine is not None and top_k:
         yield path, "must be 0 with algorithm.distillation.engine: an engine scores the sampled tokens alone"
@@ -56,17 +54,14 @@ def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any)
             yield f"algorithm.{slot}", f"{message}, or name an algorithm.surrogate"
 
 
-def gdpo_has_the_weights(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> Findings:
-    """`gdpo` weights the normalised rewards itself and ignores the rewards' own weights, which apply to their sum."""
+def gdpo_reads_each_reward(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> Findings:
+    """`gdpo` normalises and weights each reward itself. It ignores the rewards' own weights, which apply to their sum,
+    and the KL in the reward, which is none of them."""
     weights = [as_reward(spec).weight for spec in reward]
     shown = ", ".join(f"{weight:g}" for weight in weights)
     if algorithm.advantage.weights is None and set(weights) != {1.0}:
         message = "weighs every reward by 1, and the rewards have their own weights"
         yield "algorithm.advantage.weights", f"{message}; set it to [{shown}], or these to 1"
-
-
-def advantage_reads_the_kl(algorithm: AlgorithmConfig) -> Findings:
-    """`gdpo` normalises each reward separately, and the KL in the reward is not one of them."""
     if algorithm.reward_kl is not None:
         message = "'gdpo' reads the rewards one by one, without the KL; set algorithm.reference_kl or another advantage"
         yield "algorithm.reward_kl", message
@@ -79,8 +74,9 @@ def muon_has_whole_matrices(r: Resolved[Any], train: OptimizationConfig) -> Find
         yield "train.optimizer.kind", f"{reason}; use adamw with model.lora"
 
 
-def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
-    """A loss over pairs replaces the surrogate and the settings around it, and needs a selection that leaves pairs."""
+def preference_is_the_whole_loss(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
+    """A loss over pairs replaces the surrogate and the settings around it, and needs a selection that leaves pairs. It
+    has no ratio to a proximal policy, by which `train.target_kl` could end a step."""
     off = {"surrogate": "null", "correction": "[]", "reference_kl": "null", "distillation": "null"}
     off |= {"penalty": "[]", "entropy_bonus": "0", "proximal": "behavior", "router_balance": "null"}
     off |= {} if isinstance(algorithm.aggregate, TokenMean) else {"aggregate": "token_mean"}
@@ -94,10 +90,6 @@ def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
         yield "algorithm.preference.kind", message
     if not (algorithm.selection and SELECTIONS.holds(algorithm.selection[-1], "best_and_worst")):
         yield "algorithm.preference.kind", "needs pairs; end algorithm.selection with {kind: best_and_worst}"
-
-
-def epochs_measure_the_kl(train: TrainConfig) -> Findings:
-    """Refuse `train.target_kl` for online DPO, which has no ratio to a proximal policy."""
     if train.target_kl is not None:
         yield "train.target_kl", "online DPO measures no approximate KL of an epoch; set it to null"
 
@@ -122,26 +114,22 @@ def _problems_of_proximal(algorithm: AlgorithmConfig, train: TrainConfig) -> Ite
         yield f"{message}; set this to behavior, or train.updates_per_step above 1"
 
 
-def corrections_can_be_combined(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
-    """Refuse a correction that conflicts with the surrogate or with another correction."""
-    for i, spec in enumerate(algorithm.correction):
-        if problem := spec.conflict(algorithm.surrogate, algorithm.correction):
-            path = f"algorithm.correction.{i}.kind"
-            yield path, f"{r.entry(path).value!r} {problem}"
-
-
-def correction_compares_policies(algorithm: AlgorithmConfig) -> Findings:
-    """With the behavior policy as centre, a weight from it to the proximal policy is always 1; `proximal: next` is for
-    corrections towards the next policy, which replace such a weight."""
+def corrections_are_possible(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
+    """Refuse a correction that conflicts with the surrogate or with another correction. With the behavior policy as
+    centre, a weight from it to the proximal policy is always 1; `proximal: next` is for corrections towards the next
+    policy, which replace such a weight."""
     wrong = {
         "behavior": "has no effect: with algorithm.proximal=behavior the two policies that it compares are the same; "
         "set algorithm.proximal=recompute, or remove the correction",
         "next": "compares with the proximal policy, and algorithm.proximal=next is for the next one; "
         "set its towards=next, or algorithm.proximal=recompute",
     }
-    for i, spec in enumerate(algorithm.correction if algorithm.proximal in wrong else ()):
-        if {"behavior_log_prob", "proximal_log_prob"} <= spec.needs:
-            yield f"algorithm.correction.{i}.kind", wrong[algorithm.proximal]
+    for i, spec in enumerate(algorithm.correction):
+        path = f"algorithm.correction.{i}.kind"
+        if problem := spec.conflict(algorithm.surrogate, algorithm.correction):
+            yield path, f"{r.entry(path).value!r} {problem}"
+        if algorithm.proximal in wrong and {"behavior_log_prob", "proximal_log_prob"} <= spec.needs:
+            yield path, wrong[algorithm.proximal]
 
 
 def reference_engine_is_asked(algorithm: AlgorithmConfig) -> Findings:
@@ -151,9 +139,11 @@ def reference_engine_is_asked(algorithm: AlgorithmConfig) -> Findings:
         yield "algorithm.reference_engine.kind", message
 
 
-def allocation_keeps_batch_size(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
-    """Pruning with `allocate` keeps the size of an update only if whole groups fill the freed slots."""
+def selections_are_possible(algorithm: AlgorithmConfig, train: TrainConfig, reward: Sequence[Any]) -> Findings:
+    """Pruning with `allocate` keeps the size of an update only if whole groups fill the freed slots. The metric of a
+    selection must be one that completions have."""
     size = train.completions_per_prompt
+    metrics = {*METRICS, *METRIC_ALIASES, *(as_reward(spec).label for spec in reward)}
     for i, spec in enumerate(algorithm.selection):
         if SELECTIONS.holds(spec, "prune") and spec.allocate and not spec.keeps_size(size):
             reason = f"a group of {size} (train.completions_per_prompt) keeps {spec.kept(size)}, not a divisor of it"
@@ -162,12 +152,6 @@ def allocation_keeps_batch_size(algorithm: AlgorithmConfig, train: TrainConfig) 
             remedy = "use a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, or allocate=false"
             message = f"{reason}, so updates can't keep their size; {remedy}"
             yield f"algorithm.selection.{i}.allocate", message
-
-
-def selection_metrics_exist(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> Findings:
-    """The metric of a selection must be one that completions have."""
-    metrics = {*METRICS, *METRIC_ALIASES, *(as_reward(spec).label for spec in reward)}
-    for i, spec in enumerate(algorithm.selection):
         metric = getattr(spec, "metric", None)
         if isinstance(metric, str) and metric not in metrics:
             message = f"unknown metric of a completion; known: {', '.join(sorted(metrics))}"
@@ -196,8 +180,9 @@ def dynamic_sampling_has_a_selection(r: Resolved[Any], algorithm: AlgorithmConfi
         yield [*given, *settings][0].path, message
 
 
-def next_policy_is_read(algorithm: AlgorithmConfig) -> Findings:
-    """`proximal: next` needs a correction towards the next policy."""
+def next_policy_is_read(algorithm: AlgorithmConfig, rollouts: str | None) -> Findings:
+    """`proximal: next` needs a correction towards the next policy. A replay can't compute that policy: others followed
+    the stored rollouts."""
     if algorithm.proximal != "next":
         for name, off in fields_that_are_on(algorithm, {"next_from": "engine", "next_missing": "decoupled"}):
             yield f"algorithm.{name}", f"has no effect; set algorithm.proximal=next, or {name}={off}"
@@ -205,11 +190,7 @@ def next_policy_is_read(algorithm: AlgorithmConfig) -> Findings:
     if not any("next_log_prob" in spec.needs for spec in algorithm.correction):
         remedy = "add algorithm.correction=[{kind: cap_floor, towards: next}], or set it to recompute"
         yield "algorithm.proximal", f"no correction reads the next policy; {remedy}"
-
-
-def next_policy_is_computed(algorithm: AlgorithmConfig, rollouts: str | None) -> Findings:
-    """A replay can't compute the next policy: other policies followed the stored rollouts."""
-    if algorithm.proximal == "next" and rollouts is not None:
+    if rollouts is not None:
         message = "a replay has no versions of its own to compute the next policy from; set it to recompute"
         yield "algorithm.proximal", message
 
@@ -291,22 +272,18 @@ def overlap_is_of_use(runtime: RuntimeConfig, train: TrainConfig, engine: Any) -
 
 
 def behavior_matches_sampling(sampling: Sampling, algorithm: AlgorithmConfig, engine: Any) -> Findings:
-    """A ratio of the policy to a truncated distribution needs the tokens that remained, or it is off by their mass."""
-    if not replays_sampling_masks(sampling, algorithm) or "sampling_mask" in getattr(engine, "provides", ()):
-        return
-    cut = next(name for name, off in SAMPLING_OFF.items() if getattr(sampling, name) != off)
-    message = "behavior=sampled compares the policy with the truncated distribution"
-    remedy = f"set {BEHAVIOR}=untruncated or {cut}={SAMPLING_OFF[cut]}"
-    if hasattr(engine, "sampling_mask"):
-        message += ", and needs the tokens that could be sampled"
-        remedy = f"set engine.sampling_mask=true, {BEHAVIOR}=untruncated or {cut}={SAMPLING_OFF[cut]}"
-    yield f"sampling.{cut}", f"{message}; {remedy}"
-
-
-def sampling_masks_are_replayed(sampling: Sampling, algorithm: AlgorithmConfig) -> Findings:
-    """A comparison of policies over the whole vocabulary can't be combined with one over fewer tokens."""
+    """A ratio of the policy to a truncated distribution needs the tokens that remained, or it is off by their mass; and
+    a comparison of policies over the whole vocabulary can't be combined with one over fewer tokens."""
     if not replays_sampling_masks(sampling, algorithm):
         return
+    if "sampling_mask" not in getattr(engine, "provides", ()):
+        cut = next(name for name, off in SAMPLING_OFF.items() if getattr(sampling, name) != off)
+        message = "behavior=sampled compares the policy with the truncated distribution"
+        remedy = f"{BEHAVIOR}=untruncated or {cut}={SAMPLING_OFF[cut]}"
+        if hasattr(engine, "sampling_mask"):
+            message += ", and needs the tokens that could be sampled"
+            remedy = f"engine.sampling_mask=true, {remedy}"
+        yield f"sampling.{cut}", f"{message}; set {remedy}"
     why = "under truncating sampling, behavior=sampled compares over the sampled tokens"
     for slot in ("surrogate", "aggregate", "reference_kl"):
         spec = getattr(algorithm, slot)
@@ -335,8 +312,9 @@ def sampling_masks_are_small(sampling: Sampling, algorithm: AlgorithmConfig) -> 
         yield "sampling.top_k", message
 
 
-def evaluation_metric_exists(eval: EvalConfig, reward: Sequence[Any]) -> Findings:
-    """`eval.metric` must be a metric of evaluations; a reward's own parts, `name/part`, are only known when it runs."""
+def evaluation_metric_exists(r: Resolved[Any], eval: EvalConfig, reward: Sequence[Any]) -> Findings:
+    """`eval.metric` must be a metric of evaluations; a reward's own parts, `name/part`, are only known when it runs.
+    `keep_best` needs one for which higher is better."""
     assert eval.metric is not None
     metric, samples, scored_by = _metric_of_a_set(eval, eval.metric, reward)
     rewards = {as_reward(spec).label for spec in scored_by}
@@ -345,12 +323,7 @@ def evaluation_metric_exists(eval: EvalConfig, reward: Sequence[Any]) -> Finding
     if metric not in metrics and metric.removeprefix(PART).partition("/")[0] not in rewards:
         also = "NAME/PART for a part of a reward's own"
         yield "eval.metric", f"an evaluation has no such metric; {suggestion(metric, metrics, also)}"
-
-
-def best_metric_has_a_direction(eval: EvalConfig, checkpoint: CheckpointConfig, reward: Sequence[Any]) -> Findings:
-    """`keep_best` needs a metric for which higher is better."""
-    assert eval.metric is not None
-    if checkpoint.keep_best and _metric_of_a_set(eval, eval.metric, reward)[0] in ("length", "truncated"):
+    if r.get("checkpoint.keep_best") and metric in ("length", "truncated"):
         message = "keep_best keeps the highest, and here that is not the best"
         yield "eval.metric", f"{message}; name the accuracy, the reward or a reward"
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -79,36 +79,6 @@ class RankPlacement:
     def __post_init__(self) -> None:
         require_at_least(self, 1, "tensor_parallel", "context_parallel", "expert_parallel")
         require(1 <= self.timeout < math.inf, "timeout", self.timeout, "must be finite and >= 1 second")
-
-    def layout_problems(self, r: Resolved[Any]) -> Findings:
-        """The reasons why the ranks can't have this layout, or can't split the model, as far as known: the launcher may
-        not have set their number yet, and a hub model may not have been downloaded."""
-        ranks, of = getattr(self, "ranks", None) or launched_ranks() or 0, ""
-        if self.sharding.kind == "hybrid" and (nearby := os.environ.get("LOCAL_WORLD_SIZE")):
-            ranks, of = int(nearby), " of a node"
-        critic, teacher = r.get("critic"), r.get("algorithm.distillation")
-        shared = {"model.path": r.get("model"), "critic.path": critic, "algorithm.distillation.path": teacher}
-        try:
-            with within("placement"):
-                check_layout(self, ranks, of)
-            for name, model in shared.items() if ranks != 1 else ():
-                if getattr(model, "path", None) and getattr(model, "engine", None) is None:
-                    self._check_model(name, model, ranks)
-        except FieldError as error:
-            yield error.field, error.requirement
-
-    def _check_model(self, name: str, model: Any, ranks: int) -> None:
-        from proxima.model.parallel.refusals import POLICY, require_splittable, sharding_beside
-
-        path, revision = model.path, getattr(model, "revision", None)
-        source = base_of(path) if is_adapter(path) else BaseModel(path=path, revision=revision)
-        if not is_at_hand(source.path, source.revision):
-            return
-        with renamed(POLICY, name):
-            sharding = Sharding.of(self)
-            sharding = sharding if name == POLICY else sharding_beside(sharding, path, revision) or sharding
-            adapters = getattr(model, "lora", None) is not None
-            require_splittable(path, revision, sharding, ranks, adapters=adapters, name=name)
 
 
 def launched_ranks() -> int | None:
@@ -206,15 +176,6 @@ class RayPlacement(RankPlacement):
         bound = f"is not read with colocate: a server has the {gpus:g} of its ranks; leave it out"
         require(given in (default, gpus), "gpus_per_engine", given, bound)
 
-    def askers_during_updates(self, runtime: Any, algorithm: Any) -> Iterator[tuple[str, str]]:
-        """Yield the settings by which sleeping servers would be called, with `colocate`."""
-        if runtime.overlaps:
-            message = "lets servers and ranks take turns, and runtime.max_concurrent_rollouts has both compute at once"
-            yield "placement.colocate", f"{message}; set that to null, or colocate to false"
-        if algorithm.proximal == "next":
-            message = "puts the servers to sleep during updates, when algorithm.proximal=next calls them"
-            yield "placement.colocate", f"{message}; use another proximal, or set colocate to false"
-
     @property
     def bundles(self) -> int:
         """The number of bundles that the ranks request: one each, or with `colocate` one with each server."""
@@ -226,26 +187,54 @@ class RayPlacement(RankPlacement):
         return self.ranks // self.bundles * self.gpus_per_rank
 
 
-def gathered_weights_are_precise(placement: Any, model: ModelConfig) -> Findings:
-    """Products in float32 need gathered weights in float32."""
+def ranks_compute_the_model(placement: Any, model: ModelConfig) -> Findings:
+    """Products in float32 need gathered weights in float32, and ranks that split tokens need them packed."""
     if placement.sharding.param_dtype == "bfloat16" and model.compute_dtype == "float32":
         rounds = "rounds the weights that model.compute_dtype=float32 is to compute with"
         yield "placement.sharding.param_dtype", f"{rounds}; set model.compute_dtype=bfloat16, or leave it out"
-
-
-def split_tokens_are_packed(placement: Any, model: ModelConfig) -> Findings:
-    """Ranks that split tokens need them packed."""
     if getattr(placement, "context_parallel", 1) > 1 and model.attention not in ("auto", "packed"):
         message = f"splits packed tokens, and model.attention={model.attention} does not keep them so"
         yield "placement.context_parallel", f"{message}; set it to 1, or model.attention to auto"
 
 
 def models_can_be_split(r: Resolved[Any], placement: Any) -> Findings:
-    """The number of ranks must fit the placement's layout, and the models must be divisible among them."""
-    yield from placement.layout_problems(r)
+    """The number of ranks must fit the placement's layout, and the models must be divisible among them, as far as
+    known: the launcher may not have set their number yet, and a hub model may not have been downloaded."""
+    ranks, of = getattr(placement, "ranks", None) or launched_ranks() or 0, ""
+    if placement.sharding.kind == "hybrid" and (nearby := os.environ.get("LOCAL_WORLD_SIZE")):
+        ranks, of = int(nearby), " of a node"
+    try:
+        with within("placement"):
+            check_layout(placement, ranks, of)
+        for name in ("model", "critic", "algorithm.distillation") if ranks != 1 else ():
+            model = r.get(name)
+            if getattr(model, "path", None) and getattr(model, "engine", None) is None:
+                _require_splittable(f"{name}.path", model, placement, ranks)
+    except FieldError as error:
+        yield error.field, error.requirement
+
+
+def _require_splittable(name: str, model: Any, placement: RankPlacement, ranks: int) -> None:
+    from proxima.model.parallel.refusals import POLICY, require_splittable, sharding_beside
+
+    path, revision = model.path, getattr(model, "revision", None)
+    source = base_of(path) if is_adapter(path) else BaseModel(path=path, revision=revision)
+    if not is_at_hand(source.path, source.revision):
+        return
+    with renamed(POLICY, name):
+        sharding = Sharding.of(placement)
+        sharding = sharding if name == POLICY else sharding_beside(sharding, path, revision) or sharding
+        adapters = getattr(model, "lora", None) is not None
+        require_splittable(path, revision, sharding, ranks, adapters=adapters, name=name)
 
 
 def engines_can_rest(placement: Any, runtime: Any, algorithm: Any) -> Findings:
     """Nothing may call the servers while the ranks use the servers' devices."""
-    if getattr(placement, "colocate", False):
-        yield from placement.askers_during_updates(runtime, algorithm)
+    if not getattr(placement, "colocate", False):
+        return
+    if runtime.overlaps:
+        message = "lets servers and ranks take turns, and runtime.max_concurrent_rollouts has both compute at once"
+        yield "placement.colocate", f"{message}; set that to null, or colocate to false"
+    if algorithm.proximal == "next":
+        message = "puts the servers to sleep during updates, when algorithm.proximal=next calls them"
+        yield "placement.colocate", f"{message}; use another proximal, or set colocate to false"

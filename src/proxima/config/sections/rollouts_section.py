@@ -21,15 +21,11 @@ NOT_STORED = ("data.check_answers", "data.max_unreadable")  # only used before a
 DYNAMIC = "algorithm.dynamic_sampling"
 
 
-def replay_is_of_another_run(r: Resolved[Any], folder: str | None) -> Findings:
-    """A replay must not write to the folder from which it reads rollouts."""
-    if folder is not None and Path(folder).expanduser().resolve() == r.config.replayed.resolve():
-        yield "folder", "is the run whose rollouts are replayed; give the replay its own, folder=PATH"
-
-
-def stored_groups_are_as_configured(r: Resolved[Any]) -> Findings:
-    """The replayed run must have stored what this config would generate."""
+def stored_groups_are_as_configured(r: Resolved[Any], folder: str | None) -> Findings:
+    """The replayed run must have stored what this config would generate, in another folder than this run's."""
     place = r.config.replayed
+    if folder is not None and Path(folder).expanduser().resolve() == place.resolve():
+        yield "folder", "is the run whose rollouts are replayed; give the replay its own, folder=PATH"
     if not (place / "config.yaml").is_file():
         what = "is a folder without config.yaml" if place.is_dir() else "does not exist"
         yield "rollouts", f"{what}; give the folder of a run, which `proxima train` printed"
