@@ -73,7 +73,7 @@ class Client:
     def forward_backward(self, data, loss):
         client_loss = ClientLoss(*loss)
         result = run_whole(self.trained, data, client_loss, backward=True)
-        self.record.add(data, client_loss, result)
+        self.record.pending.add(data, client_loss, result)
         return result
 
     def step(self, number):

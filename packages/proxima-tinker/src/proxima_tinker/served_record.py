@@ -24,17 +24,14 @@ from typing import Any
 import numpy as np
 import yaml
 
-from proxima.data import Completion, Group, Prompt, Score, Trajectory
 from proxima.data.episode import Episode, Span
-from proxima.data.flow import Key
 from proxima.experiments.run_reader import read_config
 from proxima.model import LoadedModel
+from proxima.runtime.state.completion_columns import write_rows
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.rollouts import write_rollouts
-from proxima.system.atomic_files import make_folder
-from proxima.system.jsonl import complete_length
-from proxima.train.completion_record import CompletionRecord
-from proxima.train.objectives.protocol import TokenStatistics
+from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA
+from proxima.system.atomic_files import atomic_writer, make_folder
+from proxima.system.jsonl import complete_length, utf8
 from proxima_tinker.datum import Array, Datum
 from proxima_tinker.losses import CLIP, ClientLoss
 from proxima_tinker.trained_model import ALPHA, ModelSpec, PassResult
@@ -42,6 +39,8 @@ from proxima_tinker.trained_model import ALPHA, ModelSpec, PassResult
 MOST_EXAMPLES, MOST_TOKENS = 512, 200_000  # of a step that are recorded
 MOST_GROUPS = 100_000  # distance of the prompts' numbers between steps
 UNKNOWN_VERSION = -1
+# the columns that all examples have alike: there is no answer and no reward
+OF_ALL = {"turn": 0, "temperature": 1.0, "used": True, "answer": "null", "valid": False, "parts": "{}"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +113,7 @@ class StepExamples:
     totals: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, data: Sequence[Datum], loss: ClientLoss, result: PassResult) -> None:
+        """A request whose gradient was accumulated."""
         algorithm = {"preset": loss.name, **loss.algorithm}
         if any(name in CLIP for datum in data for name in datum.columns):
             algorithm["surrogate"] = {"kind": f"{loss.name} with bounds of each example"}
@@ -173,6 +173,8 @@ class ServedRecord:
         spec: what is trained.
         path: of the base, where the viewer finds the tokenizer.
 
+    Attributes: `pending`, what waits for the next step.
+
     Raises:
         UserError: metrics.jsonl or config.yaml is damaged.
     """
@@ -190,10 +192,6 @@ class ServedRecord:
         self.config = read_config(self.files.config)
         self.pending = StepExamples()
 
-    def add(self, data: Sequence[Datum], loss: ClientLoss, result: PassResult) -> None:
-        """A request whose gradient was accumulated."""
-        self.pending.add(data, loss, result)
-
     def forget(self) -> None:
         """The gradients since the last step were dropped, and no step will apply them."""
         self.pending = StepExamples()
@@ -207,11 +205,11 @@ class ServedRecord:
         """
         pending, now = self.pending, time.monotonic()
         self.pending = StepExamples()
-        make_folder(self.files.path)
+        make_folder(self.files.rollouts)
         self._write_config(pending.algorithms)
         if pending.examples:
-            groups, records = self._groups(number, pending.examples)
-            write_rollouts(self.files.rollout_file(number), number, groups, records)
+            with atomic_writer(self.files.rollout_file(number)) as file:
+                write_rows(file, ROLLOUT_SCHEMA, self._rows(number, pending.examples))
         if number > self.last:
             named = {"lr" if name == "learning_rate" else name: value for name, value in metrics.items()}
             times = {"time": now - self.began, "time/step": now - self.before}
@@ -238,28 +236,29 @@ class ServedRecord:
         }
         self.files.write_config(yaml.safe_dump(self.config, sort_keys=False))
 
-    def _groups(self, step: int, examples: Sequence[Example]) -> tuple[list[Group], dict[Key, CompletionRecord]]:
+    def _rows(self, step: int, examples: Sequence[Example]) -> list[dict[str, Any]]:
         """The examples with equal prompts together, in the order in which they came."""
-        members: dict[bytes, list[Example]] = {}
+        groups: dict[bytes, list[Example]] = {}
         for example in examples:
-            members.setdefault(example.prompt.tobytes(), []).append(example)
-        groups, records = [], {}
-        questions = self._texts([together[0].prompt for together in members.values()])
-        for index, (question, together) in enumerate(zip(questions, members.values(), strict=True)):
-            uid = step * MOST_GROUPS + index
-            messages = ({"role": "user", "content": question},)
-            prompt = Prompt(uid=uid, messages=messages, tokens=together[0].prompt)
-            completions = tuple(self._completion(uid, sample, example) for sample, example in enumerate(together))
-            for completion, example in zip(completions, together, strict=True):
-                records[completion.key] = _recorded(prompt, completion, example)
-            unknown = Score(value=float("nan"), valid=False)
-            groups.append(Group(prompt=prompt, completions=completions, scores=(unknown,) * len(together)))
-        return groups, records
+            groups.setdefault(example.prompt.tobytes(), []).append(example)
+        questions = self._texts([together[0].prompt for together in groups.values()])
+        return [
+            {
+                "step": step,
+                "prompt_uid": step * MOST_GROUPS + index,
+                "sample": sample,
+                "question": question,
+                "prompt_tokens": example.prompt,
+                **self._row(example),
+            }
+            for index, (question, together) in enumerate(zip(questions, groups.values(), strict=True))
+            for sample, example in enumerate(together)
+        ]
 
-    def _completion(self, uid: int, sample: int, example: Example) -> Completion:
+    def _row(self, example: Example) -> dict[str, Any]:
+        """The columns of an example besides its prompt's."""
         part = example.response
         tokens, in_loss = np.asarray(example.targets[part], np.int32), example.in_loss[part]
-        behavior = np.full(len(tokens), np.nan, np.float32) if example.behavior is None else example.behavior[part]
         edges = [0, *(np.flatnonzero(np.diff(in_loss)) + 1).tolist(), len(tokens)]
         pieces = list(pairwise(edges))
         texts = self._texts([tokens[start:end] for start, end in pieces])
@@ -269,46 +268,30 @@ class ServedRecord:
             )
             for i, ((start, end), text) in enumerate(zip(pieces, texts, strict=True))
         ]
-        several = len(spans) > 1
-        return Completion(
-            prompt_uid=uid,
-            sample=sample,
-            tokens=tokens,
-            text=texts[-1],
-            sampled_log_prob=behavior,
-            untruncated_log_prob=behavior,
-            policy_version=np.full(len(tokens), UNKNOWN_VERSION, np.int32),
-            finish_reason="stop" if int(tokens[-1]) in self.stops else "length",
-            temperature=1.0,
-            sampled=in_loss if several else None,
-            episode=Episode(spans=tuple(spans)) if several else None,
+        several, trained = len(spans) > 1, bool(in_loss.any())
+        factor = example.factor[part]
+        behavior, proximal = (
+            None if values is None else values[part] for values in (example.behavior, example.proximal)
         )
+        return {
+            **OF_ALL,
+            "tokens": tokens,
+            "text": texts[-1],
+            "sampled_log_prob": np.full(len(tokens), np.nan) if behavior is None else behavior,
+            "policy_version": np.full(len(tokens), UNKNOWN_VERSION),
+            "finish_reason": "stop" if int(tokens[-1]) in self.stops else "length",
+            "sampled": in_loss if several else None,
+            "episode": Episode(spans=tuple(spans)).to_json() if several else None,
+            # the server runs an example outside the loss, but nothing follows from it
+            "outcome": "trained" if trained else "skipped_zero_advantage",
+            "advantage": float(factor[in_loss].mean()) if trained else 0.0,
+            "token_advantage": None if (factor == factor[0]).all() else factor,
+            "behavior_log_prob": behavior,
+            "proximal_log_prob": proximal,
+            "log_prob": example.log_prob[part],
+            "keep": example.keep[part],
+        }
 
     def _texts(self, ids: Sequence[Array]) -> list[str]:
-        texts: list[str] = self.tokenizer.batch_decode([part.tolist() for part in ids], skip_special_tokens=True)
-        return texts
-
-
-def _recorded(prompt: Prompt, completion: Completion, example: Example) -> CompletionRecord:
-    part, in_loss = example.response, example.in_loss[example.response]
-    trajectory = Trajectory(
-        uid=prompt.uid,
-        sample=completion.sample,
-        group=prompt.uid,
-        prompt_tokens=prompt.tokens,
-        tokens=completion.tokens,
-        behavior_log_prob=None if example.behavior is None else example.behavior[part],
-        policy_version=completion.policy_version,
-        advantage=example.factor[part],
-        loss_mask=in_loss,
-        sampled=completion.sampled,
-    )
-    statistics = TokenStatistics(
-        log_prob=example.log_prob[part],
-        keep=example.keep[part],
-        proximal_log_prob=None if example.proximal is None else example.proximal[part],
-    )
-    outcome, advantage = "skipped_zero_advantage", 0.0  # the server runs it, but nothing follows from it
-    if in_loss.any():
-        outcome, advantage = "trained", float(example.factor[part][in_loss].mean())
-    return CompletionRecord(outcome=outcome, advantage=advantage, trajectory=trajectory, statistics=statistics)
+        texts = self.tokenizer.batch_decode([part.tolist() for part in ids], skip_special_tokens=True)
+        return [utf8(text) for text in texts]

@@ -395,7 +395,7 @@ class Service:
         loss = ClientLoss(name, config)
         result = yield from self._trained(model).run(data, loss, backward=backward)
         if backward:
-            self._note(model, lambda record: record.add(data, loss, result))
+            self._note(model, lambda record: record.pending.add(data, loss, result))
         return forward_backward_answer(result.outputs, result.metrics), PROTOBUF
 
     def _do_optim_step(self, model: Model, seq: int, asked: Any) -> Answer:
