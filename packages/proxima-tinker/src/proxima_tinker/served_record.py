@@ -45,51 +45,45 @@ OF_ALL = {"turn": 0, "temperature": 1.0, "used": True, "answer": "null", "valid"
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """An example of a request after its forward pass, [T] each, of several targets a position the first.
+    """An example of a request after its forward pass: its prompt [P], and [T] each, of several targets a position the
+    first, from the first target in the loss to the last; without any, the last target. Named as the columns of a row.
 
     in_loss: its gradient depends on the target; keep: and no clip or mask of the loss took that away.
-    behavior, proximal: nats, None if the loss does not read them.
+    behavior_log_prob, proximal_log_prob: nats, None if the loss does not read them.
     """
 
+    prompt_tokens: Array
     tokens: Array
-    targets: Array
     log_prob: Array
     in_loss: Array
     keep: Array
     factor: Array
-    behavior: Array | None
-    proximal: Array | None
+    behavior_log_prob: Array | None
+    proximal_log_prob: Array | None
 
     @classmethod
     def of(cls, datum: Datum, loss: ClientLoss, output: dict[str, Array]) -> "Example":
-        columns = {name: _first(values) for name, values in datum.columns.items()}
-        zero = np.zeros(len(datum.tokens), np.float32)
+        length, columns = len(datum.tokens), {name: _first(values) for name, values in datum.columns.items()}
+        zero = np.zeros(length, np.float32)
         behavior = None if loss.name == "cross_entropy" else columns.get("logprobs", zero)
+        proximal = columns.get("proximal_logprobs") if loss.whole else None
         factor = columns.get("weights" if behavior is None else "advantages", zero)
         in_loss = factor != 0 if behavior is None else (factor != 0) | (behavior != 0)
         if "mask" in columns:
             in_loss = (columns["mask"] > 0) & (in_loss if behavior is None else True)
+        keep = in_loss & (_first(output["keep"]) > 0) if "keep" in output else in_loss
+        where = np.flatnonzero(in_loss)
+        part = slice(int(where[0]), int(where[-1]) + 1) if len(where) else slice(length - 1, length)
         return cls(
-            tokens=datum.tokens,
-            targets=_first(datum.targets),
-            log_prob=_first(output["logprobs"]),
-            in_loss=in_loss,
-            keep=in_loss & (_first(output["keep"]) > 0) if "keep" in output else in_loss,
-            factor=factor,
-            behavior=behavior,
-            proximal=columns.get("proximal_logprobs") if loss.whole else None,
+            prompt_tokens=np.asarray(datum.tokens[: part.start + 1], np.int32),
+            tokens=np.asarray(_first(datum.targets)[part], np.int32),
+            log_prob=_first(output["logprobs"])[part],
+            in_loss=in_loss[part],
+            keep=keep[part],
+            factor=factor[part],
+            behavior_log_prob=None if behavior is None else behavior[part],
+            proximal_log_prob=None if proximal is None else proximal[part],
         )
-
-    @property
-    def response(self) -> slice:
-        """The positions from the first target in the loss to the last; without any, the last position."""
-        where = np.flatnonzero(self.in_loss)
-        return slice(int(where[0]), int(where[-1]) + 1) if len(where) else slice(len(self.tokens) - 1, len(self.tokens))
-
-    @property
-    def prompt(self) -> Array:
-        """Token ids that the response is conditioned on."""
-        return np.asarray(self.tokens[: self.response.start + 1], np.int32)
 
 
 def _first(values: Array) -> Array:
@@ -121,7 +115,7 @@ class StepExamples:
             self.algorithms.append(algorithm)
         before = self.totals["targets"]
         for datum, output in zip(data, result.outputs, strict=True):
-            self._add(Example.of(datum, loss, output))
+            self._add(len(datum.tokens), Example.of(datum, loss, output))
         for name, value in result.metrics.items():
             short, _, kind = name.rpartition(":")
             if short.endswith(("_max", "_min")):
@@ -131,13 +125,13 @@ class StepExamples:
                 weight = 1.0 if kind == "sum" else self.totals["targets"] - before
                 self.totals[f"{kind} {short}"] += value * weight
 
-    def _add(self, example: Example) -> None:
-        length, totals, inside = len(example.tokens), self.totals, example.in_loss
+    def _add(self, length: int, example: Example) -> None:
+        totals, inside, behavior = self.totals, example.in_loss, example.behavior_log_prob
         totals["examples"] += 1
         totals["tokens"] += length
         totals["targets"] += inside.sum()
-        if example.behavior is not None:
-            log_ratio = (example.log_prob - example.behavior)[inside].astype(np.float64)
+        if behavior is not None:
+            log_ratio = (example.log_prob - behavior)[inside].astype(np.float64)
             totals["measured"] += inside.sum()
             totals["masked"] += (inside & ~example.keep).sum()
             totals["k3"] += (np.exp(np.minimum(log_ratio, 20)) - 1 - log_ratio).sum()
@@ -240,25 +234,18 @@ class ServedRecord:
         """The examples with equal prompts together, in the order in which they came."""
         groups: dict[bytes, list[Example]] = {}
         for example in examples:
-            groups.setdefault(example.prompt.tobytes(), []).append(example)
-        questions = self._texts([together[0].prompt for together in groups.values()])
+            groups.setdefault(example.prompt_tokens.tobytes(), []).append(example)
+        questions = self._texts([together[0].prompt_tokens for together in groups.values()])
         return [
-            {
-                "step": step,
-                "prompt_uid": step * MOST_GROUPS + index,
-                "sample": sample,
-                "question": question,
-                "prompt_tokens": example.prompt,
-                **self._row(example),
-            }
+            {"step": step, "prompt_uid": step * MOST_GROUPS + index, "sample": sample, "question": question}
+            | self._row(example)
             for index, (question, together) in enumerate(zip(questions, groups.values(), strict=True))
             for sample, example in enumerate(together)
         ]
 
     def _row(self, example: Example) -> dict[str, Any]:
-        """The columns of an example besides its prompt's."""
-        part = example.response
-        tokens, in_loss = np.asarray(example.targets[part], np.int32), example.in_loss[part]
+        """The columns of an example besides its place and the text of its prompt."""
+        tokens, in_loss, factor = example.tokens, example.in_loss, example.factor
         edges = [0, *(np.flatnonzero(np.diff(in_loss)) + 1).tolist(), len(tokens)]
         pieces = list(pairwise(edges))
         texts = self._texts([tokens[start:end] for start, end in pieces])
@@ -268,14 +255,10 @@ class ServedRecord:
             )
             for i, ((start, end), text) in enumerate(zip(pieces, texts, strict=True))
         ]
-        several, trained = len(spans) > 1, bool(in_loss.any())
-        factor = example.factor[part]
-        behavior, proximal = (
-            None if values is None else values[part] for values in (example.behavior, example.proximal)
-        )
+        several, trained, behavior = len(spans) > 1, bool(in_loss.any()), example.behavior_log_prob
         return {
             **OF_ALL,
-            "tokens": tokens,
+            **vars(example),
             "text": texts[-1],
             "sampled_log_prob": np.full(len(tokens), np.nan) if behavior is None else behavior,
             "policy_version": np.full(len(tokens), UNKNOWN_VERSION),
@@ -286,10 +269,6 @@ class ServedRecord:
             "outcome": "trained" if trained else "skipped_zero_advantage",
             "advantage": float(factor[in_loss].mean()) if trained else 0.0,
             "token_advantage": None if (factor == factor[0]).all() else factor,
-            "behavior_log_prob": behavior,
-            "proximal_log_prob": proximal,
-            "log_prob": example.log_prob[part],
-            "keep": example.keep[part],
         }
 
     def _texts(self, ids: Sequence[Array]) -> list[str]:
