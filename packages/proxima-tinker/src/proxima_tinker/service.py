@@ -147,9 +147,10 @@ class Service:
         self.workers = Workers(settings.workers, settings.threads)
         spec = Local(slots=settings.slots, dtype=settings.dtype, interrupt="finish")  # type: ignore[arg-type]
         self.samplers = Samplers(spec, self.workers, settings.engines)
-        self.answers: dict[str, asyncio.Future[Answer]] = {}  # that are awaited, or not in the journal
+        self.answers: dict[
+            str, asyncio.Future[Answer]
+        ] = {}  # that are awaited, or not in the journal; tasks, of samples
         self._sampled: deque[tuple[float, str]] = deque()  # samples by the time when they were ready
-        self._sampling: dict[str, asyncio.Task[Answer]] = {}  # by the id of the request
         self._waiting = Counter[str]()  # samples by their sampler
         self.models: dict[str, Model] = {}
         self._seen: dict[str, float] = {}  # sessions, and when they were last heard of
@@ -539,19 +540,15 @@ class Service:
             if self._waiting[sampler] >= self.settings.waiting:
                 raise HTTPException(429, f"{self._waiting[sampler]} requests of this sampler wait")
             self._waiting[sampler] += 1
-            self.answers[request_id] = asyncio.get_running_loop().create_future()
-            task = self._sampling[request_id] = asyncio.create_task(self._sample(record, request_id, order))
+            task = self.answers[request_id] = asyncio.create_task(self._sample(record, request_id, order))
             task.add_done_callback(partial(self._sample_ended, sampler, request_id))
         return request_id
 
     def _sample_ended(self, sampler: str, request_id: str, task: asyncio.Task[Answer]) -> None:
-        del self._sampling[request_id]
         self._waiting[sampler] -= 1
         if not self._waiting[sampler]:
             del self._waiting[sampler]
         self._sampled.append((time.monotonic(), request_id))
-        cancelled = task.cancelled()  # by its client
-        self.answers[request_id].set_result(CANCELLED if cancelled else task.result())
 
     async def _sample(self, record: Mapping[str, Any], request_id: str, order: SampleOrder) -> Answer:
         try:
@@ -596,16 +593,19 @@ class Service:
                 raise HTTPException(410, f"request {request_id} was run, but its answer could not be written")
             self.answers[request_id] = asyncio.get_running_loop().create_future()
         done, _ = await asyncio.wait({self.answers[request_id]}, timeout=seconds)
-        return done.pop().result() if done else None
+        if not done:
+            return None
+        return CANCELLED if (answer := done.pop()).cancelled() else answer.result()
 
     def cancel(self, request_id: str) -> None:
         """Stop a sample that its client does not want any more."""
-        if request_id in self._sampling:
-            self._sampling[request_id].cancel()
+        if isinstance(task := self.answers.get(request_id), asyncio.Task):
+            task.cancel()
 
     async def close(self) -> None:
         """Write the states of all models."""
-        stopped = {*self._sampling.values(), *(model.task for model in self.models.values() if model.task is not None)}
+        tasks = (*self.answers.values(), *(model.task for model in self.models.values()))
+        stopped = {task for task in tasks if isinstance(task, asyncio.Task)}
         for task in stopped:
             task.cancel()
         if stopped:

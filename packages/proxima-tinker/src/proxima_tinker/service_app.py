@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from inspect import isawaitable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -208,7 +207,7 @@ class ServiceApp:
         folder = self.service.checkpoint_folder(self._path(request), "external")
         place, until = request.url.path.rpartition("/external_weights_urls")[0], int(time.time() + URL_SECONDS)
         urls = {}
-        for file in _files(folder):
+        for file in sorted(folder.glob("*")):
             path = f"{place}/files/{file.name}"
             query = f"until={until}&signature={self._signature(path, str(until))}"
             urls[file.name] = str(request.url.replace(path=path, query=query if self.key else ""))
@@ -216,10 +215,10 @@ class ServiceApp:
 
     async def file(self, request: Request) -> Any:
         folder = self.service.checkpoint_folder(self._path(request))
-        names = {file.name: file for file in _files(folder)}
-        if request.path_params["file"] not in names:
+        names = {file.name: file for file in folder.glob("*")}  # of none that was deleted at this moment
+        if (file := names.get(request.path_params["file"])) is None:
             raise HTTPException(404, "there is no such file in the checkpoint")
-        return FileResponse(names[request.path_params["file"]])
+        return FileResponse(file)
 
     async def sessions(self, request: Request) -> Any:
         return {"sessions": [id for id, _, _ in self.service.journal.all("session")]}
@@ -464,9 +463,11 @@ def _within(name: str, value: int, least: int, most: int) -> None:
 
 
 def _sampling(params: Any, stop: tuple[str, ...], room: int, vocabulary: int) -> Sampling:
-    """The settings of a sampler, of which no finite logits make NaN."""
-    if params.max_tokens is not None and params.max_tokens < 1:
-        raise HTTPException(422, "max_tokens must be >= 1; leave it out to fill the context")
+    """The settings of a sampler, of which no finite logits make NaN.
+
+    Raises:
+        UserError: one is out of range; names it.
+    """
     if params.top_k < -1:
         raise HTTPException(422, "top_k must be >= 1, or -1 for all tokens")
     if 0 < params.temperature < LEAST_TEMPERATURE or 0 < params.top_p < LEAST_TOP_P:
@@ -506,13 +507,6 @@ def _page(request: Request, items: list[Any]) -> tuple[list[Any], dict[str, int]
     numbers = [request.query_params.get(name, "") for name in ("limit", "offset")]
     limit, offset = (int(n) if n.isdecimal() and len(n) < 10 else d for n, d in zip(numbers, (100, 0), strict=True))
     return items[offset : offset + limit], {"offset": offset, "limit": limit, "total_count": len(items)}
-
-
-def _files(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        raise HTTPException(404, "these weights were deleted at this moment") from None
 
 
 def _date(seconds: float) -> str:
