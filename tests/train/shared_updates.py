@@ -21,7 +21,7 @@ from proxima.model import PackedModel
 from proxima.model.chat import prompt_tokens
 from proxima.model.images import ImageStore, ImageTokenizer
 from proxima.model.model_source import ModelSource
-from proxima.model.parallel.gather import whole_weights
+from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import beside_decoder, load_tokenizer
 from proxima.model.scalar_model import make_value_head
@@ -116,9 +116,7 @@ class Stacks:
 
 
 def weights_of(stack: TrainStack) -> dict[str, torch.Tensor]:
-    if stack.ranks.size == 1:
-        return {name: p.detach() for name, p in stack.model.model.named_parameters()}
-    return {name: whole for bucket in whole_weights(stack.model.model) for name, whole in bucket}
+    return {name: whole_tensor(parameter) for name, parameter in stack.model.model.named_parameters()}
 
 
 def policy(**settings) -> PolicyObjective:

@@ -12,7 +12,7 @@ from proxima.data import FieldError
 from proxima.model import LoadedModel, PackedModel
 from proxima.model.lora import adapter_names, base_layer
 from proxima.model.parallel import slices
-from proxima.model.parallel.gather import gather_into, plain_copy, whole_weights
+from proxima.model.parallel.gather import gather_into, plain_copy, whole_tensor
 from proxima.model.parallel.sharding import Sharding
 from tests.model.parallel.passes import LORA, source
 from tests.model.rows import MIXED, rows, same
@@ -21,7 +21,7 @@ NO_DORA = replace(LORA, dora=False)
 
 
 def same_weights(many: LoadedModel, reference: LoadedModel) -> None:
-    gathered = [weight for bucket in whole_weights(many.model, bucket=5000) for weight in bucket]
+    gathered = [(name, whole_tensor(parameter)) for name, parameter in many.model.named_parameters()]
     assert [name for name, _ in gathered] == [name for name, _ in reference.model.named_parameters()]
     for (name, whole), parameter in zip(gathered, reference.model.parameters(), strict=True):
         assert torch.equal(whole, parameter) and whole.dtype == parameter.dtype, name

@@ -1,7 +1,6 @@
-"""Whole weights of a sharded model, a bucket at a time, and a plain model that holds them."""
+"""Whole weights of a sharded model, one at a time, and a plain model that holds them."""
 
 import copy
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,24 +13,6 @@ from proxima.model.lora import NAME
 from proxima.model.parallel.sharded import plain_type
 from proxima.model.parallel.slices import unloaded_model
 from proxima.model.pretrained import LoadedModel
-
-BUCKET = 1 << 28  # bytes that are whole on every rank at once, or the largest weight
-
-
-@torch.no_grad()
-def whole_weights(model: nn.Module, *, bucket: int = BUCKET) -> Iterator[list[tuple[str, Tensor]]]:
-    """Each parameter by name, tied ones once, whole and on the device of the ranks' mesh, in buckets of bounded bytes.
-    Collective: every rank must exhaust it."""
-    waiting, size = list[tuple[str, Tensor]](), 0
-    for name, parameter in model.named_parameters():
-        weight = parameter.numel() * parameter.element_size()
-        if waiting and size + weight > bucket:
-            yield waiting
-            waiting, size = [], 0
-        waiting.append((name, whole_tensor(parameter)))
-        size += weight
-    if waiting:
-        yield waiting
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
@@ -56,10 +37,10 @@ def gather_into(model: nn.Module, plain: nn.Module | None) -> None:
     """Copy the weights of a sharded model into `plain`, of the same architecture, on each rank that passes one (None
     elsewhere). Collective; bit-equal."""
     targets = {} if plain is None else dict(plain.named_parameters())
-    for weights in whole_weights(model):
-        for name, tensor in weights:
-            if plain is not None:
-                targets[name].copy_(tensor)
+    for name, parameter in model.named_parameters():
+        whole = whole_tensor(parameter)
+        if plain is not None:
+            targets[name].copy_(whole)
 
 
 def plain_copy(loaded: LoadedModel, device: str | torch.device = "cpu") -> LoadedModel | None:
