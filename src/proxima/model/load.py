@@ -91,10 +91,10 @@ def on_ranks(loaded: LoadedModel, sharding: "Sharding | None", device: str) -> L
     if sharding is None or loaded.sharding is not None:
         return loaded
     from proxima.model.parallel.mesh import rank_device
-    from proxima.model.parallel.slices import shard_whole
+    from proxima.model.parallel.shard import shard_model
 
     place = rank_device(device)
-    shard_whole(loaded.model, sharding, place)
+    shard_model(loaded.model, sharding, place)
     return replace(loaded, sharding=sharding, device=place)
 
 

@@ -71,10 +71,9 @@ class Policy(PackedModel):
         self.value_head = value_head
         self.backbone, self.head = parts(self.model)
         if value_head is not None and loaded.sharding is not None and not is_sharded(value_head):
-            from proxima.model.parallel.mesh import meshes_of
             from proxima.model.parallel.shard import shard_head
 
-            shard_head(value_head, meshes_of(loaded.sharding, self.device), loaded.sharding)
+            shard_head(value_head, loaded.sharding, self.device)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         of_head = () if self.value_head is None else self.value_head.named_parameters("value_head")

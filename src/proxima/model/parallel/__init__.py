@@ -10,11 +10,11 @@ sees the same modules; importing this package does not import torch.distributed.
     tensor      `split_tensors`: matrices, experts and vocabulary over neighbouring ranks
     vocabulary  `VocabularyPart`: log-probs over a head of which each rank has some rows
     refusals    `require_splittable`, `check_split`: what can't be split, found before weights are loaded
-    slices      `load_sliced`: each rank reads its own slices; `shard_whole`: of a whole model in memory
+    slices      `load_sliced`: each rank reads its own slices
     context     `ContextGroup`: ranks that split the tokens of a batch
     batch_part  `part_of`: the tokens of one of these ranks
     exchange    `exchange`, `add_parts`: collectives with a backward pass
-    gather      `whole_weights`, `gather_into`, `plain_copy`: whole again, for engines and files
+    gather      `whole_tensor`, `gather_into`, `plain_copy`: whole again, for engines and files
     norm        `total_norm`, `clip_gradients`
 
 A trainer on many ranks calls, after `torch.distributed.init_process_group` (C: collective, every rank in the same

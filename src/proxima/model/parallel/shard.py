@@ -17,7 +17,7 @@ from torch.distributed.fsdp import (
 
 from proxima.model.lora import SCALAR_HEAD
 from proxima.model.parallel.experts import shard_experts
-from proxima.model.parallel.mesh import Meshes
+from proxima.model.parallel.mesh import Meshes, meshes_of
 from proxima.model.parallel.sharded import is_sharded
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import SHOWN_IMAGES
@@ -26,13 +26,14 @@ from proxima.model.scalar_head import exact_product
 PASS = "packed_pass"  # the registered forward method of a sharded root
 
 
-def shard_model(model: nn.Module, meshes: Meshes, sharding: Sharding) -> nn.Module:
-    """Shard a model in place over the ranks of `meshes`; its weights may be on the meta device. Collective, and every
-    rank must hold the same weights.
+def shard_model(model: nn.Module, sharding: Sharding, device: torch.device) -> None:
+    """Shard a model in place over all ranks, of which this one computes on `device`; its weights may be on the meta
+    device. Collective, and every rank must hold the same weights.
 
     Gradients are sums over the ranks: FSDP divides by nothing. Whatever reads the weights must run within
     `model.packed_pass(function)`, a forward of the root, and return tensors or a dict of them.
     """
+    meshes = meshes_of(sharding, device)
     settings = _settings(model, meshes, sharding)
     if meshes.tensor is not None:
         from proxima.model.parallel.tensor import fsdp_axis, split_tensors
@@ -42,7 +43,7 @@ def shard_model(model: nn.Module, meshes: Meshes, sharding: Sharding) -> nn.Modu
         settings["shard_placement_fn"] = fsdp_axis(shards)
     head: Any = getattr(model, SCALAR_HEAD, None)
     if isinstance(head, nn.Linear):
-        shard_head(head, meshes, sharding)
+        shard_head(head, sharding, device)
     shard_experts(model, meshes, sharding, settings)
     for layer in decoder_layers(model):
         fully_shard(layer, **settings, reshard_after_forward=sharding.reshard_after_forward)
@@ -55,16 +56,15 @@ def shard_model(model: nn.Module, meshes: Meshes, sharding: Sharding) -> nn.Modu
     setattr(model, PASS, _call)
     register_fsdp_forward_method(model, PASS)
     _sum_gradients(model)
-    return model
 
 
-def shard_head(head: nn.Linear, meshes: Meshes, sharding: Sharding) -> nn.Linear:
+def shard_head(head: nn.Linear, sharding: Sharding, device: torch.device) -> None:
     """Shard a scalar head in place, as a unit that always computes in float32 or wider. Collective."""
-    settings = _settings(head, meshes, sharding) | {"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
+    settings = _settings(head, meshes_of(sharding, device), sharding)
+    settings["mp_policy"] = MixedPrecisionPolicy(cast_forward_inputs=False)
     head.forward = MethodType(lambda self, hidden: _own(exact_product(hidden, self.weight)), head)  # type: ignore[method-assign]
     fully_shard(head, **settings, reshard_after_forward=True)
     _sum_gradients(head)
-    return head
 
 
 def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:

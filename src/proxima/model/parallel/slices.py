@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from proxima.model.parallel.mesh import meshes_of, rank_device
+from proxima.model.parallel.mesh import rank_device
 from proxima.model.parallel.pieces import FilePiece, pieces_of_weights
 from proxima.model.parallel.shard import shard_model
 from proxima.model.parallel.sharding import Sharding
@@ -30,11 +30,6 @@ from proxima.model.pretrained import (
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def shard_whole(model: nn.Module, sharding: Sharding, device: torch.device) -> None:
-    """Shard in place a model that every rank holds whole, with the same weights. Collective."""
-    shard_model(model, meshes_of(sharding, device), sharding)
-
-
 def load_sliced(
     reader: Any,
     path: str,
@@ -47,55 +42,37 @@ def load_sliced(
     config: Any,
     prepare: Callable[[Any], None] | None,
 ) -> tuple[LoadedModel, list[str]] | None:
-    """`load_weights`, but each rank reads only its own slices; None: the files must be read whole."""
+    """`load_weights`, but each rank reads only its own slices; weights that the files lack are zeros. Collective.
+    `prepare(model)` puts adapters on the model that do not depend on its weights; all ranks draw the same values.
+
+    None: the files must be read whole, because they have other names or shapes than the model and need transformers'
+    conversion, or the model keeps some modules in another precision.
+    """
     config, place = config or load_config(path, revision), rank_device(device)
-    build = partial(reader.from_config, config, dtype=dtype, trust_remote_code=False)
     try:
         files = sliceable_files(path, revision)
         if files is None or getattr(config, "quantization_config", None) is not None:
             return None
-        sliced = read_sliced(build, files, sharding, place, may_lack, prepare)
+        model = unloaded_model(partial(reader.from_config, config, dtype=dtype, trust_remote_code=False))
+        if prepare is not None:
+            _prepared(model, prepare)
+        sources = _sources(model, files)
+        missing = sorted(name for name, pieces in sources.items() if not pieces)
+        mixed = model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict
+        if set(missing) - set(may_lack) or (mixed and model.dtype != torch.float32) or not _fits(model, sources):
+            return None
+        shard_model(model, sharding, place)
+        resting = torch.device("cpu") if sharding.offload else place
+        _replaced(model, lambda p: torch.zeros_like(p, device=resting) if p.is_meta else None)
+        _read(model, sources)
     except SafetensorError as error:
         raise unreadable_model(path, "can't be loaded", error) from error
-    if sliced is None:
-        return None
-    model, missing, bad = sliced
-    refuse_not_finite(path, bad)
+    refuse_not_finite(path, _not_finite_anywhere(model))
     if model.can_generate() and (generation := load_generation_config(path, revision)) is not None:
         model.generation_config = generation
     model.config.name_or_path = path
     tokenizer = load_tokenizer(path, revision)
-    return LoadedModel(model=model, tokenizer=tokenizer, path=path, sharding=sharding, device=place), missing
-
-
-def read_sliced(
-    make: Callable[[], Any],
-    files: Mapping[str, Path],
-    sharding: Sharding,
-    device: torch.device,
-    may_lack: Collection[str],
-    prepare: Callable[[Any], None] | None = None,
-) -> tuple[Any, list[str], list[str]] | None:
-    """The model that `make()` builds, sharded and with the weights of the files; the names in `may_lack` that these
-    lack (the weights are zeros); and the weights that are not finite on some rank. Collective. `prepare(model)` puts
-    adapters on it that do not depend on its weights; all ranks draw the same values.
-
-    None: the files have other names or shapes than the model and need transformers' conversion, or the model keeps some
-    modules in another precision.
-    """
-    model = unloaded_model(make)
-    if prepare is not None:
-        _prepared(model, prepare)
-    sources = _sources(model, files)
-    missing = sorted(name for name, pieces in sources.items() if not pieces)
-    mixed = model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict
-    if set(missing) - set(may_lack) or (mixed and model.dtype != torch.float32) or not _fits(model, sources):
-        return None
-    shard_whole(model, sharding, device)
-    resting = torch.device("cpu") if sharding.offload else device
-    _replaced(model, lambda p: torch.zeros_like(p, device=resting) if p.is_meta else None)
-    _read(model, sources)
-    return model.eval(), missing, _not_finite_anywhere(model)
+    return LoadedModel(model=model.eval(), tokenizer=tokenizer, path=path, sharding=sharding, device=place), missing
 
 
 def sliceable_files(path: str, revision: str | None) -> dict[str, Path] | None:

@@ -21,7 +21,7 @@ from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
 from proxima.model.parallel.refusals import require_splittable, sharding_beside
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.parallel.slices import shard_whole
+from proxima.model.parallel.shard import shard_model
 from proxima.model.pretrained import LoadedModel, load_config
 from proxima.runtime.launch import learning, models, teacher
 from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
@@ -95,7 +95,7 @@ class FakeLoader:
                 attach(model, replace(lora, path=None), 0)
         trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         if sharding is not None:
-            shard_whole(model, sharding, self.device)
+            shard_model(model, sharding, self.device)
         resting = torch.device("cpu") if sharding is not None and sharding.offload else self.device
         model._apply(lambda tensor: torch.empty_like(tensor, device=resting) if tensor.is_meta else tensor)
         model.tie_weights()
