@@ -188,6 +188,6 @@ def test_the_hashes_of_an_adapter_have_those_of_its_base(adapter, base, tiny_mod
 def test_the_base_is_named_by_an_absolute_path(base, tmp_path, monkeypatch):
     monkeypatch.chdir(base.parent)
     adapted = load("base", lora=LORA, device="cpu")
-    folder = save_adapter(adapted.model, None, adapted.base, tmp_path / "adapter")
+    folder = save_adapter(adapted, tmp_path / "adapter")
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
     assert json.loads((folder / "base.json").read_text())["dtype"] == "float32"

@@ -30,7 +30,7 @@ def test_a_resumed_training_is_bit_identical(before, tmp_path):
     t = make()
     for _ in range(before):
         t.update(ALL, items)
-    written = write_checkpoint(tmp_path, 3, t.model.loaded, t, {"version": 3, "cursor": {"drawn": 24}})
+    written = write_checkpoint(tmp_path, 3, t, {"version": 3, "cursor": {"drawn": 24}})
     draws = torch.rand(4)
     for _ in range(3):
         unbroken = t.update(ALL, items)
@@ -52,7 +52,7 @@ def test_a_resumed_training_is_bit_identical(before, tmp_path):
 def test_contents_of_a_checkpoint(tmp_path):
     t = make()
     t.update(ALL, trajectories())
-    written = write_checkpoint(tmp_path, 12, t.model.loaded, t, {"seed": 7})
+    written = write_checkpoint(tmp_path, 12, t, {"seed": 7})
     assert written.path == tmp_path / "000012"
     assert {p.name for p in written.path.iterdir()} == {"model", "optimizer.safetensors", "state.json"}
     assert [p for p in tmp_path.rglob("*") if p.suffix in (".pt", ".pkl", ".bin", ".pth")] == []
@@ -69,7 +69,7 @@ def test_contents_of_a_checkpoint(tmp_path):
 def write(folder, *steps):
     t = make()
     for step in steps:
-        write_checkpoint(folder, step, t.model.loaded, t, {})
+        write_checkpoint(folder, step, t, {})
     return t
 
 
@@ -107,11 +107,11 @@ def test_a_full_disk_leaves_earlier_checkpoints(tmp_path, monkeypatch, dies_in):
     monkeypatch.setattr(checkpoint, dies_in, full)
     for step in (1, 2):
         with pytest.raises(OSError, match="No space left"):
-            write_checkpoint(tmp_path, step, t.model.loaded, t, {})
+            write_checkpoint(tmp_path, step, t, {})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000001"]
     monkeypatch.undo()
     restore(checkpoints(tmp_path)[0], make())
-    write_checkpoint(tmp_path, 2, t.model.loaded, t, {})
+    write_checkpoint(tmp_path, 2, t, {})
     assert [c.step for c in checkpoints(tmp_path)] == [1, 2]
 
 
@@ -142,7 +142,7 @@ def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path):
     t = make()
     t.update(ALL, trajectories())
     for step in (1, 2, 3):
-        write_checkpoint(tmp_path, step, t.model.loaded, t, {})
+        write_checkpoint(tmp_path, step, t, {})
     first, second, third = checkpoints(tmp_path)
     (first.path / "optimizer.safetensors").write_bytes(b"\x20\0\0\0\0\0\0\0{torn")
     with pytest.raises(
@@ -176,7 +176,7 @@ def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(name, tmp_pat
     t.update(ALL, trajectories())
     extra = {"extra.bin": lambda path: path.write_bytes(b"groups and more")}
     for step in (1, 2):
-        write_checkpoint(tmp_path, step, t.model.loaded, t, {"cursor": {"drawn": 3}}, extra)
+        write_checkpoint(tmp_path, step, t, {"cursor": {"drawn": 3}}, extra)
     warnings = []
     checkpoint = last_complete(tmp_path, warnings.append)
     assert checkpoint is not None and checkpoint.step == 2 and not warnings
@@ -207,7 +207,7 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_that_looks_comple
         if dies == "prune":
             prune(tmp_path, 1)
         else:
-            write_checkpoint(tmp_path, 1, t.model.loaded, t, {})
+            write_checkpoint(tmp_path, 1, t, {})
     monkeypatch.undo()
     assert [c.step for c in checkpoints(tmp_path)] == [2]
     prune(tmp_path, 2)
@@ -232,7 +232,7 @@ def test_a_full_disk_in_the_tokenizer_is_a_full_disk(tmp_path, tiny_model, monke
 
     monkeypatch.setattr(t.model.loaded.tokenizer, "save_pretrained", full, raising=False)
     with pytest.raises(OSError, match="No space left") as caught:
-        write_checkpoint(tmp_path, 1, t.model.loaded, t, {})
+        write_checkpoint(tmp_path, 1, t, {})
     assert caught.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
 
 
@@ -240,6 +240,6 @@ def test_the_weights_are_readable_as_the_umask_says(tmp_path, tiny_model):
     """safetensors creates files that only their owner can read, whatever the umask."""
     t = make(tiny_model("llama"))
     t.update(ALL, trajectories())
-    written = write_checkpoint(tmp_path, 1, t.model.loaded, t, {"version": 1, "cursor": {}, "seed": 0})
+    written = write_checkpoint(tmp_path, 1, t, {"version": 1, "cursor": {}, "seed": 0})
     modes = {path.name: path.stat().st_mode & 0o777 for path in written.path.rglob("*") if path.is_file()}
     assert set(modes.values()) == {modes["state.json"]}

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -27,9 +27,6 @@ from proxima.model.lora import NAME, SCALAR_HEAD, Lora, trained_names
 from proxima.model.lora_layers import attach, merge_adapter
 from proxima.model.parallel.sharded import plain_type
 from proxima.model.pretrained import LoadedModel, check_path, load_tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # peft's own, before the name in the Hugging Face model
@@ -180,19 +177,13 @@ def read_matrices(model: nn.Module, path: str, *, field_name: str) -> None:
             parameter.copy_(value)
 
 
-def save_adapter(
-    model: nn.Module,
-    tokenizer: "PreTrainedTokenizerBase | None",
-    base: BaseModel,
-    folder: str | Path,
-    trained: Mapping[str, Tensor] | None = None,
-) -> Path:
-    """Write the adapter of `model`, without the base, in the layout of this module's docstring. `trained`: the tensors
+def save_adapter(loaded: LoadedModel, folder: Path, trained: Mapping[str, Tensor] | None = None) -> Path:
+    """Write the adapter of a model, without the base, in the layout of this module's docstring. `trained`: the tensors
     of a sharded model by `trained_names`; None: those of the model."""
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    untyped: Any = model
-    settings = untyped.peft_config[NAME].to_dict()
+    model, base = loaded.model, loaded.base
+    assert base is not None
+    settings = model.peft_config[NAME].to_dict()
     settings |= {"base_model_name_or_path": base.path, "revision": base.revision, "inference_mode": True}
     settings["modules_to_save"] = [SCALAR_HEAD] if hasattr(model, SCALAR_HEAD) else None
     _write(folder / CONFIG, {name: sorted(x) if isinstance(x, set) else x for name, x in settings.items()})
@@ -203,11 +194,10 @@ def save_adapter(
     }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     if hasattr(model, SCALAR_HEAD):
-        config = copy.deepcopy(untyped.config)
+        config = copy.deepcopy(model.config)
         config.architectures, config._attn_implementation = [plain_type(model).__name__], None
         config.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
     return folder
 
 

@@ -19,7 +19,7 @@ def save_trained(loaded: LoadedModel, folder: Path) -> Path:
     if loaded.base is not None:
         from proxima.model.adapter_files import save_adapter
 
-        return save_adapter(loaded.model, loaded.tokenizer, loaded.base, folder)
+        return save_adapter(loaded, folder)
     return save(loaded.model, loaded.tokenizer, folder)
 
 

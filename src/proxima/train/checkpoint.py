@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from proxima.model import LoadedModel, save
+from proxima.model import save
 from proxima.model.save import save_trained
 from proxima.system.atomic_files import flush_to_disk
 from proxima.system.checksum import Checksum
@@ -47,7 +47,6 @@ class Checkpoint:
 def write_checkpoint(
     folder: Path,
     step: int,
-    loaded: LoadedModel,
     stack: TrainStack,
     facts: Mapping[str, Any],
     files: Mapping[str, Callable[[Path], None]] | None = None,
@@ -65,7 +64,7 @@ def write_checkpoint(
     """
     final, temporary = folder / f"{step:06d}", begin_checkpoint(folder, step)
     try:
-        save_trained(loaded, temporary / "model")
+        save_trained(stack.model.loaded, temporary / "model")
         tensors, trainer_facts = stack.state()
         write_tensors(temporary / "optimizer.safetensors", tensors)
         more: dict[str, Any] = {}

@@ -33,7 +33,6 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.distributed.tensor import DTensor
 
 from proxima.data import NotFiniteError
-from proxima.model import LoadedModel
 from proxima.model.adapter_files import save_adapter
 from proxima.model.lora import trained_names
 from proxima.model.parallel.gather import whole_tensor
@@ -85,7 +84,6 @@ class ShardedWriter:
         self,
         folder: Path,
         step: int,
-        loaded: LoadedModel,
         stack: TrainStack,
         facts: Mapping[str, Any],
         files: Mapping[str, Callable[[Path], None]] | None = None,
@@ -106,9 +104,9 @@ class ShardedWriter:
         job = _Unwritten(folder / f"{step:06d}", folder / f".{step:06d}.part", now)
         try:
             self._ranks.all_gather("begin", lambda: begin_checkpoint(folder, step) if dist.get_rank() == 0 else None)
-            self._collect(job, "model", "", loaded, stack)
+            self._collect(job, "model", "", stack)
             for name, other in (others or {}).items():
-                self._collect(job, name, f"{name}_", other.model.loaded, other)
+                self._collect(job, name, f"{name}_", other)
             self._ranks.all_gather("files", lambda: self._write_files(job, files or {}, stack))
         except BaseException as error:
             self._give_up(job, error)
@@ -140,9 +138,9 @@ class ShardedWriter:
         """True if a checkpoint waits for `finish`, the same on every rank; not collective."""
         return self._job is not None
 
-    def _collect(self, job: _Unwritten, name: str, prefix: str, loaded: LoadedModel, stack: TrainStack) -> None:
+    def _collect(self, job: _Unwritten, name: str, prefix: str, stack: TrainStack) -> None:
         """Collect the tensors of a model and its stack; the model's settings are written immediately."""
-        adapter = None
+        loaded, adapter = stack.model.loaded, None
         if loaded.base is not None:
             parameters = dict(loaded.model.named_parameters())
             adapter = {key: whole_tensor(parameters[key]).cpu() for key in trained_names(loaded.model)}
@@ -152,7 +150,12 @@ class ShardedWriter:
         def collect() -> None:
             tensors, job.trainers[f"{prefix}trainer"] = stack.state()
             job.optimizers[job.temporary / f"{prefix}optimizer"] = tensors
-            _write_settings(loaded, job.temporary / name, adapter)
+            if dist.get_rank() > 0:
+                return
+            if adapter is None:
+                save_settings(loaded.model, loaded.tokenizer, job.temporary / name)
+            else:
+                save_adapter(loaded, job.temporary / name, adapter)
 
         self._ranks.all_gather(name, collect)
 
@@ -240,15 +243,6 @@ def _weights(model: torch.nn.Module) -> dict[str, Tensor]:
     kept = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
     return {name: parameter.detach() for name, parameter in model.named_parameters()} | buffers
-
-
-def _write_settings(loaded: LoadedModel, folder: Path, adapter: dict[str, Tensor] | None) -> None:
-    if dist.get_rank() > 0:
-        return
-    if loaded.base is None:
-        save_settings(loaded.model, loaded.tokenizer, folder)
-    else:
-        save_adapter(loaded.model, loaded.tokenizer, loaded.base, folder, adapter)
 
 
 def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:

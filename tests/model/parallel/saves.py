@@ -86,11 +86,11 @@ def save_all(writer: ShardedWriter, folder: Path, all_stacks: Stacks) -> None:
         steps[2] = all_stacks["adapter"], {}, {}, {}
     for step, (stack, facts, files, others) in steps.items():
         if policy.model.loaded.sharding is not None:
-            writer.write(folder, step, stack.model.loaded, stack, facts, files, others)
+            writer.write(folder, step, stack, facts, files, others)
         elif dist.get_rank() == 0:
             head = stack.model.value_head
             heads = {} if head is None else {VALUE_HEAD: lambda path, head=head: write_tensors(path, head.state_dict())}
-            write_checkpoint(folder, step, stack.model.loaded, stack, facts, files | heads, others)
+            write_checkpoint(folder, step, stack, facts, files | heads, others)
 
 
 def moves(
@@ -147,7 +147,7 @@ def failures(rank: int, folder: Path, place: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def write(step: int) -> None:
-        writer.write(place, step, stack.model.loaded, stack, {})
+        writer.write(place, step, stack, {})
 
     write(2)
     complete = writer.finish()
@@ -172,11 +172,11 @@ def killed_while_it_writes(rank: int, folder: Path, place: Path) -> None:
     """Rank 1 is killed in the middle of the second checkpoint; rank 0 learns of it when it asks."""
     source_of = source(folder / "qwen2", sharding=Sharding())
     stack, writer = TrainStack(source_of.policy(source_of.load())), ShardedWriter()
-    writer.write(place, 1, stack.model.loaded, stack, {})
+    writer.write(place, 1, stack, {})
     writer.finish()
     if rank == 1:
         sharded_checkpoint.flush_to_disk = lambda path: os.kill(os.getpid(), signal.SIGKILL)
-    writer.write(place, 2, stack.model.loaded, stack, {})
+    writer.write(place, 2, stack, {})
     with pytest.raises(RuntimeError, match="closed by peer|reset by peer"):
         writer.finish()
     assert sorted(path.name for path in place.iterdir()) == ["000001"] and damage(place / "000001") is None

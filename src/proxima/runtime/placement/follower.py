@@ -55,8 +55,7 @@ class RankModels:
             case Stages():
                 self.stages[message.stack] = by_column(self.late_stages())
             case Save():
-                loaded, writer = stack.model.loaded, stack.ranks.writer
-                writer.write(message.folder, message.step, loaded, stack, {}, {}, self.others)
+                stack.ranks.writer.write(message.folder, message.step, stack, {}, {}, self.others)
             case Finish():
                 stack.ranks.writer.finish()
             case _:

@@ -71,7 +71,7 @@ class RunStore:
         place = self.folder.checkpoints
         write = self.ranks.writer.write if self.ranks.writer else write_checkpoint
         with self._on_every_rank(Save(place, step)):
-            write(place, step, stack.model.loaded, stack, facts, files, others)
+            write(place, step, stack, facts, files, others)
 
     def finish_checkpoint(self) -> None:
         """Wait for a checkpoint that is still being written; in the compute thread."""
