@@ -214,8 +214,9 @@ def laws(cases: int | None = None) -> dict[str, Callable[[], bool]]:
     from proxima.laws import law as one_law
     from proxima.laws import spec_check
 
-    tables = {name: getattr(core, "PENALTIES" if name == "penalty" else f"{name.upper()}S") for name in spec_check.LAWS}
-    tables["advantage"] = core.ADVANTAGES
+    tables = {
+        name: getattr(core, "PENALTIES" if name == "penalty" else f"{name.upper()}S") for name in spec_check.SLOTS
+    }
     full = spec_check.check_law
 
     def holds(slot: str, kind: str) -> bool:

@@ -165,15 +165,15 @@ def slot_of_kind(kind: str) -> str:
 
 def slot_of_class(cls: type, kind: str) -> str:
     """The slot of a class outside the tables."""
-    from proxima.laws import PROTOCOLS
+    from proxima.laws import SLOTS
 
-    for slot, protocol in PROTOCOLS.items():
+    for slot, (protocol, _) in SLOTS.items():
         if protocol in cls.__mro__:
             return slot
     for method, slot in (("score", "reward"), ("build", "engine")):
         if callable(getattr(cls, method, None)):
             return slot
-    names = ", ".join(f"proxima.core.{protocol.__name__}" for protocol in PROTOCOLS.values())
+    names = ", ".join(f"proxima.core.{protocol.__name__}" for protocol, _ in SLOTS.values())
     raise UserError(f"{kind} subclasses no protocol of a slot", remedy=f"subclass one of {names}, or add --slot")
 
 

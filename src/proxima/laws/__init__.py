@@ -1,6 +1,6 @@
 """The laws that every spec of a slot must satisfy, for our tests and for `proxima check`.
 
-    spec_check    every law of a spec; `LAWS`, the table of laws by slot
+    spec_check    every law of a spec; `SLOTS`, the table of laws by slot
     live_check    the laws of rewards and engines
     law           the class of laws, and the search for the smallest counterexample
     batches       random batches with holes and garbage          needs_law    declared needs against tensors read
@@ -17,7 +17,7 @@ are drawn from fixed seeds, so that results are reproducible.
 Imports: `proxima.data`, `core`, `engine`, `reward`, `model`, `config`, torch. Imported by `cli`, the tests and
 `proxima_peers`.
 To add a law: a function `(spec, case)` that raises `Violation`, and a line in the tuple of its slot, with `*BATCHES`,
-`*OUTCOMES` or `*TEXTS` for its cases. A new slot also needs a line in `LAWS`.
+`*OUTCOMES` or `*TEXTS` for its cases. A new slot also needs a line in `SLOTS`.
 """
 
 from typing import TYPE_CHECKING
@@ -27,11 +27,11 @@ from proxima.data.kinds import lazy_imports
 if TYPE_CHECKING:
     from proxima.laws.law import Law, LawResult, Violation, check_law
     from proxima.laws.live_check import check_engine, check_reward
-    from proxima.laws.spec_check import LAWS, PROTOCOLS, check_spec, laws_of, variants_of
+    from proxima.laws.spec_check import SLOTS, check_spec, laws_of, variants_of
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
-    "LAWS", "PROTOCOLS", "Law", "LawResult", "Violation",
+    "SLOTS", "Law", "LawResult", "Violation",
     "check_engine", "check_law", "check_reward", "check_spec", "laws_of", "variants_of",
 ]  # fmt: skip

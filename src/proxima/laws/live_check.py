@@ -1,6 +1,5 @@
 """Checks rewards and engines, servers among them."""
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +15,8 @@ from proxima.model.load import load
 from proxima.model.pretrained import load_tokenizer
 from proxima.reward.base import as_reward
 
-CHECKED = Law("check", "a run ends before it begins", lambda spec, case: None, root=True)
-CHECKED = dataclasses.replace(CHECKED, cure="raise from check() a UserError alone, with a line for the user")
+CURE = "raise from check() a UserError alone, with a line for the user"
+CHECKED = Law("check", "a run ends before it begins", lambda spec, case: None, cure=CURE, root=True)
 
 
 def check_reward(spec: Any) -> Iterator[LawResult]:

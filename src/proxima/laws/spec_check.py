@@ -15,30 +15,21 @@ from proxima.laws.outcome_laws import GROUP_ADVANTAGE_LAWS, SELECTION_LAWS, TOKE
 from proxima.laws.surrogate_laws import SURROGATE_LAWS
 from proxima.laws.term_laws import AGGREGATE_LAWS, CORRECTION_LAWS, PENALTY_LAWS
 
-PROTOCOLS: dict[str, type] = {
-    "surrogate": Surrogate,
-    "correction": Correction,
-    "penalty": Penalty,
-    "aggregate": Aggregate,
-    "distillation": Distillation,
-    "advantage": Advantage,
-    "selection": Selection,
-}
-LAWS: dict[str, tuple[Law, ...]] = {
-    "surrogate": SURROGATE_LAWS,
-    "correction": CORRECTION_LAWS,
-    "penalty": PENALTY_LAWS,
-    "aggregate": AGGREGATE_LAWS,
-    "distillation": DISTILLATION_LAWS,
-    "selection": SELECTION_LAWS,
+#: the protocol of each slot, and its laws; those of an advantage a number a completion, see `laws_of`
+SLOTS: dict[str, tuple[type, tuple[Law, ...]]] = {
+    "surrogate": (Surrogate, SURROGATE_LAWS),
+    "correction": (Correction, CORRECTION_LAWS),
+    "penalty": (Penalty, PENALTY_LAWS),
+    "aggregate": (Aggregate, AGGREGATE_LAWS),
+    "distillation": (Distillation, DISTILLATION_LAWS),
+    "advantage": (Advantage, GROUP_ADVANTAGE_LAWS),
+    "selection": (Selection, SELECTION_LAWS),
 }
 
 
 def laws_of(slot: str, spec: Any) -> tuple[Law, ...]:
     """The laws of a slot; for an advantage, those of its kind (per token or per group)."""
-    if slot == "advantage":
-        return TOKEN_ADVANTAGE_LAWS if spec.per_token else GROUP_ADVANTAGE_LAWS
-    return LAWS[slot]
+    return TOKEN_ADVANTAGE_LAWS if slot == "advantage" and spec.per_token else SLOTS[slot][1]
 
 
 def variants_of(spec: Any) -> dict[str, Any]:
