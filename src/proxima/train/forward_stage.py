@@ -59,8 +59,11 @@ def stage_columns(
     order = packing_order([(trajectory,) for trajectory in trajectories])
     packed = [trajectories[i] for i in order]
     own = ranks.own([(item,) for item in packed], share_prompt=share_prompt)
-    filler = min(packed, key=len, default=None)
-    values = _run(stage, [packed[i] for i in own], budget, share_prompt=share_prompt, ranks=ranks, filler=filler)
+    cuts = micro_batches([(packed[i],) for i in own], budget, share_prompt=share_prompt)
+    idle = ranks.maximum(len(cuts)) - len(cuts)
+    values = _filled(stage, [[packed[own[i]] for i in cut] for cut in cuts])
+    for _ in range(idle):  # other ranks have more micro-batches, and wait for this one in each
+        stage(stage.pack([min(packed, key=len)]))
     everywhere = ranks.gather_shares(([order[i] for i in own], values))
     out: dict[str, list[Any]] = {name: [()] * len(trajectories) for _, filled in everywhere for name in filled}
     for places, filled in everywhere:
@@ -70,31 +73,17 @@ def stage_columns(
     return out
 
 
-def _run(
-    stage: ForwardStage,
-    trajectories: Sequence[Trajectory],
-    budget: int,
-    *,
-    share_prompt: bool,
-    ranks: Ranks,
-    filler: Trajectory | None,
-) -> dict[str, list[Floats]]:
-    """The columns of this rank's trajectories. It runs the `filler`, without using the result, while other ranks have
-    more micro-batches."""
+def _filled(stage: ForwardStage, batches: Sequence[Sequence[Trajectory]]) -> dict[str, list[Floats]]:
+    """The columns of the trajectories of some micro-batches, in order."""
     out: dict[str, list[Floats]] = {stage.column: []}
     copies, parts = HostCopies(), list[tuple[str, Tensor, Sequence[int]]]()
-    cuts = micro_batches([(item,) for item in trajectories], budget, share_prompt=share_prompt)
-    idle = ranks.maximum(len(cuts)) - len(cuts)
-    for indices in cuts:
-        batch = stage.pack([trajectories[i] for i in indices])
+    for trajectories in batches:
+        batch = stage.pack(trajectories)
         outputs = stage(batch)
         for name, values in (outputs if isinstance(outputs, Mapping) else {stage.column: outputs}).items():
             prompts = (sum(end - start for start, end in spans) for spans in batch.prompts)
             sizes = tuple(prompts) if name.startswith("prompt_") else batch.tokens_of
             parts.append((name, copies.begin(values), sizes))
-    for _ in range(idle):
-        assert filler is not None
-        stage(stage.pack([filler]))
     copies.wait()
     for name, values, lengths in parts:
         out.setdefault(name, []).extend(np.split(values.numpy(), np.cumsum(lengths)[:-1]))
