@@ -20,7 +20,8 @@ class Place:
 
 
 def job(uid, sample=0, tokens=0):
-    return SimpleNamespace(key=(uid, sample, 0), tried=set(), length=tokens)
+    request = SimpleNamespace(prompt=SimpleNamespace(uid=uid))
+    return SimpleNamespace(request=request, key=(uid, sample, 0), tried=set(), length=tokens)
 
 
 def test_a_prompt_stays_at_one_replica_and_prompts_are_spread():
