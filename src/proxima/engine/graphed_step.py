@@ -102,9 +102,8 @@ class _CudaGraphs:
         with torch.cuda.device(self.device):  # recording takes its stream from the current one
             stream = torch.cuda.current_stream()
             try:
-                with torch.cuda.graph(
-                    graph, pool=pool, capture_error_mode="thread_local"
-                ):  # others may train meanwhile
+                # other threads may train meanwhile
+                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                     out = launch()
             except RuntimeError:
                 torch.cuda.set_stream(stream)  # torch does not restore it if the end of a recording fails

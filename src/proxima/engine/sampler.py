@@ -127,7 +127,7 @@ def _sample_block(
     if masks:
         from proxima.engine.truncation import kept_tokens
 
-        more["mask_ids"], more["mask_counts"] = kept_tokens(logits if kept is None else kept, rows)
+        more["mask_ids"], more["mask_counts"] = kept_tokens(logits[:, :0] if kept is None else kept, rows)
     return Sampled(
         token=token.squeeze(1),
         sampled_log_prob=chosen - torch.where(greedy, log_z, kept_log_z),

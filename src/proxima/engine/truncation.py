@@ -9,10 +9,8 @@ CANDIDATES = 1024  # most tokens considered for top-p before a full sort
 
 
 def kept_tokens(kept: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """The ids of finite logits [m], row by row, and their number in each row [n]; none for rows that are not
-    truncated."""
-    wanted = (rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
-    inside = (kept > -torch.inf) & wanted[:, None]
+    """The ids of finite logits [m], row by row, and their number in each row [n]; none for greedy rows."""
+    inside = (kept > -torch.inf) & (rows.temperature > 0)[:, None]
     return inside.nonzero()[:, 1], inside.sum(dim=1)
 
 

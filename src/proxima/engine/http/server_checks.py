@@ -157,8 +157,12 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
     if needs.sleeps and not facts.sleeps:
         remedy = "start it with --enable-sleep-mode, or set placement.colocate=false"
         raise UserError(f"{name} can't release its devices to the trainer", remedy=remedy)
-    if needs.publishes:
-        _check_weights(spec, facts, needs, name)
+    if needs.publishes and not facts.takes_weights:
+        raise UserError(f"{name} takes no new weights", remedy=CONTROL)
+    keeps = facts.version_spans and facts.keeps_kv
+    if needs.publishes and needs.overlaps and spec.interrupt == "keep" and not keeps:
+        reason = f"needs a server that keeps what it runs and reports which weights sampled a token; {name} does not"
+        raise FieldError("interrupt", spec.interrupt, reason, remedy="use recompute or finish")
     for sampling in needs.samplings:
         check_sampling(sampling, facts.log_probs)
     if needs.sampling_mask and not facts.sampling_mask:
@@ -174,14 +178,6 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
     notes = check_log_probs(needs, capabilities, name)
     check_scoring(needs, capabilities_of(spec, facts, plain=True), name)
     return notes + precision_notes(needs, dtype=facts.dtype, quantization=facts.quantization, engine=name)
-
-
-def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, name: str) -> None:
-    if not facts.takes_weights:
-        raise UserError(f"{name} takes no new weights", remedy=CONTROL)
-    if needs.overlaps and spec.interrupt == "keep" and not (facts.version_spans and facts.keeps_kv):
-        reason = f"needs a server that keeps what it runs and reports which weights sampled a token; {name} does not"
-        raise FieldError("interrupt", spec.interrupt, reason, remedy="use recompute or finish")
 
 
 def capabilities_of(spec: ServerSettings, facts: ServerFacts, *, plain: bool = False) -> Capabilities:
