@@ -45,12 +45,11 @@ def supports(model: nn.Module) -> str | None:
 @dataclass
 class Layer:
     """Weights of one block. `qkv` rows are permuted within each query and key head so that rotary pairs are
-    neighbours."""
+    neighbours; `norms` are those of queries and keys."""
 
     input_norm: Tensor
     qkv: Matrix
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    norms: tuple[Tensor | None, Tensor | None]
     out: Matrix
     post_norm: Tensor
     gate_up: Matrix
@@ -114,8 +113,7 @@ class FastDecoder(CachingDecoder):
         return Layer(
             input_norm=self._vector(f"{i} input", block.input_layernorm.weight),
             qkv=self._matrix(f"{i} qkv", attention.q_proj, attention.k_proj, attention.v_proj, rotary=2),
-            q_norm=norm("q_norm"),
-            k_norm=norm("k_norm"),
+            norms=(norm("q_norm"), norm("k_norm")),
             out=self._matrix(f"{i} out", attention.o_proj),
             post_norm=self._vector(f"{i} post", block.post_attention_layernorm.weight),
             gate_up=self._matrix(f"{i} gate_up", mlp.gate_proj, mlp.up_proj),
@@ -146,10 +144,10 @@ class FastDecoder(CachingDecoder):
         delta: Tensor | None = None
         for i, layer in enumerate(self.layers):
             qkv = layer.qkv(self._normed(x, delta, layer.input_norm)).float().view(count, -1, dim)
-            if layer.q_norm is not None:
-                assert layer.k_norm is not None
-                qkv[:, : self.heads] = F.rms_norm(qkv[:, : self.heads], (dim,), layer.q_norm, self.eps)
-                qkv[:, self.heads : turning] = F.rms_norm(qkv[:, self.heads : turning], (dim,), layer.k_norm, self.eps)
+            q_norm, k_norm = layer.norms
+            if q_norm is not None:
+                qkv[:, : self.heads] = F.rms_norm(qkv[:, : self.heads], (dim,), q_norm, self.eps)
+                qkv[:, self.heads : turning] = F.rms_norm(qkv[:, self.heads : turning], (dim,), k_norm, self.eps)
             torch.view_as_complex(qkv[:, :turning].view(count, turning, -1, 2)).mul_(rotary)
             qkv = qkv.to(self.dtype)
             kv = qkv[:, self.heads :].view(count, 2, self.kv_heads, dim)
@@ -187,8 +185,7 @@ class FastDecoder(CachingDecoder):
         hidden, qkv, seen, gate_up, gated, added = self._buffers(len(x))
         for layer, held in zip(self.layers, cache.layers, strict=True):
             qkv = layer.qkv(self.kernels.norm(x, delta, layer.input_norm, self.eps, hidden), qkv)
-            norms = layer.q_norm, layer.k_norm
-            self.kernels.attend(qkv, norms, self.eps, turns, position, held, cache.leaders, seen)
+            self.kernels.attend(qkv, layer.norms, self.eps, turns, position, held, cache.leaders, seen)
             delta = layer.out(seen, added)
             gate_up = layer.gate_up(self.kernels.norm(x, delta, layer.post_norm, self.eps, hidden), gate_up)
             delta = layer.down(self.kernels.swiglu(gate_up, gated), added)
