@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import count
 from typing import Literal, get_args
 
 Stage = Literal["pre_pause", "post_pause", "pre_resume", "post_resume"]
@@ -30,16 +29,15 @@ class PauseHooks:
     """Hooks by stage; they run one after the other in the order of registration."""
 
     def __init__(self) -> None:
-        self._hooks: dict[Stage, dict[int, Hook]] = {stage: {} for stage in get_args(Stage)}
-        self._numbers = count()
+        self._hooks: dict[Stage, dict[object, Hook]] = {stage: {} for stage in get_args(Stage)}
 
     def register(self, stage: Stage, hook: Hook) -> RemoveHook:
         """Add a hook; returns a function that removes it."""
-        number, hooks = next(self._numbers), self._hooks[stage]
-        hooks[number] = hook
+        place, hooks = object(), self._hooks[stage]  # the same hook may have several
+        hooks[place] = hook
 
         def remove() -> None:
-            hooks.pop(number, None)
+            hooks.pop(place, None)
 
         return remove
 
@@ -47,8 +45,8 @@ class PauseHooks:
         """Call the hooks of a stage, each for at most `seconds()`, as it is when that one begins; returns name and
         exception of those that fail."""
         hooks, failures = self._hooks[stage], list[tuple[str, Exception]]()
-        for number, hook in list(hooks.items()):
-            if number not in hooks:  # removed by an earlier hook
+        for place, hook in list(hooks.items()):
+            if place not in hooks:  # removed by an earlier hook
                 continue
             call = HookCall(self, stage, getattr(hook, "__qualname__", repr(hook)))
             token = _CALL.set(call)
