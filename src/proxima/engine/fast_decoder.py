@@ -30,14 +30,13 @@ def supports(model: nn.Module) -> str | None:
     """None if the fast path can run this model, else the reason."""
     config: Any = model.config
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    windowed = getattr(config, "use_sliding_window", False) and getattr(config, "sliding_window", None)
     checks = {
         f"family {config.model_type}": config.model_type in FAMILIES,
         f"activation {(act := getattr(config, 'hidden_act', None))}": act == "silu",
         f"rope type {rope}": rope in STATIC_ROPE,
         "partial rotary": (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) == 1.0,
-        "sliding window": not (
-            getattr(config, "use_sliding_window", False) and getattr(config, "sliding_window", None)
-        ),
+        "sliding window": not windowed,
     }
     return next((f"{what} has no fast path" for what, fine in checks.items() if not fine), None)
 

@@ -313,5 +313,4 @@ def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None, se
 async def collect(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
     """Return all completions in the order of the requests."""
     completions = {c.key: c async for c in engine.generate(requests)}
-    keys = [r.key for r in requests]
-    return [completions[key] for key in keys if key in completions]
+    return [completions[request.key] for request in requests]

@@ -88,10 +88,9 @@ class ReplicaPool:
         return self.draining > 0 or not (self.paused or self.loading)
 
     def _assign(self) -> None:
+        drains = self.draining > 0
         for replica in self.replicas:
-            while (
-                replica.has_room and (job := self.router.next_for(replica, only_started=self.draining > 0)) is not None
-            ):
+            while replica.has_room and (job := self.router.next_for(replica, only_started=drains)) is not None:
                 replica.assigned += 1
                 task = asyncio.create_task(self._attempt(job, replica))
                 self._tasks[task] = job

@@ -104,10 +104,8 @@ def vllm_launch(
     arguments += ["--logprobs-mode", f"{serve.log_probs}_logprobs", "--enable-scale-out"]
     if quantization is not None:
         arguments += ["--quantization", quantization]
-    if sampling_mask:
-        arguments += ["--return-sampling-mask"]
-    if routed_experts:
-        arguments += ["--enable-return-routed-experts"]
+    switches = {"--return-sampling-mask": sampling_mask, "--enable-return-routed-experts": routed_experts}
+    arguments += [name for name, on in switches.items() if on]
     arguments += ["--worker-extension-cls", WORKER_CLASS]
     arguments += ["--weight-transfer-config", json.dumps({"backend": TRANSFER})]
     # the first: pause, resume, new weights, queries of its settings
