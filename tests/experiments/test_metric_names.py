@@ -68,6 +68,5 @@ def test_every_alias_of_a_weight_leads_to_a_metric_of_the_correction() -> None:
 
 def test_a_record_is_read_under_any_name_old_records_too() -> None:
     assert metric_of({"mismatch/k3_kl": 0.1}, "mismatch_k3_kl") == 0.1
-    assert metric_of({"rollout_replay_logp_absdiff_mean": 0.2}, "mismatch/log_prob_absdiff_mean") == 0.2
     assert metric_of({"loss": 1.0}, "mismatch_kl") is None
     assert metric_of({"kl": 0.3, "reference_kl/mean": 0.4}, "kl") == 0.3  # what is recorded comes before its alias

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 from proxima.data import Completion, Group, Prompt, Score
+from proxima.evaluate.intervals import wilson_interval
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.runtime.watch.observer import RunInfo
@@ -99,8 +100,8 @@ def evaluation(step, label, correct, questions=200, time=18.0):
         "step": step,
         "time": time,
         "label": label,
-        "accuracy": correct / questions,
         "correct": correct,
+        **wilson_interval(correct, questions).figures("accuracy"),
     }
     return facts | {
         "questions": questions,

@@ -98,18 +98,18 @@ def test_a_run(plain, lines, clock):
         "12:04:31  proxima 0.1.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1              "
         "   runs/add-7f3c",
         "12:04:31  step = 8 prompts × 8 completions = 64 sequences → micro-batches ≤ 2,048 tokens → 1 update",
-        "12:04:49  eval  before   accuracy 0.125   25/200                                                          "
-        "            18 s",
+        "12:04:49  eval  before   accuracy 0.125   25/200  95 % 0.086–0.178                                      "
+        "              18 s",
         "12:04:53  step   1/40   reward  0.17  length   8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 "
         "tok/s  4.1 s  eta 2m 38s",
         "12:04:53  step   2/40   reward  0.17  length   8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 "
         "tok/s  3.1 s  eta 2m 15s",
-        "12:04:53  eval  step 20  accuracy 0.500  100/200  +0.375                                                  "
-        "            18 s",
+        "12:04:53  eval  step 20  accuracy 0.500  100/200  95 % 0.431–0.569  +0.375                              "
+        "              18 s",
         "12:04:53  step  40/40   reward  0.17  length   8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 "
         "tok/s  4.1 s",
-        "12:04:53  eval  after    accuracy 0.940  188/200  +0.815                                                  "
-        "            18 s",
+        "12:04:53  eval  after    accuracy 0.940  188/200  95 % 0.898–0.965  +0.815                              "
+        "              18 s",
         "12:04:53  done: 40 steps in 3m 15s  accuracy 0.125 → 0.940 (+0.815)  runs/add-7f3c/report.html",
     ]
 

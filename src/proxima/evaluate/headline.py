@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.evaluate.intervals import PART, bound_keys, wilson
+from proxima.evaluate.intervals import PART, bound_keys
 
 Record = Mapping[str, Any]
 ACCURACY, REWARD, CUT = "accuracy", "reward/mean", "truncated_fraction"
@@ -85,18 +85,11 @@ class Headline:
         return float(value) if isinstance(value, int | float) else None
 
     def bounds(self, record: Record) -> tuple[float, float] | None:
-        """Return the 95 % interval; None if the record has none. An accuracy recorded by an earlier version gets
-        Wilson's."""
+        """Return the 95 % interval; None if the record has none."""
         low, high = bound_keys(self.key)
-        if record.get(low) is not None:
-            return float(record[low]), float(record[high])
-        if self.key == ACCURACY and record.get(ACCURACY) is not None:
-            return wilson(int(record["correct"]), judged_answers(record))
-        return None
+        return None if record.get(low) is None else (float(record[low]), float(record[high]))
 
 
 def judged_answers(record: Record) -> int:
-    """Return the denominator of `correct`: answers with a valid score, or questions if the record has only those."""
-    if "answers" in record:
-        return int(record["answers"]) - int(record.get("invalid", 0))
-    return int(record.get("questions", 0))
+    """Return the denominator of `correct`: answers with a valid score."""
+    return int(record.get("answers", 0)) - int(record.get("invalid", 0))

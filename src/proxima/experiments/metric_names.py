@@ -1,8 +1,5 @@
 """Metric names of other frameworks, resolved to ours wherever a metric is looked up. Nothing is recorded twice."""
 
-from collections.abc import Mapping
-from typing import Any
-
 # Prefixes under which verl writes its rollout correction, by generation; what follows is our name under `mismatch/`.
 MISMATCH_PREFIXES = ("rollout_corr/", "mismatch/mismatch_", "mismatch_")
 
@@ -90,16 +87,3 @@ def canonical_metric(name: str) -> str:
     prefix = next((prefix for prefix in MISMATCH_PREFIXES if name.startswith(prefix)), None)
     name = name if prefix is None else "mismatch/" + name.removeprefix(prefix)
     return METRIC_ALIASES.get(name, name)
-
-
-def under_another_name(record: Mapping[str, Any], name: str) -> Any:
-    """The value of a metric in a record of metrics.jsonl that lacks this name of it; None where it is missing.
-
-    A record of an older version may hold the metric under a name that is an alias today.
-    """
-    canonical = canonical_metric(name)
-    if canonical in record:
-        return record[canonical]
-    return next(
-        (record[alias] for alias, ours in METRIC_ALIASES.items() if ours == canonical and alias in record), None
-    )

@@ -151,9 +151,9 @@ def metric_of(record: Record, name: str) -> Any:
     """The value of a metric in a record of metrics.jsonl, under any of its names; None where it is missing."""
     if name in record:
         return record[name]
-    from proxima.experiments.metric_names import under_another_name  # most are asked for by the name in the record
+    from proxima.experiments.metric_names import canonical_metric  # most are asked for by the name in the record
 
-    return under_another_name(record, name)
+    return record.get(canonical_metric(name))
 
 
 def read_run(folder: str | Path, *, empty: bool = False) -> Run:

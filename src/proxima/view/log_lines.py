@@ -18,7 +18,6 @@ from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervis
 from proxima.config.step_groups import group_arithmetic
 from proxima.data import Group
 from proxima.evaluate.headline import ACCURACY, Headline, judged_answers
-from proxima.evaluate.intervals import bound_keys
 from proxima.runtime.placement.process_group import is_rank
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock
@@ -198,7 +197,7 @@ def of_questions(record: Record, headline: Headline) -> str:
 
 def sampling_figures(record: Record, headline: Headline) -> str:
     """`95 % 0.086–0.178  pass@4 0.300`: the interval, and pass@k with several samples; empty without an interval."""
-    if record.get(bound_keys(headline.key)[0]) is None or (bounds := headline.bounds(record)) is None:
+    if (bounds := headline.bounds(record)) is None:
         return ""
     low, high = bounds
     ks = [int(k) for key in record if (k := key.removeprefix("pass@")).isdigit()]
