@@ -10,6 +10,7 @@ from pyarrow import parquet
 
 from proxima.evaluate import SUITES
 from proxima.evaluate.suites import parse_tasks, suite
+from proxima.reward import REWARDS
 from proxima.task.prepared import PREPARED
 
 
@@ -23,7 +24,7 @@ def test_every_suite_is_complete(name):
     single = SUITES[name]
     assert single.name == name and single.max_tokens >= 256
     assert re.fullmatch(r"[\w.-]+/[\w.-]+", single.hub)
-    assert single.judges()  # the rewards exist and take their fields
+    assert REWARDS[single.reward]()
     assert single.template.format().startswith("\n") and "{" not in single.template.replace("{{", "")
     assert name in PREPARED  # the remedy is a command that exists
 

@@ -76,23 +76,18 @@ def wilson_interval(correct: float, questions: int) -> Interval:
 
 
 def bootstrap_mean(
-    values: Sequence[float],
-    *,
-    seed: int = 0,
-    replicates: int = REPLICATES,
-    span: tuple[float, float] | None = (0.0, 1.0),
+    values: Sequence[float], *, seed: int = 0, span: tuple[float, float] | None = (0.0, 1.0)
 ) -> Interval:
     """The mean of a value per question, with its BCa bootstrap interval over the questions.
 
-    The questions are resampled with replacement, `replicates` times; the interval is between two quantiles of the
+    The questions are resampled with replacement, `REPLICATES` times; the interval is between two quantiles of the
     resampled means, shifted for bias and skewness (bias-corrected and accelerated):
 
         z0 = Φ⁻¹(share of replicates below the mean, half of those at it)
         a = Σ(m - m_i)³ / 6 (Σ(m - m_i)²)^1.5, m_i without i
         level → Φ(z0 + (z0 + z) / (1 - a (z0 + z))),  z = Φ⁻¹(level)
 
-    Draws are by counter (Philox keyed by seed and replicate), so a value changes only with the values, the seed and
-    `replicates`.
+    Draws are by counter (Philox keyed by seed and replicate), so a value changes only with the values and the seed.
 
     Args:
         values: a share, a difference of shares, or a reward, of each question; n >= 1.
@@ -109,9 +104,9 @@ def bootstrap_mean(
     n, mean = len(x), float(x.mean())
     if float(np.ptp(x)) < 1e-12:
         return _without_spread(mean, n, span)
-    means = np.sort(resampled_means(x, seed, replicates))
+    means = np.sort(resampled_means(x, seed, REPLICATES))
     below = float(np.searchsorted(means, mean - 1e-12)) + float(np.searchsorted(means, mean + 1e-12))
-    z0 = _NORMAL.inv_cdf(min(max(below / (2 * replicates), 0.5 / replicates), 1 - 0.5 / replicates))
+    z0 = _NORMAL.inv_cdf(min(max(below / (2 * REPLICATES), 0.5 / REPLICATES), 1 - 0.5 / REPLICATES))
     away = x - mean  # (n - 1) (m - m_i)
     skew = float((away**3).sum()) / (6 * float((away**2).sum()) ** 1.5)
     low, high = (_quantile(means, _level(p, z0, skew)) for p in ((1 - 0.95) / 2, (1 + 0.95) / 2))

@@ -20,6 +20,7 @@ from proxima.evaluate.held_out import HeldOutSet
 from proxima.evaluate.suites import Suite
 from proxima.model.pretrained import UnloadedModel
 from proxima.model.quiet import quiet_transformers
+from proxima.reward import REWARDS
 from proxima.rollout.generator import GroupSpec
 from proxima.rollout.reference_answers import ReferenceAnswers
 from proxima.system.machine import usable_cores
@@ -78,7 +79,7 @@ def named_suite(
     return EvalSuite(
         name=suite.name,
         task=task,
-        rewards=tuple(suite.judges()),
+        rewards=(REWARDS[suite.reward](),),
         sampling=Sampling(**settings),
         samples=samples,
         limit=limit,
@@ -110,7 +111,7 @@ def _recipe_suite(path: str, held_out: Any, reward: Sequence[Any]) -> EvalSuite:
         name=name,  # a file is named after it
         task=held_out.task,
         rewards=tuple(held_out.reward or reward),
-        sampling=held_out.sampling or Sampling(temperature=0.0 if held_out.samples == 1 else 1.0),
+        sampling=held_out.sampling,
         samples=held_out.samples,
         limit=held_out.limit,
         data=str(getattr(held_out.task, "path", "") or name),

@@ -5,15 +5,13 @@ prompts are never compared silently. Data come from the first of: the path given
 `data/<suite>` (written by `proxima data prepare`), the hub or its cache.
 """
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError, require
 from proxima.data.errors import suggestion
-from proxima.reward import REWARDS
 from proxima.task import TASKS
 
 STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{{}}."
@@ -31,7 +29,7 @@ class Suite:
         hub: hub name; `subset` and `split` in the hub's own names.
         question, answer: columns of the hub's data. Prepared data have `question` and `answer`.
         template: the text after the question in the prompt; braces doubled.
-        rewards: `{kind, fields}` each; the first that can decide correctness does so.
+        reward: kind of the reward that scores the answers.
         max_tokens: default length limit of an answer.
     """
 
@@ -42,12 +40,8 @@ class Suite:
     question: str = "question"
     answer: str = "answer"
     template: str = STEP_BY_STEP
-    rewards: tuple[Mapping[str, Any], ...] = field(default_factory=lambda: ({"kind": "math"},))
+    reward: str = "math"
     max_tokens: int = 4096
-
-    def judges(self) -> list[Any]:
-        """The reward specs; UserError if a package that one needs is missing."""
-        return [REWARDS[spec["kind"]](**{k: v for k, v in spec.items() if k != "kind"}) for spec in self.rewards]
 
     def at(self, place: Path) -> Any | None:
         """The task spec for a file, or for a folder with a `test` file; None without one."""
@@ -58,7 +52,7 @@ class Suite:
                 return self._table(place / name)
         for folder in (place, place / "main", place / "data"):
             if parts := sorted(str(part) for part in folder.glob("test-*.parquet")):
-                return TASKS["parquet"](path=tuple(parts), **self._columns(Path(parts[0])))
+                return self._mapped(TASKS["parquet"](path=tuple(parts)))
         return None
 
     def on_the_hub(self) -> Any:
@@ -69,17 +63,22 @@ class Suite:
     def _table(self, file: Path) -> Any:
         readable = file.suffix in (".jsonl", ".parquet")
         require(readable, "task", f"{self.name}={file}", "must be a .jsonl or .parquet file, or a folder")
-        return TASKS["parquet" if file.suffix == ".parquet" else "jsonl"](path=str(file), **self._columns(file))
+        return self._mapped(TASKS["parquet" if file.suffix == ".parquet" else "jsonl"](path=str(file)))
 
-    def _columns(self, file: Path) -> dict[str, Any]:
-        """Return `question` and `answer` as named in prepared data, or by the hub's names in a raw copy of its data."""
-        present = columns_of(file)
+    def _mapped(self, task: Any) -> Any:
+        """The task with `question` and `answer` as named in prepared data, or by the hub's names in a raw copy of its
+        data. If a file can't be read, with those of prepared data; opening the task reports the error."""
+        try:
+            present = task.columns() or ()
+        except (OSError, UserError):
+            present = ("question", "answer")
         question = "question" if "question" in present else self.question
-        return {
-            "question": f"{{{question}}}{self.template}",
-            "answer": "answer" if "answer" in present else self.answer,
-            "metadata": tuple(name for name in METADATA if name in present),
-        }
+        return replace(
+            task,
+            question=f"{{{question}}}{self.template}",
+            answer="answer" if "answer" in present else self.answer,
+            metadata=tuple(name for name in METADATA if name in present),
+        )
 
     def find(self, given: Path | None, data: Path | None) -> tuple[Any, str]:
         """Find the task, and return it with the place of its data.
@@ -110,20 +109,6 @@ class Suite:
         return f"download the data with: proxima data prepare {self.name}"
 
 
-def columns_of(file: Path) -> set[str]:
-    """Return the columns of a .parquet file, or the keys of the first line of a .jsonl file. If the file can't be read,
-    return those of prepared data; the task will report the error."""
-    try:
-        if file.suffix == ".parquet":
-            from pyarrow import parquet
-
-            return set(parquet.read_schema(file).names)
-        with file.open("rb") as stream:
-            return set(json.loads(stream.readline()))
-    except (OSError, ValueError):
-        return {"question", "answer"}
-
-
 _SUITES = (
     # American Invitational Mathematics Examination I and II, Mathematical Association of America: 30 questions each
     Suite(name="aime24", hub="HuggingFaceH4/aime_2024", split="train", question="problem", max_tokens=8192),
@@ -132,9 +117,7 @@ _SUITES = (
     # American Mathematics Competitions 12A and 12B of 2023, without the choices: 40 questions
     Suite(name="amc23", hub="math-ai/amc23"),
     # Cobbe et al., arXiv 2110.14168; MIT licence: 1,319 questions
-    Suite(
-        name="gsm8k", hub="openai/gsm8k", subset="main", template=HASHES, rewards=({"kind": "gsm8k"},), max_tokens=512
-    ),
+    Suite(name="gsm8k", hub="openai/gsm8k", subset="main", template=HASHES, reward="gsm8k", max_tokens=512),
     # 500 test questions of MATH (Hendrycks et al., arXiv 2103.03874; MIT licence), chosen in arXiv 2305.20050
     Suite(name="math500", hub="HuggingFaceH4/MATH-500", question="problem", max_tokens=2048),
 )

@@ -1,15 +1,15 @@
 r"""The answer that a text votes for, in one canonical form. The majority vote of maj@k counts these.
 
-A reward that extracts answers has a method `extract(text) -> str | None` (`AnswerExtractor`); for built-in rewards
-without one, `ANSWER_EXTRACTORS` has a function. The reward remains the judge: all answers that it accepts are one
-class, however they are written (`estimators.maj_at_k`).
+A reward that extracts answers has a method `extract(text) -> str | None`; for built-in rewards without one,
+`ANSWER_EXTRACTORS` has a function. The reward remains the judge: all answers that it accepts are one class, however
+they are written (`estimators.maj_at_k`).
 """
 
 import re
 from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from proxima.reward import REWARDS
 from proxima.reward.math.extract import as_number, first_number, last_number
@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from proxima.reward.exact import Exact
 
 LONGEST = 200  # characters of an answer that is normalized as mathematics
-
-
-@runtime_checkable
-class AnswerExtractor(Protocol):
-    """A reward that extracts the answer from a text."""
-
-    def extract(self, text: str) -> str | None:
-        """The answer that the text gives; None without one."""
-        ...
 
 
 def _number(reward: Any, text: str) -> str | None:
@@ -75,11 +66,12 @@ ANSWER_EXTRACTORS: dict[str, Callable[[Any, str], str | None]] = {  # kind of re
 }
 
 
-def answer_extractor(rewards: Sequence[object]) -> Callable[[str], str | None] | None:
+def answer_extractor(rewards: Sequence[Any]) -> Callable[[str], str | None] | None:
     """Return the extraction function of the first reward that has one; None without any, so that there is no vote."""
     for reward in rewards:
-        if isinstance(reward, AnswerExtractor):
-            return reward.extract
+        own: Callable[[str], str | None] | None = getattr(reward, "extract", None)
+        if own is not None:
+            return own
         for kind, extract in ANSWER_EXTRACTORS.items():
             if REWARDS.holds(reward, kind):
                 return partial(extract, reward)
