@@ -1,7 +1,6 @@
 """The size of a step: the sequences that it generates, and the tokens and micro-batches that it forwards."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from proxima.config.step_groups import group_arithmetic
 
@@ -35,7 +34,6 @@ class StepSize:
     kept: int | None = None
     at_once: int | None = None
     greedy: bool = False
-    generates: ClassVar[bool] = True
 
     @property
     def generated(self) -> tuple[int, int]:
@@ -71,7 +69,6 @@ class ExampleStep:
     micro_batches: int
     budget: int
     steps: int
-    generates: ClassVar[bool] = False
 
     def __str__(self) -> str:
         micro = f"{self.micro_batches:,} micro-batch{'es' * (self.micro_batches > 1)}"

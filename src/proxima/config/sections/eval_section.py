@@ -48,14 +48,12 @@ class EvalSetConfig:
         require_at_least(self, 0, "limit")
         _require_random_samples(self)
 
-    def groups(self, training: Sampling, seed: int) -> "GroupSpec":
-        """How the questions are answered: with its own sampling if that is set; otherwise with that of training for
-        several samples, or greedily with training's `max_tokens` and `stop` for one."""
+    def groups(self, seed: int) -> "GroupSpec":
+        """How the questions are answered."""
         from proxima.rollout.generator import GroupSpec
 
-        alone = Sampling(temperature=0.0, max_tokens=training.max_tokens, stop=training.stop)
-        sampling = self.sampling or (training if self.samples > 1 else alone)
-        return GroupSpec(sampling=sampling, completions=self.samples, seed=seed)
+        assert self.sampling is not None  # `resolve` sets it where there is a task
+        return GroupSpec(sampling=self.sampling, completions=self.samples, seed=seed)
 
 
 EVAL_SETS = Kinds({"set": "proxima.config.sections.eval_section:EvalSetConfig"})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.config.slots import require_at_least
-from proxima.data import Prompt, require, require_threads
+from proxima.data import require, require_threads
 from proxima.rollout.admission import OverAge
 
 if TYPE_CHECKING:
@@ -62,18 +62,6 @@ class RuntimeConfig:
 
         limits = {"workers": self.reward_workers, "memory_mb": self.reward_memory_mb, **how}
         return RewardRunner(specs, timeout=self.reward_timeout, **limits)
-
-    def trial_notes(
-        self, specs: Sequence[Any], prompts: Sequence[Prompt], tokenizer: Any, *, trained_on: bool
-    ) -> list[str]:
-        """Try the rewards on synthetic completions of some prompts; returns warnings, and raises as `try_rewards` if
-        they are to be trained on."""
-        if self.reward_trial == "off":
-            return []
-        from proxima.rollout.reward_trial import try_rewards
-
-        refuses = trained_on and self.reward_trial == "refuse"
-        return try_rewards(specs, prompts, tokenizer, self.rewards, refuses=refuses)
 
 
 def require_stall_seconds(config: Any) -> None:

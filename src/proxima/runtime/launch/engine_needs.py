@@ -34,7 +34,7 @@ def rollout_needs(config: RunConfig, model: UnloadedModel) -> EngineRequirements
     """Requirements on the engine that generates; `samplings` is empty for a replay without held-out questions."""
     algorithm, replayed = config.algorithm, config.replayed is not None
     behavior: frozenset[LogProbName] = frozenset({algorithm.behavior})
-    held_out = [spec.groups(config.sampling, config.seed).sampling for spec in config.eval.all_sets.values()]
+    held_out = [spec.groups(config.seed).sampling for spec in config.eval.all_sets.values()]
     baseline = [greedy(config.sampling)] if needs_baseline(algorithm.advantage) and not replayed else []
     training = [] if replayed else [config.sampling]
     caches_next = algorithm.proximal == "next" and not replayed

@@ -15,7 +15,7 @@ from proxima.engine.choice import EngineChoice
 from proxima.evaluate.held_out import HeldOutSet
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.reference_answers import ReferenceAnswers
-from proxima.rollout.reward_trial import PROMPTS
+from proxima.rollout.reward_trial import PROMPTS, try_rewards
 from proxima.runtime.launch.engine_needs import engine_choices
 from proxima.runtime.launch.inputs import check_replayed_rewards
 from proxima.runtime.placement.placed_engine import starts_later
@@ -101,7 +101,7 @@ def load_run_data(config: "RunConfig") -> RunData:
     for path, spec in config.eval.all_sets.items():
         questions = config.data.prompt_source(rows_of[f"{path}.task"], model, config.seed)
         notes += _too_long(questions)
-        groups = spec.groups(config.sampling, config.seed)
+        groups = spec.groups(config.seed)
         asked = HeldOutSet.of(questions, spec.limit, spec.reward, groups, spec.name)
         held_out.append(asked)
         answers = ReferenceAnswers(name=f"{path}.task", rows=asked.rows, count=asked.count)
@@ -127,9 +127,11 @@ def _check_rewards(config: "RunConfig", scored: Sequence[ScoredRows], tokenizer:
     for same in several.values():
         with closing(config.runtime.rewards(same[0].rewards, workers=usable_cores())) as rewards:
             notes += config.data.answer_notes(rewards, [rows.answers for rows in same], config.seed)
+    if (trial := config.runtime.reward_trial) == "off":
+        return notes
+    refuses = trial == "refuse" and config.algorithm.trains_on_rewards
     for first, *_ in several.values():
-        trained_on = config.algorithm.trains_on_rewards
-        notes += config.runtime.trial_notes(first.rewards, first.prompts, tokenizer, trained_on=trained_on)
+        notes += try_rewards(first.rewards, first.prompts, tokenizer, config.runtime.rewards, refuses=refuses)
     return notes
 
 
