@@ -16,9 +16,10 @@ os.environ |= {"TINKER_TELEMETRY": "0", "TINKER_API_KEY": "tml-for-tests"}
 class Served:
     """A running server: its address, its `Service` and the lines of its log."""
 
-    def __init__(self, folder: Path, model: Path, key: str = "", body_mb: int = 64, **settings: Any) -> None:
+    def __init__(self, folder: Path, model: Path, key: str = "", **settings: Any) -> None:
         from proxima.reward.server.bounded_server import BoundedServer, open_socket
-        from proxima_tinker.service import Service, Settings
+        from proxima_tinker.served_settings import Settings
+        from proxima_tinker.service import Service
         from proxima_tinker.service_app import ServiceApp
 
         self.log: list[str] = []
@@ -29,10 +30,10 @@ class Served:
         ready = threading.Event()
 
         async def serve() -> None:
-            settings = Settings(path=str(model), name="tests/tiny", folder=folder, **chosen)
-            self.service = Service(settings, self.log.append)
+            settings = Settings(str(model), name="tests/tiny", folder=folder, **chosen)
+            self.service = Service(settings, 1, self.log.append)
             self.again = self.service.restore()
-            app = ServiceApp(self.service, body_mb, key)
+            app = ServiceApp(self.service, key)
             self._server = BoundedServer(app.asgi, 30, 1000)
             socket.listen()
             ready.set()

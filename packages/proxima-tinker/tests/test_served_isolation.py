@@ -16,6 +16,7 @@ from proxima.data import Prompt, UserError
 from proxima.engine.protocol import Request, Sampling
 from proxima_tinker import service
 from proxima_tinker.samplers import SampleOrder
+from proxima_tinker.served_settings import Settings
 
 from .conftest import running
 from .data_of_clients import examples
@@ -201,11 +202,11 @@ def test_what_was_loaded_stays_loaded_when_its_weights_are_gone(tmp_path, tiny_m
 
 def test_two_servers_and_damaged_files(tmp_path, tiny_model):
     model = tiny_model("llama")
-    settings = {"path": str(model), "name": "x", "folder": tmp_path / "a", "dtype": "float32"}
+    settings = Settings(str(model), folder=tmp_path / "a", dtype="float32")
     with running(tmp_path / "a", model) as served:
         client = Client(served)
         with pytest.raises(UserError, match="in use by another process.*choose another --folder"):
-            service.Service(service.Settings(**settings), print)
+            service.Service(settings, 1, print)
         state = next((tmp_path / "a").glob("models/*/state-*"))
     state.write_bytes(state.read_bytes()[:100])
     with running(tmp_path / "a", model) as served:
@@ -214,7 +215,7 @@ def test_two_servers_and_damaged_files(tmp_path, tiny_model):
         assert answer["category"] == "user" and f"{state.name}, can't be read" in answer["error"] and not served.log
     (tmp_path / "a" / "journal.sqlite").write_bytes(b"x" * 5000)
     with pytest.raises(UserError, match=r"journal.sqlite can't be opened.*choose another --folder"):
-        service.Service(service.Settings(**settings), print)
+        service.Service(settings, 1, print)
 
 
 def test_snapshots_of_one_model_sampled_at_once(tmp_path, tiny_model, monkeypatch):
@@ -292,8 +293,9 @@ def sample_body(sampler, number, tokens=30, **params):
     return {"prompt": prompt, "sampling_params": settings, "sampling_session_id": sampler, "seq_id": number}
 
 
-def test_a_flood_of_one_client_leaves_turns_to_others(tmp_path, tiny_model):
-    with running(tmp_path, tiny_model("llama"), slots=8, waiting=300) as served:
+def test_a_flood_of_one_client_leaves_turns_to_others(tmp_path, tiny_model, monkeypatch):
+    monkeypatch.setattr(service, "MOST_WAITING", 300)
+    with running(tmp_path, tiny_model("llama"), slots=8) as served:
         flood, other = Client(served), Client(served)
         with ThreadPoolExecutor(8) as pool:
             send = lambda number: flood.post("asample", sample_body(flood.sampler, number))  # noqa: E731

@@ -157,7 +157,7 @@ class Samplers:
                     del self._engines[name]
             if len(self._engines) >= self.most:
                 return None
-            self._engines[weights] = _LoadedEngine(model, self.workers.lane(), load, self.spec)
+            self._engines[weights] = _LoadedEngine(model, ComputeLane(self.workers), load, self.spec)
         self._engines.move_to_end(weights)
         return self._engines[weights]
 
@@ -213,17 +213,16 @@ def _scored(
     """Of the n tokens from `first` on: their log-probs; the k most likely ids and log-probs [n, k]; and log-probs of
     `targets` [n, K], 0 where an id is -1."""
     states, count = decoder.hidden([tokens])[0][first - 1 :], len(tokens) - first
-    wanted = np.zeros((count, 0), np.int64) if targets is None else targets.astype(np.int64)
-    own, others = np.zeros(count, np.float32), np.zeros(wanted.shape, np.float32)
+    own = tokens[first:, None].astype(np.int64)
+    wanted = torch.from_numpy(own if targets is None else np.hstack([own, targets]))
+    found = np.zeros(wanted.shape, np.float32)
     ids, values = np.zeros((count, k), np.int32), np.zeros((count, k), np.float32)
     for at in range(0, count, ROWS):
         rows = slice(at, min(at + ROWS, count))
         log_prob = decoder.logits(states[rows]).float().log_softmax(1).cpu()
-        own[rows] = log_prob.gather(1, torch.from_numpy(tokens[first:][rows].astype(np.int64))[:, None])[:, 0]
-        chosen = torch.from_numpy(wanted[rows])
-        others[rows] = log_prob.gather(1, chosen.clamp(min=0)).masked_fill(chosen < 0, 0.0)
+        found[rows] = log_prob.gather(1, wanted[rows].clamp(min=0)).masked_fill(wanted[rows] < 0, 0.0)
         values[rows], ids[rows] = log_prob.topk(k)
-    return own, ids, values, others
+    return found[:, 0], ids, values, found[:, 1:]
 
 
 def stop_settings(stop: Any, stop_tokens: frozenset[int]) -> tuple[tuple[str, ...], frozenset[int] | None]:

@@ -16,7 +16,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -224,7 +224,7 @@ class ServedRecord:
             return
         self.config = {
             "model": {"path": self.path, "lora": {"rank": self.spec.rank, "alpha": ALPHA} if self.spec.rank else None},
-            "lora_config": self.spec.to_json(),
+            "lora_config": asdict(self.spec),
             "algorithm": algorithm,
             "train": {"updates_per_step": 1, "epochs_per_step": 1},
         }

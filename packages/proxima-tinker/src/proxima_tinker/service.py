@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,14 +36,15 @@ from proxima_tinker.losses import ClientLoss
 from proxima_tinker.request_log import RequestLog
 from proxima_tinker.samplers import SampleOrder, Samplers
 from proxima_tinker.served_record import ServedRecord
+from proxima_tinker.served_settings import Settings
 from proxima_tinker.trained_model import (
     BUILDING,
+    OPTIMIZER,
     ModelSpec,
     TrainedModel,
     adam_params,
     attach_adapter,
     own_copy,
-    read_state,
 )
 from proxima_tinker.wire import forward_backward_answer, read_forward_backward
 from proxima_tinker.workers import ComputeLane, Workers
@@ -51,7 +52,8 @@ from proxima_tinker.workers import ComputeLane, Workers
 T = TypeVar("T")
 Answer = tuple[bytes, str]  # content and media type
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
-MOST_WAITING = 1 << 30  # bytes of a model's requests that wait
+MOST_WAITING, MOST_BYTES = 1024, 1 << 30  # requests of one model, or of one sampler, that may wait, and their bytes
+SNAPSHOTS = 8  # unnamed weights for samplers that are kept for each model
 SAMPLES_KEPT, MOST_SAMPLES = 600.0, 16_384  # seconds, number; the SDK asks at once, and samples again what is gone
 GAP_SECONDS = 60.0  # a request waits so long for an earlier one that has not come
 LEFT_SECONDS = 900.0  # without a heartbeat, after which a client has left; the SDK sends one every ten seconds
@@ -60,37 +62,6 @@ STATE_EVERY = 20  # a state is written when the work since the last one took so 
 SEGMENTS = {"training": "weights", "sampler": "sampler_weights", "external": "external_weights"}
 SAVES = {"training": "save_weights", "sampler": "save_weights_for_sampler", "external": "save_weights_external"}
 TYPES = {segment: kind for kind, segment in SEGMENTS.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings of a server.
-
-    Args:
-        path: of the model: hub name, folder or GGUF file; name: by which clients ask for it.
-        folder: of the state.
-        dtype: of products and of the engine's cache; weights are float32.
-        tokens: of one forward pass.
-        workers, threads: see `Workers`.
-        engines: samplers in memory, see `Samplers`.
-        snapshots: unnamed weights for samplers that are kept for each model.
-        waiting: requests of one model, or of one sampler, that may wait.
-        models: in memory; of more, those that nobody uses rest on disk.
-    """
-
-    path: str
-    name: str
-    folder: Path
-    dtype: str = "bfloat16"
-    device: str = "auto"
-    tokens: int = 4096
-    slots: int = 64
-    workers: int = 1
-    threads: int = 1
-    engines: int = 4
-    snapshots: int = 8
-    waiting: int = 1024
-    models: int = 16
 
 
 def _failure(reason: str, category: str) -> Answer:
@@ -127,12 +98,15 @@ class Model:
 class Service:
     """A server's state, used from one event loop; tensors are touched in the threads of `Workers`.
 
+    Args:
+        threads: of torch, of each worker.
+
     Raises:
         UserError: the model can't be loaded, or the folder is of another one.
     """
 
-    def __init__(self, settings: Settings, log: Callable[[str], None]) -> None:
-        self.settings, self.log = settings, log
+    def __init__(self, settings: Settings, threads: int, log: Callable[[str], None]) -> None:
+        self.settings, self.name, self.log = settings, settings.name or settings.path, log
         settings.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._lock = FolderLock(settings.folder / "lock")
@@ -144,7 +118,7 @@ class Service:
         loaded.model.requires_grad_(False)
         self.vocabulary = int(loaded.model.config.get_text_config().vocab_size)
         self.base: LoadedModel = replace(loaded, base=base_in_memory(settings.path, None, torch.float32))
-        self.workers = Workers(settings.workers, settings.threads)
+        self.workers = Workers(settings.workers, threads)
         spec = Local(slots=settings.slots, dtype=settings.dtype, interrupt="finish")  # type: ignore[arg-type]
         self.samplers = Samplers(spec, self.workers, settings.engines)
         self.answers: dict[
@@ -233,7 +207,7 @@ class Service:
         if id not in self.models:
             record = {
                 "session": session,
-                "spec": spec.to_json(),
+                "spec": asdict(spec),
                 "metadata": metadata,
                 "state_seq": -1,
                 "steps": 0,
@@ -244,7 +218,7 @@ class Service:
         return await self.submit(id, 0, "load" if source else "create", json.dumps(source or {}).encode())
 
     def _add_model(self, id: str, record: dict[str, Any]) -> Model:
-        model = self.models[id] = Model(id, record, self.workers.lane())
+        model = self.models[id] = Model(id, record, ComputeLane(self.workers))
         model.task = asyncio.ensure_future(self._serve(model))
         return model
 
@@ -263,7 +237,7 @@ class Service:
             return request_id
         if seq < model.next_seq:
             raise HTTPException(410, f"request {seq} of this model is over: later ones have run or failed")
-        full = len(model.waiting) >= self.settings.waiting or sum(model.waiting.values()) + len(body) > MOST_WAITING
+        full = len(model.waiting) >= MOST_WAITING or sum(model.waiting.values()) + len(body) > MOST_BYTES
         if full and seq > model.next_seq:  # for the next one all others wait
             raise HTTPException(429, f"{len(model.waiting)} requests of this model wait")
         if await asyncio.to_thread(self.journal.accept, model_id, seq, kind, body):
@@ -413,7 +387,7 @@ class Service:
 
     def _do_load(self, model: Model, seq: int, asked: Any) -> Answer:
         folder = self.checkpoint_folder(asked["path"], "training")
-        self._trained(model).load(_read(asked["path"], read_state, folder), optimizer=asked["optimizer"])
+        self._trained(model).load(_read(asked["path"], load_file, folder / OPTIMIZER), optimizer=asked["optimizer"])
         self._note(model, ServedRecord.forget)
         return _json(type="load_weights", path=asked["path"], model_id=model.id)
 
@@ -460,7 +434,7 @@ class Service:
         """Delete all but the last unnamed weights for samplers."""
         if kind == "sampler":
             place = self._place(model.id) / SEGMENTS[kind]
-            for last in sorted(place.glob("unnamed-*"))[: -self.settings.snapshots]:
+            for last in sorted(place.glob("unnamed-*"))[:-SNAPSHOTS]:
                 self.journal.delete("checkpoint", f"tinker://{model.id}/{SEGMENTS[kind]}/{last.name}")
                 shutil.rmtree(last, ignore_errors=True)
 
@@ -537,7 +511,7 @@ class Service:
         while self._sampled and (now - self._sampled[0][0] > SAMPLES_KEPT or len(self._sampled) > MOST_SAMPLES):
             del self.answers[self._sampled.popleft()[1]]
         if request_id not in self.answers:
-            if self._waiting[sampler] >= self.settings.waiting:
+            if self._waiting[sampler] >= MOST_WAITING:
                 raise HTTPException(429, f"{self._waiting[sampler]} requests of this sampler wait")
             self._waiting[sampler] += 1
             task = self.answers[request_id] = asyncio.create_task(self._sample(record, request_id, order))

@@ -27,7 +27,7 @@ from proxima.system.web_requests import LOOPBACK_NAMES, refused
 from proxima_tinker.datum import Array
 from proxima_tinker.samplers import SampleOrder, stop_settings
 from proxima_tinker.service import TYPES, Service
-from proxima_tinker.trained_model import MOST_RANK, ModelSpec
+from proxima_tinker.trained_model import ModelSpec
 from proxima_tinker.wire import request_place
 
 POLL_SECONDS = 20.0  # the SDK gives up after 45
@@ -35,6 +35,7 @@ URL_SECONDS = 3600.0  # of an address of a file, which needs no key
 READ_SECONDS = 60.0  # to receive a body
 SMALL_BODY, SAMPLE_BODY = 1 << 20, 16 << 20  # bytes of JSON, which becomes many times as much in memory
 MOST_CELLS = 1 << 24  # log-probs of tokens of a prompt that an answer may have
+MOST_RANK = 4096
 MOST_TOP_K = 1024  # likely tokens of each sampled one
 LEAST_TEMPERATURE = 1e-4  # logits divided by less may be infinite
 LEAST_TOP_P = 1e-6
@@ -66,13 +67,12 @@ class ServiceApp:
 
     Args:
         service: what the requests reach.
-        body_mb: size of a request in MiB, at most.
         key: what clients must send as X-API-Key; empty: anything.
         hosts: names by which clients may address the server, besides the loopback's.
     """
 
-    def __init__(self, service: Service, body_mb: int = 64, key: str = "", hosts: Sequence[str] = ()) -> None:
-        self.service, self.largest, self.key = service, body_mb << 20, key.encode()
+    def __init__(self, service: Service, key: str = "", hosts: Sequence[str] = ()) -> None:
+        self.service, self.largest, self.key = service, service.settings.max_body_mb << 20, key.encode()
         self.hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
         self.held = 0  # bytes of bodies that are being read or answered
         posts = {("POST", path): partial(self._posted, *known) for path, known in POSTS.items()}
@@ -146,19 +146,18 @@ class ServiceApp:
         return {"status": "ok"}
 
     async def capabilities(self, request: Request) -> Any:
-        name, length = self.service.settings.name, self.service.base.max_length
+        name, length = self.service.name, self.service.base.max_length
         model = {"model_name": name, "max_context_length": length, "trainable": True, "sampleable": True}
         return {"supported_models": [model]}
 
     def _run_facts(self, id: str, checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
         record = self.service.model(id).record
-        rank, own = record["spec"]["rank"], [c for c in checkpoints if c["tinker_path"].startswith(f"tinker://{id}/")]
+        own = [c for c in checkpoints if c["tinker_path"].startswith(f"tinker://{id}/")]
         return {
             "training_run_id": id,
-            "base_model": self.service.settings.name,
+            "base_model": self.service.name,
             "model_owner": "local",
-            "is_lora": rank > 0,
-            "lora_rank": rank or None,
+            **_of_lora(record["spec"]),
             "last_request_time": _date(record["created"]),
             "last_checkpoint": next((c for c in reversed(own) if c["checkpoint_type"] == "training"), None),
             "last_sampler_checkpoint": next((c for c in reversed(own) if c["checkpoint_type"] == "sampler"), None),
@@ -239,15 +238,15 @@ class ServiceApp:
     async def sampler(self, request: Request) -> Any:
         id = request.path_params["sampler"]
         record = self.service.sampler(id)
-        return {"sampler_id": id, "base_model": self.service.settings.name, "model_path": record["path"]}
+        return {"sampler_id": id, "base_model": self.service.name, "model_path": record["path"]}
 
     # ---- what is asked for -------------------------------------------------------------------------------------------
 
     def base_model(self, name: str | None) -> None:
         """Refuse the name of another base."""
-        settings = self.service.settings
-        if name not in (None, settings.name, settings.path):
-            raise HTTPException(400, f"base_model={name!r:.100} is not served here; {settings.name} is")
+        served = self.service.name
+        if name not in (None, served, self.service.settings.path):
+            raise HTTPException(400, f"base_model={name!r:.100} is not served here; {served} is")
 
     def create_session(self, asked: Any) -> Any:
         facts = asked.model_dump(include={"tags", "user_metadata", "sdk_version", "display_name"})
@@ -303,23 +302,20 @@ class ServiceApp:
         return await self._submit("save", asked.model_id, _need(asked, "seq_id"), values)
 
     def get_info(self, asked: Any) -> Any:
-        model, settings = self.service.model(asked.model_id), self.service.settings
-        rank = model.record["spec"]["rank"]
-        data = {"arch": self.service.base.model.config.model_type, "model_name": settings.name}
+        model, name = self.service.model(asked.model_id), self.service.name
+        data = {"arch": self.service.base.model.config.model_type, "model_name": name}
         return {
             "type": "get_info",
             "model_id": model.id,
-            "model_name": settings.name,
+            "model_name": name,
             "model_data": data | {"tokenizer_id": self.service.base.path},
-            "is_lora": rank > 0,
-            "lora_rank": rank or None,
+            **_of_lora(model.record["spec"]),
         }
 
     def weights_info(self, asked: Any) -> Any:
         spec = self.service.checkpoint(asked.tinker_path)["spec"]
         trained = {name: spec[name] for name in ("train_unembed", "train_mlp", "train_attn")}
-        rank = spec["rank"]
-        return {"base_model": self.service.settings.name, "is_lora": rank > 0, "lora_rank": rank or None, **trained}
+        return {"base_model": self.service.name, **_of_lora(spec), **trained}
 
     def create_sampling_session(self, asked: Any) -> Any:
         self.base_model(asked.base_model)
@@ -382,10 +378,6 @@ class _WeightsInfo(BaseModel):
     tinker_path: str
 
 
-class _Cancelled(BaseModel):
-    request_id: str
-
-
 RUN = "training_runs/{run}"
 CHECKPOINT = RUN + "/checkpoints/{kind}/{name}"
 # of requests without a JSON body, by method and path
@@ -423,7 +415,7 @@ POSTS: dict[str, tuple[type[BaseModel] | None, Any]] = {
     "join_sampling_session": (types.JoinSamplingSessionRequest, ServiceApp.join_sampling_session),
     "asample": (types.SampleRequest, ServiceApp.sample),
     "retrieve_future": (types.FutureRetrieveRequest, ServiceApp.retrieve),
-    "cancel_future": (_Cancelled, ServiceApp.cancel),
+    "cancel_future": (types.FutureRetrieveRequest, ServiceApp.cancel),
 }
 
 
@@ -507,6 +499,10 @@ def _page(request: Request, items: list[Any]) -> tuple[list[Any], dict[str, int]
     numbers = [request.query_params.get(name, "") for name in ("limit", "offset")]
     limit, offset = (int(n) if n.isdecimal() and len(n) < 10 else d for n, d in zip(numbers, (100, 0), strict=True))
     return items[offset : offset + limit], {"offset": offset, "limit": limit, "total_count": len(items)}
+
+
+def _of_lora(spec: dict[str, Any]) -> dict[str, Any]:
+    return {"is_lora": spec["rank"] > 0, "lora_rank": spec["rank"] or None}
 
 
 def _date(seconds: float) -> str:

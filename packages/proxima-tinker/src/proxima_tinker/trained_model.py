@@ -3,13 +3,13 @@
 import copy
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tinker.types import AdamParams
 from torch import Tensor, nn
 
@@ -23,7 +23,6 @@ from proxima_tinker.datum import COLUMNS, Array, Datum, column, packed_examples,
 from proxima_tinker.losses import ClientLoss, LossResult, Targets
 
 ALPHA = 32.0  # of LoRA: the product of the adapters is scaled by 32 / rank
-MOST_RANK = 4096
 OPTIMIZER = "optimizer.safetensors"
 ATTENTION = ("attn", "attention")
 
@@ -43,13 +42,8 @@ class ModelSpec:
     train_unembed: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank <= MOST_RANK:
-            raise UserError(f"lora_config.rank={self.rank} must be in [1, {MOST_RANK}]")
         if not (self.train_mlp or self.train_attn or self.train_unembed):
             raise UserError("lora_config trains nothing; set train_mlp, train_attn or train_unembed")
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def targets(self, model: nn.Module) -> tuple[str, ...]:
         """The last names of the layers that get an adapter."""
@@ -266,11 +260,6 @@ class TrainedModel:
         `OPTIMIZER`."""
         save_trained(self.loaded, folder)
         save_file(self.state(gradients=False), folder / OPTIMIZER)
-
-
-def read_state(folder: Path) -> dict[str, Tensor]:
-    """The state that `TrainedModel.save` wrote."""
-    return load_file(folder / OPTIMIZER)
 
 
 def _result(log_prob: Tensor, result: LossResult, data: Sequence[Datum]) -> PassResult:

@@ -33,9 +33,6 @@ class Workers(ThreadPoolExecutor):
         super().__init__(count, "worker", torch.set_num_threads, (threads,))
         self.lock, self.waiting = threading.Lock(), 0
 
-    def lane(self) -> "ComputeLane":
-        return ComputeLane(self)
-
 
 class ComputeLane(ComputeThread):
     """The calls of one model or sampler: a `ComputeThread` whose calls run in the threads of `Workers`."""
