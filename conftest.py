@@ -141,22 +141,6 @@ def lent_servers() -> Iterator[None]:
 
 
 @pytest.fixture
-def started_workers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The workers that queues have started so far; the list grows."""
-    from proxima.process.keeper import KeptWorker
-
-    ready, started = KeptWorker.ready, list[Any]()
-
-    def noted(kept: KeptWorker) -> Any:
-        if (worker := ready(kept)) not in started:
-            started.append(worker)
-        return worker
-
-    monkeypatch.setattr(KeptWorker, "ready", noted)
-    return started
-
-
-@pytest.fixture
 def own_servers(lent_servers: None) -> Iterator[None]:
     """For a test of the servers themselves, where those of its file are lent."""
     from tests.lent_servers import USERS, ForkServer

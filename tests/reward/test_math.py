@@ -191,7 +191,7 @@ def test_many_decimals_are_one_number_and_the_end_of_a_text_still_counts(judged)
     assert [score.correct for score in judged("1/3", *texts)] == [True, True, True]
 
 
-def test_hostile_text_costs_its_own_completion_and_the_worker_is_replaced(monkeypatch, started_workers):
+def test_hostile_text_costs_its_own_completion_and_the_worker_is_replaced(monkeypatch):
     """The first one ends by its CPU limit, the second by the clock."""
     run, limits = Worker.run, set()
 
@@ -205,13 +205,14 @@ def test_hostile_text_costs_its_own_completion_and_the_worker_is_replaced(monkey
     with runner(Math(cpu_seconds=500.0), workers=1) as made:
         scores = asyncio.run(made.score(prompt(r"2\sqrt{2}"), completions(*texts)))
         again = asyncio.run(made.score(prompt(r"2\sqrt{2}"), completions(r"so $\sqrt8$")))
+        pool = made._pools["text"]
     assert [score.correct for score in scores] == [True, None, True, None, True]
     assert [score.error for score in scores if not score.valid] == [
         f"math: timed out after {SHORT:g} s of CPU time",
         f"math: timed out after {SHORT:g} s",
     ]
     assert again[0].correct is True
-    assert len(started_workers) == 3 and limits == {(LONG, 500.0)}
+    assert pool.started == 3 and limits == {(LONG, 500.0)}
 
 
 def test_an_answer_that_is_no_mathematics_is_an_error(judged):

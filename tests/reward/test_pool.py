@@ -56,20 +56,20 @@ def test_answers_keep_the_order_of_the_jobs(pool):
     assert asyncio.run(pool.run([])) == []
 
 
-def test_many_callers_and_several_event_loops_share_a_pool(pool, started_workers):
+def test_many_callers_and_several_event_loops_share_a_pool(pool):
     async def both():
         return await asyncio.gather(*(pool.run([regex(f"a{i}"), regex("none")]) for i in range(20)))
 
     for _ in range(2):
         assert [found(answers) for answers in asyncio.run(both())] == [[str(i), None] for i in range(20)]
-    assert len(started_workers) == 1
+    assert pool.started == 1
 
 
-def test_a_hung_job_costs_itself_only(pool, started_workers):
+def test_a_hung_job_costs_itself_only(pool):
     """Each kind of limit: of the job, of its CPU time, and of the pool, which others have too."""
     jobs = [regex("1"), replace(HANGS, seconds=SHORT), regex("3"), SPINS, replace(regex("5"), cpu_seconds=9.0)]
     answers = asyncio.run(pool.run(jobs))
-    assert found(answers) == ["1", None, "3", None, "5"] and len(started_workers) == 3
+    assert found(answers) == ["1", None, "3", None, "5"] and pool.started == 3
     errors = [answer.error for answer in answers if answer.error]
     assert errors == [f"timed out after {SHORT:g} s", "timed out after 0.1 s of CPU time"]
 
@@ -112,11 +112,11 @@ FAULTS = {  # the job, its error, and how many workers there were
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("pool", [{"memory_mb": 512}], indirect=True, ids=["small"])
-def test_a_job_that_fails_costs_none_of_the_others(pool, started_workers, tmp_path, monkeypatch, fault):
+def test_a_job_that_fails_costs_none_of_the_others(pool, tmp_path, monkeypatch, fault):
     monkeypatch.setattr("proxima.process.worker.REPLY_BYTES", 1 << 20)  # else the last text waits for its deadline
     job, error, workers = FAULTS[fault]
     answers = asyncio.run(pool.run([regex("1"), job(tmp_path), regex("3")]))
-    assert found(answers) == ["1", None, "3"] and len(started_workers) == workers
+    assert found(answers) == ["1", None, "3"] and pool.started == workers
     assert re.search(error, answers[1].error) and "\n" not in answers[1].error
 
 
@@ -131,7 +131,7 @@ FORBIDDEN = {
 }
 
 
-def test_a_restricted_worker_reaches_nothing(pool, started_workers, tmp_path):
+def test_a_restricted_worker_reaches_nothing(pool, tmp_path):
     target, victim = tmp_path / "target", tmp_path / "victim"
     victim.write_text("here")
     bodies = [body.format(target=str(target), victim=str(victim)) for body in FORBIDDEN.values()]
@@ -140,7 +140,7 @@ def test_a_restricted_worker_reaches_nothing(pool, started_workers, tmp_path):
         refused = answer.error or ""
         assert "PermissionError" in refused and "is not allowed in a reward worker" in refused, (name, answer)
     assert not target.exists() and victim.exists()
-    assert found([last]) == ["2"] and len(started_workers) == 1
+    assert found([last]) == ["2"] and pool.started == 1
 
 
 def test_workers_that_die_at_once_cost_the_job(pool, monkeypatch):
@@ -161,13 +161,13 @@ def test_workers_that_die_at_once_cost_the_job(pool, monkeypatch):
 
 
 @pytest.mark.usefixtures("own_servers")
-def test_a_worker_killed_while_idle_costs_nothing(pool, started_workers):
+def test_a_worker_killed_while_idle_costs_nothing(pool):
     assert found(asyncio.run(pool.run([regex("1")]))) == ["1"]
     _, _, worker = family(pool._server.child.process.pid)
     os.kill(worker, signal.SIGKILL)
     assert_all_end([worker])
     assert found(asyncio.run(pool.run([regex("2"), regex("3")]))) == ["2", "3"]
-    assert len(started_workers) == 2
+    assert pool.started == 2
 
 
 @pytest.mark.usefixtures("own_servers")
@@ -187,10 +187,10 @@ def test_a_killed_fork_server_is_replaced(pool, which):
 
 
 @pytest.mark.parametrize("pool", [{"recycle": 10}], indirect=True)
-def test_workers_are_recycled(pool, started_workers):
+def test_workers_are_recycled(pool):
     for _ in range(5):
         assert found(asyncio.run(pool.run([regex(str(i)) for i in range(5)]))) == list("01234")
-    assert len(started_workers) == 3
+    assert pool.started == 3
 
 
 @pytest.mark.usefixtures("own_servers")

@@ -21,12 +21,14 @@ class KeptWorker:
     def __init__(self, start: Callable[[], Worker]) -> None:
         self._start = start
         self.worker: Worker | None = None
+        self.started = 0  # number of workers so far
         self.deaths, self.why = 0, ""  # number of workers that have died, and the reason of the last
 
     def ready(self) -> Worker:
         """Return the worker, which is started if there is none; raises what `start` raises."""
         if self.worker is None:
             self.worker = self._start()
+            self.started += 1
         return self.worker
 
     def run(

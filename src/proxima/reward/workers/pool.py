@@ -53,6 +53,11 @@ class WorkerPool:
         self._server = ForkServer(GRADERS, "reward", options)
         self._queue = WorkerQueue(self._start_worker, workers)
 
+    @property
+    def started(self) -> int:
+        """The number of workers so far."""
+        return sum(kept.started for kept in self._queue.kept)
+
     def start(self) -> None:
         """Start the workers before the first `run`; returns at once."""
         for _ in self._queue.kept:
