@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from tinker import types
 from tinker.proto import tinker_public_pb2 as protocol
 
 from proxima.data import UserError
 from proxima_tinker.datum import Array, Datum
 
-DTYPES: dict[int, tuple[Any, str]] = {
-    protocol.DTYPE_FLOAT32: ("float32", "<f4"),
-    protocol.DTYPE_INT64: ("int64", "<i8"),
+DTYPES: dict[int, Any] = {
+    protocol.DTYPE_FLOAT32: np.dtype("<f4"),
+    protocol.DTYPE_INT64: np.dtype("<i8"),
+    protocol.DTYPE_INT32: np.dtype("<i4"),
 }
 MOST_SPARSE = 1 << 25  # cells of all sparse tensors of a request
 MOST_PARTS = 1 << 20  # fields of a request and of its examples
@@ -112,7 +112,8 @@ def _datum(number: int, message: Any) -> Datum:
         raise UserError(f"{place}: loss_fn_inputs has no target_tokens")
     targets = columns.pop("target_tokens")
     if targets.dtype.kind != "i":
-        raise UserError(f"{place}: target_tokens has dtype {targets.dtype}; must be int64")
+        raise UserError(f"{place}: target_tokens has dtype {targets.dtype}; must be int64 or int32")
+    targets = targets.astype(np.int64)
     tokens = np.concatenate([np.zeros(0, np.int32), *parts])
     return Datum(
         tokens=tokens, targets=targets, columns={name: values.astype(np.float32) for name, values in columns.items()}
@@ -120,19 +121,32 @@ def _datum(number: int, message: Any) -> Datum:
 
 
 def _array(place: str, tensor: Any) -> Array:
-    """The values of a tensor; of a sparse one its dense form, 0 elsewhere."""
-    if tensor.dtype not in DTYPES:
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
         raise UserError(f"{place}: unsupported dtype {tensor.dtype}")
-    name, dtype = DTYPES[tensor.dtype]
-    shape, indices = list(tensor.shape) or None, tuple[Any, ...]()
+    shape = tuple(tensor.shape)
     try:
-        content = tensor.dense
         if tensor.WhichOneof("encoding") == "sparse_csr":
-            csr = tensor.sparse_csr
-            content, indices = csr.values, tuple(np.frombuffer(b, "<i8") for b in (csr.crow_indices, csr.col_indices))
-        return types.TensorData(np.frombuffer(content, dtype), name, shape, *indices).to_numpy()
-    except (ValueError, RuntimeError) as error:
+            return _dense(tensor.sparse_csr, dtype, shape)
+        values: Array = np.frombuffer(tensor.dense, dtype)
+        return values.reshape(shape) if shape else values
+    except (ValueError, IndexError) as error:
         raise UserError(f"{place}: {error}") from None
+
+
+def _dense(csr: Any, dtype: Any, shape: tuple[int, ...]) -> Array:
+    """The dense form of a sparse matrix, 0 elsewhere."""
+    if len(shape) != 2:
+        raise ValueError(f"a sparse tensor of shape {list(shape)[:9]} is not a matrix")
+    rows = np.diff(np.frombuffer(csr.crow_indices, "<i8"))
+    columns, values = np.frombuffer(csr.col_indices, "<i8"), np.frombuffer(csr.values, dtype)
+    if len(rows) != shape[0] or (rows < 0).any() or rows.sum() != len(columns) or len(columns) != len(values):
+        raise ValueError("the indices of a sparse tensor do not fit its shape")
+    if len(columns) and not 0 <= columns.min() <= columns.max() < shape[1]:
+        raise ValueError("a column index of a sparse tensor is outside its shape")
+    out = np.zeros(shape, dtype)
+    out[np.repeat(np.arange(shape[0]), rows), columns] = values
+    return out
 
 
 def forward_backward_answer(outputs: Sequence[dict[str, Array]], metrics: dict[str, float]) -> bytes:
