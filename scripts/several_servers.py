@@ -8,6 +8,7 @@ Ends when all three servers have computed with two versions; the results are in 
 import os
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def measure(model: str, o: Any, folder: Path) -> tuple[list[dict[str, Any]], flo
 
     port, arguments = kept_port(), {"model": os.path.abspath(model), "max_length": 256, "key": ""}
     serve = {"environment": o.environment, "dtype": o.dtype, "threads": 1}
-    with start_servers("vllm", Serve(**serve, replicas=2), log=folder / "two.log", **arguments) as two:
+    with closing(start_servers("vllm", Serve(**serve, replicas=2), log=folder / "two.log", **arguments)) as two:
         urls = ", ".join([*two.urls, f"http://127.0.0.1:{port}"])
         words = [
             *("quickstart", f"model.path={arguments['model']}", "model.device=cpu", "model.max_length=256"),
@@ -66,7 +67,7 @@ def measure(model: str, o: Any, folder: Path) -> tuple[list[dict[str, Any]], flo
         try:
             run.until(lambda steps: len(steps) >= 2)
             start = time.monotonic()
-            with start_servers("vllm", Serve(**serve, port=port), log=folder / "third.log", **arguments):
+            with closing(start_servers("vllm", Serve(**serve, port=port), log=folder / "third.log", **arguments)):
                 joined = time.monotonic() - start
                 run.until(lambda steps: [step["sync/replicas"] for step in steps[-2:]] == [3, 3])
                 steps = run.steps()

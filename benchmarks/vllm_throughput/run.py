@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def main() -> None:
     by_engine: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        with start_servers("vllm", serve, model=model, max_length=1024, log=folder / "engine.log") as servers:
+        with closing(start_servers("vllm", serve, model=model, max_length=1024, log=folder / "engine.log")) as servers:
             url = servers.urls[0]
             peer = PeerBenchmark(program, url, servers.token, model, folder, running=o.running, tokens=o.tokens)
             os.environ["PROXIMA_BENCHMARK_KEY"] = servers.token

@@ -244,3 +244,8 @@ def test_the_seed_of_a_run_reaches_the_engine():
 def test_what_is_refused(field, value):
     with pytest.raises(FieldError, match=f"{field}="):
         Local(**{field: value})
+
+
+def test_the_settings_in_words():
+    assert Local().mismatch == "" and Local(weights="int4").mismatch == "engine.weights=int4"
+    assert Local(weights="int8", noise=0.05).mismatch == "engine.weights=int8 and engine.noise=0.05"

@@ -18,7 +18,7 @@ class EngineChoice:
     """An engine before it is built.
 
     Args:
-        spec: an `EngineSpec`.
+        spec: an `EngineSpec`, or an object that only has its `build`.
         needs: the requirements of the run.
         path: of the spec in the config, which begins the names of fields in messages.
     """
@@ -28,7 +28,7 @@ class EngineChoice:
     path: str = "engine"
 
     def check(self) -> list[str]:
-        """Run `EngineSpec.check`.
+        """Run `EngineSpec.check`; a spec that does not derive from `EngineSpec` has none.
 
         Returns: warnings.
 
@@ -68,5 +68,8 @@ class EngineChoice:
             raise
 
     def _checked(self, asked: Any) -> list[str]:
+        check = getattr(asked, "check", None)
+        if check is None:
+            return []
         with within(self.path):
-            return [f"{self.path}: {note}" for note in asked.check(self.needs)]
+            return [f"{self.path}: {note}" for note in check(self.needs)]

@@ -76,6 +76,13 @@ class Local(EngineSpec):
     noise: float = 0.0
 
     @property
+    def mismatch(self) -> str:
+        """The settings that move its log-probs from the trainer's on purpose: `engine.weights=int4`; empty if none
+        does. A run's guard reads it."""
+        values = {"weights": self.weights, "noise": self.noise}
+        return " and ".join(f"engine.{name}={value}" for name, value in values.items() if value)
+
+    @property
     def provides(self) -> frozenset[str]:
         top_k = ("top_k", "behavior_top_k_log_prob", "top_k_log_prob") if self.top_k_log_probs else ()
         return super().provides.union(top_k)

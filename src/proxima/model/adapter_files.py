@@ -183,7 +183,8 @@ def save_adapter(loaded: LoadedModel, folder: Path, trained: Mapping[str, Tensor
     folder.mkdir(parents=True, exist_ok=True)
     model, base = loaded.model, loaded.base
     assert base is not None
-    settings = model.peft_config[NAME].to_dict()
+    config: Any = model.peft_config[NAME]
+    settings = config.to_dict()
     settings |= {"base_model_name_or_path": base.path, "revision": base.revision, "inference_mode": True}
     settings["modules_to_save"] = [SCALAR_HEAD] if hasattr(model, SCALAR_HEAD) else None
     _write(folder / CONFIG, {name: sorted(x) if isinstance(x, set) else x for name, x in settings.items()})

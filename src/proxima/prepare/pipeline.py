@@ -77,6 +77,8 @@ def prepare(
     template = resolve_template(options.template if options.template is not None else part.template, options.system)
     held_out = _held_out_share(part, source, options)
     check = partial(refuse_existing, overwrite=overwrite)
+    if not dry_run:
+        check(out)
     sides = {side: _read(part, side, source, options, progress) for side in sorted(source.sides)}
     overlap = OverlapIndex(options.words, options.common)
     for eval_set in eval_sets:

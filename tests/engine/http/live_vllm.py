@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,5 +18,6 @@ needs_vllm = pytest.mark.skipif(EXECUTABLE is None or not MODEL.is_dir(), reason
 def live_server(folder: Path, *arguments: str, dtype: str = "float32", model: Path = MODEL) -> Iterator[str]:
     """The URL of a server that is ended with all its processes."""
     serve = Serve(executable=EXECUTABLE, dtype=dtype, eager=True, threads=1, arguments=arguments)
-    with start_servers("vllm", serve, model=str(model), key="", max_length=1024, log=folder / "server.log") as servers:
+    log = folder / "server.log"
+    with closing(start_servers("vllm", serve, model=str(model), key="", max_length=1024, log=log)) as servers:
         yield servers.urls[0]

@@ -210,6 +210,8 @@ class ServiceApp:
             path = f"{place}/files/{file.name}"
             query = f"until={until}&signature={self._signature(path, str(until))}"
             urls[file.name] = str(request.url.replace(path=path, query=query if self.key else ""))
+        if not urls:
+            raise HTTPException(404, "these weights were deleted at this moment")
         return {"urls": urls, "expires": _date(until)}
 
     async def file(self, request: Request) -> Any:

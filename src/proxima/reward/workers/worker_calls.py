@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from proxima.data import Completion, Group, Prompt, Score
+from proxima.data import Completion, FieldError, Group, Prompt, Score
 from proxima.process.worker import JobResult
 from proxima.reward.base import WeightedReward, unscored
 from proxima.reward.calls import RewardCalls, T, attempted, of_groups
@@ -23,6 +23,9 @@ def make_pools(
     for reward in rewards:
         if isinstance(reward, PooledReward):
             kinds.setdefault(reward.where, []).append(reward)
+        elif reward.where in ("text", "function"):
+            reason = f"has where={reward.where!r} and does not derive from PooledReward"
+            raise FieldError("reward", reward.label, reason, remedy="derive from it, or leave `where` out for a thread")
     return {
         where: (pool or WorkerPool)(
             workers,

@@ -179,6 +179,8 @@ class Journal:
             kept: uids that are trained.
             dropped: uid → reason, one word (`uniform`, `failed`, `pruned` …).
         """
+        if step <= self.step:
+            raise ValueError(f"select(step={step}): step {self.step} is finished already")
         with self._transaction():
             for uid in kept:
                 self._move(uid, "selected", "selected_at = :now, step = :step", step=step)
@@ -192,7 +194,7 @@ class Journal:
         """Finish `step`: its selected and dropped prompts become consumed.
 
         Args:
-            step: `journal.step + 1`; a trigger refuses others.
+            step: `journal.step + 1`.
             uids: all prompts selected for the step; those dropped in it may be among them and are consumed anyway.
             cursor_state: the data cursor after all prompts admitted so far, any JSON value.
             metrics: the step's record; numbers that are not finite are stored as null.
@@ -200,6 +202,10 @@ class Journal:
         """
         wanted = set(uids)
         with self._transaction():
+            if step != self.step + 1:
+                raise ValueError(
+                    f"consume(step={step}): step {self.step} is the last finished, so the next is {self.step + 1}"
+                )
             query = "SELECT uid, state FROM prompts WHERE step = ? AND state != 'consumed'"
             states: dict[int, State] = dict(self._db.execute(query, (step,)).fetchall())
             if missing := {uid for uid, state in states.items() if state == "selected"} - wanted:

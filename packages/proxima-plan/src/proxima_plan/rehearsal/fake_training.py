@@ -20,8 +20,8 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
 from proxima.model.parallel.refusals import require_splittable, sharding_beside
-from proxima.model.parallel.sharding import Sharding
 from proxima.model.parallel.shard import shard_model
+from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import LoadedModel, load_config
 from proxima.runtime.launch import learning, models, teacher
 from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
