@@ -42,13 +42,6 @@ def mask_of(chunk: Chunk) -> SamplingMask:
     return mask
 
 
-def check_routes(chunk: Chunk, fed: int) -> None:
-    """Raise WrongAnswerError unless the last chunk of an answer has the experts of each of the `fed` tokens."""
-    rows = 0 if chunk.routes is None else len(chunk.routes)
-    if rows != fed:
-        raise WrongAnswerError(f"routed experts of {rows} tokens, where {fed} were fed")
-
-
 def check_sampling(sampling: Sampling, mode: LogProbMode) -> None:
     """Raise UserError if the servers' log-probs refer to no distribution of this sampling."""
     if mode == "raw" and sampling.temperature not in (0, 1):

@@ -14,7 +14,6 @@ from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.http.answer_checks import (
     WrongAnswerError,
     check_finite,
-    check_routes,
     check_sampling,
     log_prob_columns,
     mask_of,
@@ -238,7 +237,10 @@ class GenerationJob:
         """Store the routes of the whole attempt, which arrive with its end; an aborted attempt may lack them."""
         wanted = chunk.routes is not None or chunk.finish_reason in ("stop", "length")
         if self.rules.routes is not None and wanted:
-            check_routes(chunk, len(self._asked()) + len(segment.tokens) - 1)
+            fed = len(self._asked()) + len(segment.tokens) - 1
+            rows = 0 if chunk.routes is None else len(chunk.routes)
+            if rows != fed:
+                raise WrongAnswerError(f"routed experts of {rows} tokens, where {fed} were fed")
             segment.routes = chunk.routes
 
     def _check(self, chunk: Chunk) -> None:

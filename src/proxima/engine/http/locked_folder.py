@@ -5,7 +5,7 @@ import fcntl
 import os
 import secrets
 import shutil
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
@@ -52,11 +52,8 @@ def _lock(folder: Path, *, may_fail: bool) -> IO[bytes]:
         may_fail: a file system without locks is not an error: there no process can mistake it for a leftover.
     """
     file = (folder / f"{LOCK_FILE}.{os.getpid()}").open("xb")
-    try:
+    with suppress(OSError) if may_fail else nullcontext():
         fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError:
-        if not may_fail:
-            raise
     os.rename(file.name, folder / LOCK_FILE)
     return file
 
