@@ -68,7 +68,6 @@ class FastDecoder(CachingDecoder):
         config: Any = model.config
         super().__init__(config, dtype, next(model.parameters()).device)
         self.eps = float(config.rms_norm_eps)
-        self.scale = self.head_dim**-0.5
         half = torch.arange(self.head_dim // 2, device=self.device)
         self.pairs = torch.stack([half, half + self.head_dim // 2], dim=1).flatten()
         self.rotary = torch.zeros(0, self.head_dim // 2, dtype=torch.complex64, device=self.device)
@@ -150,7 +149,7 @@ class FastDecoder(CachingDecoder):
             torch.view_as_complex(qkv[:, :turning].view(count, turning, -1, 2)).mul_(rotary)
             qkv = qkv.to(self.dtype)
             kv = qkv[:, self.heads :].view(count, 2, self.kv_heads, dim)
-            seen = attend(i, qkv[:, : self.heads], kv, self.scale, None)
+            seen = attend(i, qkv[:, : self.heads], kv, dim**-0.5, None)
             delta = layer.out(seen.reshape(count, queries))
             delta = layer.down(self._gated(layer.gate_up(self._normed(x, delta, layer.post_norm))))
         return self._normed(x, delta, self.norm)

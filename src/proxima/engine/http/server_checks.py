@@ -174,8 +174,7 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
     if spec.routed_experts and not facts.routed_experts:
         remedy = "start it so that it does (vLLM: --enable-return-routed-experts), or leave this out"
         raise FieldError("routed_experts", True, f"{name} does not report which experts it chose", remedy=remedy)
-    capabilities = capabilities_of(spec, facts)
-    notes = check_log_probs(needs, capabilities, name)
+    notes = check_log_probs(needs, capabilities_of(spec, facts), name)
     check_scoring(needs, capabilities_of(spec, facts, plain=True), name)
     return notes + precision_notes(needs, dtype=facts.dtype, quantization=facts.quantization, engine=name)
 
