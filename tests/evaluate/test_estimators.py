@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.evaluate import maj_at_k, mean_at_k, pass_at_k
+from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k
 
 
 def test_mean_is_the_share_of_right_samples():

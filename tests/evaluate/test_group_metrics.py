@@ -3,9 +3,9 @@
 import pytest
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.evaluate import eval_metrics
 from proxima.evaluate.answer_means import mean_estimates
 from proxima.evaluate.estimators import powers_of_two
+from proxima.evaluate.group_metrics import eval_metrics
 from proxima.evaluate.votes import answer_extractor
 from proxima.reward.math.marked import Gsm8kReward
 

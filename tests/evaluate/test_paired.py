@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.evaluate import difference, mcnemar, paired_score, sign_flip
-from proxima.evaluate.paired import _by_flips
+from proxima.evaluate.paired import _by_flips, difference, mcnemar, paired_score, sign_flip
 
 
 @pytest.mark.parametrize(

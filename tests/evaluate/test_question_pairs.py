@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from proxima.data import Episode, Score, Span, ToolCall, UserError
-from proxima.evaluate import compare_results, eval_metrics, metrics_of, read_result
+from proxima.evaluate import read_result
+from proxima.evaluate.group_metrics import eval_metrics
+from proxima.evaluate.question_pairs import compare_results, metrics_of
 from proxima.runtime.state.rollouts import write_evals
 from tests.evaluate.test_group_metrics import group
 

@@ -8,8 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from proxima.evaluate import SUITES
-from proxima.evaluate.suites import parse_tasks, suite
+from proxima.evaluate.suites import SUITES, parse_tasks, suite
 from proxima.reward import REWARDS
 from proxima.task.prepared import PREPARED
 

@@ -5,8 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from proxima.evaluate import ANSWER_EXTRACTORS, canonical
-from proxima.evaluate.votes import answer_extractor
+from proxima.evaluate.votes import ANSWER_EXTRACTORS, answer_extractor, canonical
 from proxima.reward import REWARDS
 from proxima.reward.exact import Exact
 from proxima.reward.math.marked import Boxed, Gsm8kReward

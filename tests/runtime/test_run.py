@@ -159,7 +159,7 @@ def test_the_journal_consumed_each_prompt_once(whole):
                 assert facts == (r["step"] - 1, 4, 0, entry.uid // 10)
 
 
-def test_evaluations(whole):
+def test_evaluations(whole, tmp_path):
     run, summary, _ = whole
     evals = evals_of(run.path)
     questions = None
@@ -175,7 +175,7 @@ def test_evaluations(whole):
     assert (before["accuracy"], after["correct"]) == (evals[0]["accuracy"], evals[-1]["correct"])
     config = resolve(run.config, [f"model.path={run.checkpoint(3) / 'model'}"], root=EvaluateConfig).config
     (suite,) = recipe_suites(config.eval, config.reward)
-    alone = run_eval(config, load_suites(config, [suite])).groups[suite.name]
+    alone = run_eval(config, load_suites(config, [suite]), folder=tmp_path).groups[suite.name]
     assert sum(g.scores[0].correct for g in alone) == evals[-1]["correct"] and len(alone) == 5
     last = read_rows(run.eval_file(3, "after"))
     assert [list(g.completions[0].tokens) for g in alone] == [row["tokens"] for row in last]

@@ -97,7 +97,7 @@ def test_every_engine_of_a_run_gets_its_seed(tiny_model, tmp_path, monkeypatch):
     run = RunFolder(tmp_path / "run")
     config = resolve(run.config, [f"model.path={run.checkpoint(2) / 'model'}"], root=EvaluateConfig).config
     (suite,) = recipe_suites(config.eval, config.reward)
-    run_eval(config, load_suites(config, [suite]))
+    run_eval(config, load_suites(config, [suite]), folder=tmp_path / "eval")
     assert seeds == [3, 3, 3]
 
 

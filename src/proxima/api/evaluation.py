@@ -15,10 +15,11 @@ from proxima.config.scalars import for_any_reader
 from proxima.config.sections.model_section import model_problem, refuse_checkpoint
 from proxima.config.tree import COMMAND_LINE
 from proxima.data import UserError
+from proxima.evaluate.question_sets import EvalSuite, load_suites, named_suite, recipe_suites
+from proxima.evaluate.suites import parse_tasks, suite
 
 if TYPE_CHECKING:
     from proxima.evaluate.eval_run import EvalOutcome
-    from proxima.evaluate.question_sets import EvalSuite
 
 # Where key=value may say something that an evaluation of named sets does not have of its own.
 SETTABLE = (
@@ -96,7 +97,6 @@ def evaluate(
         from proxima.view.eval_tables import results_table
 
         print(results_table(outcome.result, outcome.seconds, sys.stdout))
-    assert outcome.folder is not None
     return SavedEvaluation(outcome.folder)
 
 
@@ -119,8 +119,6 @@ def run_evaluation(
     resolved = _resolve_evaluation(model, recipe, overrides, named=bool(tasks))
 
     from proxima.evaluate.eval_run import check_folder, run_eval
-    from proxima.evaluate.question_sets import load_suites, recipe_suites
-    from proxima.evaluate.suites import parse_tasks
     from proxima.view.eval_tables import EvalProgress
 
     folder = folder or _evaluation_folder(given)
@@ -131,7 +129,7 @@ def run_evaluation(
         suites = load_suites(config, named or recipe_suites(config.eval, config.reward), ks)
         view = None if stream is None else EvalProgress(stream, show_results=len(suites) > 1)
         try:
-            return run_eval(config, suites, ks=ks, folder=folder, overwrite=overwrite, observer=view)
+            return run_eval(config, suites, ks=ks, folder=folder, observer=view)
         finally:
             for suite in suites:
                 if (world := suite.questions.world) is not None:
@@ -187,11 +185,8 @@ def _resolve_evaluation(
 
 def _named_suites(
     resolved: Resolved[EvaluateConfig], tasks: Mapping[str, Path | None], data: Path | None
-) -> list["EvalSuite"]:
+) -> list[EvalSuite]:
     """The tasks of named sets, sampled as the overrides say; a recipe's own evaluation settings don't apply."""
-    from proxima.evaluate.question_sets import named_suite
-    from proxima.evaluate.suites import suite
-
     said = {entry.path: entry.value for entry in resolved.entries if entry.origin == COMMAND_LINE.origin}
     sampling = {path.removeprefix(SAMPLING): value for path, value in said.items() if path.startswith(SAMPLING)}
     if "stop" in sampling:

@@ -142,7 +142,8 @@ def compare_sets(
 
     from proxima.config.problems import suggestion
     from proxima.data.outcomes import METRIC_ALIASES
-    from proxima.evaluate import compare_results, metrics_of, read_result
+    from proxima.evaluate.question_pairs import compare_results, metrics_of
+    from proxima.evaluate.results import read_result
     from proxima.view.eval_tables import comparison_table
 
     names = (first_name, second_name)

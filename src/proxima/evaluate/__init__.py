@@ -32,21 +32,14 @@ from proxima import CallableRoom
 from proxima.data.kinds import lazy_imports
 
 if TYPE_CHECKING:
-    from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k
-    from proxima.evaluate.group_metrics import QuestionScores, eval_metrics, question_scores
-    from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson
-    from proxima.evaluate.paired import difference, mcnemar, paired_score, sign_flip
-    from proxima.evaluate.question_pairs import PairedComparison, compare_results, metrics_of
-    from proxima.evaluate.results import EvalResult, read_result
-    from proxima.evaluate.suites import SUITES, Suite
-    from proxima.evaluate.votes import ANSWER_EXTRACTORS, canonical
+    from proxima.evaluate.estimators import maj_at_k, pass_at_k
+    from proxima.evaluate.intervals import bootstrap_mean, wilson
+    from proxima.evaluate.paired import mcnemar
+    from proxima.evaluate.question_pairs import compare_results
+    from proxima.evaluate.results import read_result
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
-__all__ = [
-    "ANSWER_EXTRACTORS", "SUITES", "EvalResult", "Interval", "PairedComparison", "QuestionScores", "Suite",
-    "bootstrap_mean", "canonical", "compare_results", "difference", "eval_metrics", "maj_at_k", "mcnemar", "mean_at_k",
-    "metrics_of", "paired_score", "pass_at_k", "question_scores", "read_result", "sign_flip", "wilson",
-]  # fmt: skip
+__all__ = ["bootstrap_mean", "compare_results", "maj_at_k", "mcnemar", "pass_at_k", "read_result", "wilson"]
 
 sys.modules[__name__].__class__ = CallableRoom

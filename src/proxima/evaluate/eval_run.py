@@ -5,7 +5,7 @@ completions are the same bytes for the same command; facts that may differ (time
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
@@ -47,11 +47,11 @@ class EvalOutcome:
 
     result: dict[str, Any]  # the content of result.json
     seconds: dict[str, float]  # of generation and scoring, by suite; `load`: of the model
+    folder: Path  # where it was written
     groups: dict[str, list[Group]] = field(default_factory=dict)  # by suite
-    folder: Path | None = None  # where it was written; None: not written
 
 
-def check_folder(folder: Path, *, overwrite: bool = False) -> None:
+def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Refuse a folder that is not empty.
 
     Raises:
@@ -71,32 +71,28 @@ def run_eval(
     config: Any,
     suites: Sequence[LoadedSuite],
     *,
+    folder: Path,
     ks: Sequence[int] = (),
-    folder: Path | None = None,
-    overwrite: bool = False,
     observer: EvalObserver | None = None,
-    now: Callable[[], float] = time.monotonic,
 ) -> EvalOutcome:
     """Generate and score answers to all questions, and write them.
 
     Args:
         config: model, engine, seed and reward timeouts; tasks and rewards are those of the suites.
+        folder: one that `check_folder` accepts; an earlier evaluation in it is replaced.
         ks: the k of pass@k and maj@k; empty: powers of two up to the number of samples.
-        folder: a new folder, or with `overwrite` one with an earlier evaluation; None writes nothing.
-        now: a clock in seconds, from any origin.
 
     Raises:
-        UserError: as `check_folder`, or the model can't be loaded.
+        UserError: the model can't be loaded.
     """
-    observer, started = observer or EvalObserver(), now()
-    if folder is not None:
-        _prepare_folder(config, folder, overwrite)
+    observer, now = observer or EvalObserver(), time.monotonic
+    started = now()
+    _prepare_folder(config, folder)
     observer.progress("load", 0, 1, "models")
     with quiet_transformers(), ThreadPoolExecutor(1) as background, ExitStack() as opened:
         sha = background.submit(model_sha, config.model.path, config.model.revision)
         model = replace(config.model.source(config.seed), images=suites[0].images).load()
-        compute = ComputeThread()
-        log = None if folder is None else folder / ENGINE_LOG
+        compute, log = ComputeThread(), folder / ENGINE_LOG
         engine, notes = suites[0].engine.build(lambda: model, compute=compute, log=log, seed=config.seed)
         opened.callback(close_engine, engine)
         if not getattr(config.engine, "needs_weights", False) and engine.capabilities.takes_weights:
@@ -113,32 +109,29 @@ def run_eval(
             observer.suite_started(name, len(questions.prompts), len(questions.prompts) * loaded.suite.samples)
             with closing(config.runtime.rewards(questions.rewards, compute=compute)) as rewards:
                 rewards.start()
-                log = folder and folder / ENVIRONMENTS_LOG
+                log = folder / ENVIRONMENTS_LOG
                 groups = compute.serve(questions.evaluation(engine, rewards, now, observer.progress, log).groups())
             outcome.groups[name] = groups
             facts[name] = _suite_facts(config, loaded, groups, ks)
             outcome.seconds[name] = now() - start
-            if folder is not None:
-                table = completions_table(groups, EVAL_UID, answer_extractor(loaded.suite.rewards))
-                with atomic_writer(folder / f"{name}.parquet") as file:
-                    pq.write_table(table, file, compression="zstd")
+            table = completions_table(groups, EVAL_UID, answer_extractor(loaded.suite.rewards))
+            with atomic_writer(folder / f"{name}.parquet") as file:
+                pq.write_table(table, file, compression="zstd")
             observer.suite_finished(name, facts[name], outcome.seconds[name])
         outcome.result = {"format": FORMAT, **_run_facts(config, model, sha.result(), ks), "suites": facts}
-    if folder is not None:
-        tokens, seconds = {name: suite["tokens"] for name, suite in facts.items()}, outcome.seconds
-        may_differ = {  # between two runs of one command
-            **describe_environment(config.seed, outcome.result["model"]),
-            "seconds": seconds,
-            "tokens_per_second": {name: n / seconds[name] if seconds[name] else None for name, n in tokens.items()},
-        }
-        write_atomic(folder / ENVIRONMENT, dumps(may_differ, indent=2) + "\n")
-        write_atomic(folder / RESULT, dumps(outcome.result, indent=2) + "\n")
+    tokens, seconds = {name: suite["tokens"] for name, suite in facts.items()}, outcome.seconds
+    may_differ = {  # between two runs of one command
+        **describe_environment(config.seed, outcome.result["model"]),
+        "seconds": seconds,
+        "tokens_per_second": {name: n / seconds[name] if seconds[name] else None for name, n in tokens.items()},
+    }
+    write_atomic(folder / ENVIRONMENT, dumps(may_differ, indent=2) + "\n")
+    write_atomic(folder / RESULT, dumps(outcome.result, indent=2) + "\n")
     return outcome
 
 
-def _prepare_folder(config: Any, folder: Path, overwrite: bool) -> None:
+def _prepare_folder(config: Any, folder: Path) -> None:
     """Empty the folder, and mark it so that another attempt may replace an unfinished one."""
-    check_folder(folder, overwrite=overwrite)
     folder.mkdir(parents=True, exist_ok=True)
     for entry in folder.iterdir():
         if entry.suffix in (".parquet", ".part") or entry.name in (RESULT, ENVIRONMENT, *LOGS):

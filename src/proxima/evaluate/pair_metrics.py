@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from proxima.data import require
-from proxima.evaluate.intervals import Interval, resampled_indices, wilson, wilson_interval
+from proxima.evaluate.intervals import Interval, resampled_indices, wilson_interval
 from proxima.evaluate.ratios import ratio_of_sums
 
 BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # edges of the confidence
@@ -64,7 +64,6 @@ def pair_metrics(pairs: Sequence[ScoredPair], *, seed: int = 0) -> dict[str, flo
     question = np.unique([pair.question for pair in pairs], return_inverse=True)[1]
     count = int(question.max()) + 1
     scores = np.array([score for pair in pairs for score in (pair.chosen, pair.rejected)])
-    low, high = wilson(count / 2, count)
     out = {
         **over_questions(right, question).figures("accuracy"),
         "correct": int(right.sum()),
@@ -73,9 +72,7 @@ def pair_metrics(pairs: Sequence[ScoredPair], *, seed: int = 0) -> dict[str, flo
         "loss": float(np.logaddexp(0, -lead).mean()),
         "margin": float(lead.mean()),
         **over_questions(length, question).figures("length_only/accuracy"),
-        "random/accuracy": 0.5,
-        "random/accuracy/low": low,
-        "random/accuracy/high": high,
+        **wilson_interval(count / 2, count).figures("random/accuracy"),
         **_sums(right - length, question).figures("over_length/accuracy"),
         "score/mean": float(scores.mean()),
         "score/std": float(scores.std()),
