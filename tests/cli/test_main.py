@@ -19,7 +19,6 @@ from proxima.cli.command_module import load_command
 from proxima.cli.commands import COMMANDS, GROUPS
 from proxima.cli.help_page import WITH_ACTIONS
 from proxima.cli.main import exit_code, main
-from proxima.cli.parameters import Actions
 from proxima.config.families import OFFLINE
 from proxima.data import PolicyBatch, UserError
 from tests.warm import WarmPopen, run_warm
@@ -93,7 +92,7 @@ def test_version(proxima):
 
 def test_commands_with_actions():
     commands = {name: load_command(name, place)[0] for name, (place, _) in COMMANDS.items()}
-    assert tuple(sorted(name for name, command in commands.items() if isinstance(command, Actions))) == WITH_ACTIONS
+    assert tuple(sorted(name for name, command in commands.items() if isinstance(command, dict))) == WITH_ACTIONS
 
 
 def test_no_command_shows_the_help(done):

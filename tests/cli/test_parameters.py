@@ -7,7 +7,7 @@ from typing import Annotated
 
 import pytest
 
-from proxima.cli.parameters import Actions, Argument, add_command, bound
+from proxima.cli.parameters import Argument, add_command, bound
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def compare(
 @pytest.fixture
 def actions():
     parser = argparse.ArgumentParser(exit_on_error=False)
-    command = Actions({"ask": ask, "compare": compare})
+    command = {"ask": ask, "compare": compare}
     add_command(parser, command)
     return parser, command
 

@@ -3,11 +3,10 @@
 from importlib.metadata import entry_points
 
 from proxima.cli.commands import COMMANDS, PEERS
-from proxima.cli.parameters import Actions
 
 
 def test_every_command_has_its_entry_point():
     brought = {name for name, (place, _) in COMMANDS.items() if place == PEERS}
     modules = {entry.name: entry.load() for entry in entry_points(group="proxima.commands")}
     assert modules.keys() >= brought, "proxima-peers is not installed: make, or pip install -e packages/proxima-peers"
-    assert all(isinstance(modules[name].COMMAND, Actions) for name in brought)
+    assert all(isinstance(modules[name].COMMAND, dict) for name in brought)

@@ -3,7 +3,6 @@
 import importlib
 import textwrap
 from pathlib import Path
-from types import ModuleType
 
 from proxima.cli.parameters import Command
 from proxima.data.errors import UserError
@@ -22,18 +21,15 @@ def load_command(name: str, place: str) -> tuple[Command, str]:
     Raises:
         UserError: the distribution is not installed.
     """
-    module = _module(name, place)
+    if not place.startswith("proxima."):
+        from importlib.metadata import entry_points
+
+        found = next(iter(entry_points(group=GROUP, name=name)), None)
+        if found is None:
+            folder = CHECKOUT / "packages" / place
+            source = f"--editable {folder}" if folder.is_dir() else place
+            raise UserError(f"proxima {name} needs the package {place}; pip install {source}")
+        place = found.module
+    module = importlib.import_module(place)
     text = module.__doc__ or ""
     return module.COMMAND, text if "\n" in text else textwrap.fill(text, 120)
-
-
-def _module(name: str, place: str) -> ModuleType:
-    if place.startswith("proxima."):
-        return importlib.import_module(place)
-    from importlib.metadata import entry_points
-
-    for entry in entry_points(group=GROUP, name=name):
-        return importlib.import_module(entry.module)
-    folder = CHECKOUT / "packages" / place
-    source = f"--editable {folder}" if folder.is_dir() else place
-    raise UserError(f"proxima {name} needs the package {place}; pip install {source}")

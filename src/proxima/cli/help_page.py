@@ -2,13 +2,12 @@
 
 import argparse
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from proxima import __version__
 from proxima.cli.command_module import load_command
 from proxima.cli.commands import COMMANDS, GROUPS, CommandFormatter, Parser, call_of
-from proxima.cli.parameters import Actions
 from proxima.config.families import FAMILIES
 from proxima.data.errors import UserError
 
@@ -58,7 +57,7 @@ def near_command(word: str) -> str:
     for name in WITH_ACTIONS:
         with suppress(UserError):  # its distribution is not installed
             command, _ = load_command(name, COMMANDS[name][0])
-            if isinstance(command, Actions):
-                meant |= {action: f"{name} {action}" for action in command.functions if action not in meant}
+            if isinstance(command, Mapping):
+                meant |= {action: f"{name} {action}" for action in command if action not in meant}
     near = difflib.get_close_matches(word, meant, n=1, cutoff=0.7)
     return f"did you mean {meant[near[0]]!r}?" if near else f"commands: {', '.join(COMMANDS)}"

@@ -114,7 +114,7 @@ def _kinds(info: Any) -> dict[str, Any]:
     from proxima.config.scalars import in_one_line, to_json
 
     if info.presets is not None:
-        presets = sorted(table_of(info.presets.table).items())
+        presets = sorted(table_of(info.presets).items())
         notes = {name: f"{note}. " for name, note in NOTES.items()}
         return {name: {"summary": notes.get(name, "") + in_one_line(preset), "fields": {}} for name, preset in presets}
     kinds = {}

@@ -5,7 +5,7 @@ def show(run: Annotated[str, Argument("run folder", "RUN")], *, step: Annotated[
 has the arguments `RUN [--step N]`. A parameter that may be given by position is a positional argument, a keyword-only
 one an option; a `bool` is a switch, a sequence takes several words, a `Literal` one of its values. A parameter whose
 type is a dataclass expands to the arguments that the fields of that class declare. A command with actions, such as
-`proxima data`, is an `Actions`.
+`proxima data`, is a table of them, each a function: the first paragraph of its docstring is its line in `--help`.
 """
 
 import argparse
@@ -42,22 +42,15 @@ class Argument:
     exclusive: str | None = None
 
 
-@dataclass(frozen=True)
-class Actions:
-    """The actions of a command, each a function; the first paragraph of its docstring is its line in `--help`."""
-
-    functions: Mapping[str, Callable[..., int | None]]
-
-
-Command = Actions | Callable[..., int | None]
+Command = Mapping[str, Callable[..., int | None]] | Callable[..., int | None]
 
 
 def add_command(parser: argparse.ArgumentParser, command: Command) -> None:
     """Add the arguments of a command, or of each of its actions."""
-    if not isinstance(command, Actions):
+    if not isinstance(command, Mapping):
         return add_parameters(parser, command)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
-    for name, function in command.functions.items():
+    for name, function in command.items():
         line = " ".join(str(inspect.getdoc(function)).partition("\n\n")[0].split()).rstrip(".")
         help = line[0].lower() + line[1:]
         below = actions.add_parser(name, help=help, description=f"{line}.", formatter_class=parser.formatter_class)
@@ -74,7 +67,7 @@ def option_strings(parser: argparse.ArgumentParser) -> list[str]:
 
 def bound(command: Command, arguments: argparse.Namespace) -> Callable[[], int | None]:
     """A command with the arguments that `add_command` added; it returns its exit code."""
-    function = command.functions[arguments.action] if isinstance(command, Actions) else command
+    function = command[arguments.action] if isinstance(command, Mapping) else command
     return partial(function, **_values(function, arguments))
 
 

@@ -9,13 +9,13 @@ proxima plot divergence mine.yaml                      # the same of its first s
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.cli.output import Overrides, Recipe, print_json
-from proxima.cli.parameters import Actions, Argument
+from proxima.cli.parameters import Argument
 from proxima.data import UserError
 from proxima.system.recipe_files import find_recipe
 
@@ -203,9 +203,4 @@ def _write(figure: "Drawing", out: str) -> None:
     print(f"{write_figure(figure, file)}{' (replaced)' if replaced else ''}")
 
 
-PLOTS: dict[str, Callable[..., None]] = {
-    "surrogate": surrogates_figure,
-    "threshold": threshold_figure,
-    "divergence": divergence_figure,
-}
-COMMAND = Actions(PLOTS)
+COMMAND = {"surrogate": surrogates_figure, "threshold": threshold_figure, "divergence": divergence_figure}

@@ -16,12 +16,7 @@ from proxima.config.tree import DEFAULT, Node
 from proxima.data.errors import FieldError
 from proxima.system.secret_values import HIDDEN
 
-
-class _Failed:
-    """Placeholder for a value that has a problem: the object that contains it is not built."""
-
-
-FAILED = _Failed()
+FAILED: Any = object()  # in place of a value that has a problem: the object that contains it is not built
 
 
 class Builder:
@@ -96,7 +91,7 @@ class Builder:
 
     def field(self, info: FieldInfo, node: Node | None, path: str) -> Any:
         if info.slot is not None:
-            return self.slot(info, node, path)
+            return self.slot(info, info.slot, node, path)
         if info.section is not None:
             return self.section(info, info.section, node, path)
         if node is None:
@@ -126,15 +121,13 @@ class Builder:
         if node is None or node.value is None:
             node = Node({}, DEFAULT if node is None else node.source)
         if info.presets is not None and (chosen := (node.mapping or {}).get("preset")) is not None:
-            presets = table_of(info.presets.table)
+            presets = table_of(info.presets)
             if chosen.value not in (None, *presets):
                 message = f"no preset {chosen.shown()!r}; {suggestion(chosen.shown(), presets)}"
                 return self.fail(f"{path}.preset", message, chosen)
         return self.dataclass(inner, node, path, info.name)
 
-    def slot(self, info: FieldInfo, node: Node | None, path: str) -> Any:
-        slot = info.slot
-        assert slot is not None
+    def slot(self, info: FieldInfo, slot: Slot, node: Node | None, path: str) -> Any:
         if node is None and slot.default is not None and not slot.many:
             node = Node({"kind": Node(slot.default, DEFAULT, slot.default)}, DEFAULT)
         if node is None:

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from proxima.config.describe import fields_of, kind_of
+from proxima.config.describe import fields_of, kinds_of
 from proxima.config.scalars import to_json
 
 
@@ -94,12 +94,12 @@ def _flat(path: str, config: Any) -> Iterator[tuple[str, Any]]:
     for info in fields_of(cls):
         below, value = f"{path}{info.name}", getattr(config, info.name)
         if info.slot is not None and info.slot.many:
-            yield below, [kind_of(spec, info.slot.table) for spec in value]
+            yield below, [kinds_of(info.slot).kind_of(spec) for spec in value]
             for index, spec in enumerate(value):
                 yield from _flat(f"{below}.{index}.", spec)
         elif value is not None and (info.slot or info.section):
             if info.slot is not None:
-                yield f"{below}.kind", kind_of(value, info.slot.table)
+                yield f"{below}.kind", kinds_of(info.slot).kind_of(value)
             yield from _flat(f"{below}.", value)
         else:
             yield below, _finite(to_json(value))

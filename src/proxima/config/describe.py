@@ -9,7 +9,7 @@ from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from proxima.config.problems import one_problem, suggestion
-from proxima.config.slots import Presets, Slot
+from proxima.config.slots import Slot
 from proxima.config.tree import Layout
 from proxima.data.kinds import Kinds
 from proxima.process.user_code import import_user_module
@@ -25,7 +25,6 @@ class FieldInfo:
         note: the text in its `Annotated[...]`; empty without one.
         default: the value if a recipe does not set the field; `MISSING` for a required field.
         slot: set if the field holds specs of a table.
-        presets: set if a preset's name is allowed.
         owner: the dataclass.
     """
 
@@ -34,7 +33,6 @@ class FieldInfo:
     note: str
     default: Any
     slot: Slot | None
-    presets: Presets | None
     owner: type
 
     @property
@@ -50,6 +48,11 @@ class FieldInfo:
         classes = (option for option in options_of(self.hint) if isinstance(option, type))
         return None if self.slot else next(filter(dataclasses.is_dataclass, classes), None)
 
+    @property
+    def presets(self) -> str | None:
+        """The table of presets by which the section may be named, "package.module:DICT"; None: it has none."""
+        return getattr(self.section, "PRESETS", None)
+
 
 @cache
 def fields_of(cls: type) -> tuple[FieldInfo, ...]:
@@ -64,9 +67,8 @@ def fields_of(cls: type) -> tuple[FieldInfo, ...]:
             hint, *notes = get_args(full) if get_origin(full) is Annotated else [full]
             text = next((note for note in notes if isinstance(note, str)), "")
             slot = next((note for note in notes if isinstance(note, Slot)), None)
-            presets = next((note for note in notes if isinstance(note, Presets)), None)
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            infos.append(FieldInfo(field.name, hint, text, default, slot, presets, cls))
+            infos.append(FieldInfo(field.name, hint, text, default, slot, cls))
     return tuple(infos)
 
 
@@ -147,16 +149,10 @@ def class_at(reference: str) -> type:
     return value
 
 
-def kind_of(spec: object, *tables: str) -> str:
-    """The kind by which a recipe names this spec: a key of one of the tables ("package.module:DICT"; by default those
-    of every slot of `RunConfig`), else `package.module:Class`."""
+def kind_of(spec: object) -> str:
+    """The kind by which a recipe names this spec: a key of the table of any slot of `RunConfig`, else
+    `package.module:Class`."""
     cls = type(spec)
-    reference = f"{cls.__module__}:{cls.__qualname__}"
     run = class_at("proxima.config.schema:RunConfig")
-    kinds = (kinds_of(Slot(table)).name_of(cls) for table in tables or _slot_tables(run))
-    return next(filter(None, kinds), reference)
-
-
-@cache
-def _slot_tables(cls: type) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(info.slot.table for _, info in all_fields(cls) if info.slot))
+    kinds = (kinds_of(info.slot).name_of(cls) for _, info in all_fields(run) if info.slot)
+    return next(filter(None, kinds), f"{cls.__module__}:{cls.__qualname__}")

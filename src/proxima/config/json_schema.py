@@ -71,7 +71,7 @@ def _field(info: FieldInfo, definitions: Json) -> Json:
 def _section(info: FieldInfo, inner: type, definitions: Json) -> Json:
     body = _object(inner, definitions)
     if info.presets is not None:
-        names = sorted(table_of(info.presets.table))
+        names = sorted(table_of(info.presets))
         meaning = "a published setting; the other fields change it"
         body["properties"]["preset"] = {"enum": [*names, None], "description": meaning}
         return {"oneOf": [{"enum": names}, body]}

@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from proxima.config.describe import fields_of, kind_of, layout_of, table_of
+from proxima.config.describe import fields_of, kinds_of, layout_of, table_of
 from proxima.config.recipe_reader import read_overrides, read_recipe
 from proxima.config.slots import Slot
 from proxima.config.tree import COMMAND_LINE, DEFAULT, Layout, Node, Source, merge, node_of
 from proxima.system.recipe_files import FILE
-
-Preset = Mapping[str, Any] | Sequence[Any]  # the fields of a section, or the specs of a list
 
 
 def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> Node:
@@ -41,7 +39,7 @@ def _with_section_presets(tree: Node, root: type) -> Node:
         node = fields.get(info.name)
         if info.presets is None or node is None or node.at("preset") is None:
             continue
-        chosen, presets = (node.mapping or {})["preset"], table_of(info.presets.table)
+        chosen, presets = (node.mapping or {})["preset"], table_of(info.presets)
         if isinstance(chosen.value, str) and chosen.value in presets:
             below = _written_out(presets[chosen.value], chosen)
             fields[info.name] = merge(below, node, layout_of(root).child(info.name), info.name)
@@ -63,7 +61,7 @@ def _with_list_presets(layer: Node, cls: type) -> Node:
     return replace(layer, value=fields)
 
 
-def _expanded(node: Node, slot: Slot, presets: Mapping[str, Sequence[object]]) -> Node:
+def _expanded(node: Node, slot: Slot, presets: Mapping[str, Sequence[Any]]) -> Node:
     if node.items is not None:
         parts = [_expanded(child, slot, presets) for child in node.items]
         expanded = [part.items if part.items is not None else [part] for part in parts]
@@ -71,15 +69,12 @@ def _expanded(node: Node, slot: Slot, presets: Mapping[str, Sequence[object]]) -
     name = node.mapping["kind"] if node.mapping and node.mapping.keys() == {"kind"} else node
     if not isinstance(name.value, str) or name.value not in presets:
         return node
-    return _written_out([_fields_with_kind(spec, slot) for spec in presets[name.value]], name)
+    kinds = kinds_of(slot)
+    return _written_out([{"kind": kinds.kind_of(spec), **asdict(spec)} for spec in presets[name.value]], name)
 
 
-def _fields_with_kind(spec: Any, slot: Slot) -> Mapping[str, Any]:
-    return spec if isinstance(spec, Mapping) else {"kind": kind_of(spec, slot.table), **asdict(spec)}
-
-
-def _written_out(preset: Preset, chosen: Node) -> Node:
-    """The preset as a tree; every `kind` also says where the preset was chosen."""
+def _written_out(preset: Mapping[str, Any] | Sequence[Any], chosen: Node) -> Node:
+    """The preset, fields of a section or specs of a list, as a tree; every `kind` also says where it was chosen."""
     short = f"preset {chosen.value}"
     return _with_kind_source(node_of(preset, Source(short, "preset")), f"{short}, chosen in {chosen.source.text}")
 

@@ -16,7 +16,7 @@ from proxima.config.sections.model_section import ModelConfig
 from proxima.config.sections.placement_section import PLACED
 from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.config.sections.train_section import TrainConfig
-from proxima.config.slots import Presets, Slot, require_plain_folder
+from proxima.config.slots import Slot, require_plain_folder
 from proxima.engine.protocol import Sampling
 from proxima.rollout.episodes.settings import EpisodeSettings
 
@@ -30,7 +30,7 @@ class RunConfig:
     model: Annotated[ModelConfig, "the policy"]
     task: Annotated[Any, Slot("proxima.task:TASKS"), "training questions"]
     reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True), "named scores, each with a weight"]
-    algorithm: Annotated[AlgorithmConfig, Presets("proxima.config.presets:ALGORITHMS"), "a preset's name, or its slots"]
+    algorithm: Annotated[AlgorithmConfig, "a preset's name, or its slots"]
     engine: Annotated[Any, Slot("proxima.engine:ENGINES", default="local"), "who generates"]
     critic: Annotated[Any, Slot("proxima.config.sections:CRITICS"), "estimates values for gae; null: none"] = None
     seed: Annotated[int, "seeds data order, sampling and initialisation"] = 1

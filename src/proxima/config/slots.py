@@ -1,17 +1,9 @@
-"""The annotation of config fields that a preset may fill, and two bounds that several sections check."""
+"""The annotation of config fields that hold specs, and two bounds that several sections check."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import require
 from proxima.data.slot import Slot as Slot
-
-
-@dataclass(frozen=True)
-class Presets:
-    """Marks a field that a preset's name may fill: `algorithm: cppo`, or `{preset: cppo, ...overrides}`."""
-
-    table: str
 
 
 def require_at_least(config: Any, minimum: int, *fields: str, remedy: str = "") -> None:

@@ -4,14 +4,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from proxima.config import resolve
 from proxima.config.sections.algorithm_section import AlgorithmConfig
-from proxima.config.slots import Presets
 from proxima.core.surrogate.cppo import Cppo
 from proxima.data import PolicyBatch, UserError
 from proxima.data.columns import Floats
@@ -94,7 +93,7 @@ def as_batch(completions: Sequence[TrainedCompletion]) -> PolicyBatch:
 class StoredConfig:
     """The part of a run's config that is read."""
 
-    algorithm: Annotated[AlgorithmConfig, Presets("proxima.config.presets:ALGORITHMS")]
+    algorithm: AlgorithmConfig
 
 
 def read_algorithm(folder: Path, *, import_code: bool) -> AlgorithmConfig:

@@ -8,6 +8,5 @@ proxima data inspect my.yaml   # an episode of its environment, token by token""
 from proxima.cli.data.card_action import check_folders
 from proxima.cli.data.episode_action import inspect_episode
 from proxima.cli.data.prepare_action import prepare_source
-from proxima.cli.parameters import Actions
 
-COMMAND = Actions({"prepare": prepare_source, "check": check_folders, "inspect": inspect_episode})
+COMMAND = {"prepare": prepare_source, "check": check_folders, "inspect": inspect_episode}

@@ -7,6 +7,5 @@ proxima engine probe http://127.0.0.1:8000                # the capabilities of 
 from proxima.cli.engine.install_action import install_server
 from proxima.cli.engine.probe_action import probe_server
 from proxima.cli.engine.serve_action import serve_recipe
-from proxima.cli.parameters import Actions
 
-COMMAND = Actions({"install": install_server, "serve": serve_recipe, "probe": probe_server})
+COMMAND = {"install": install_server, "serve": serve_recipe, "probe": probe_server}

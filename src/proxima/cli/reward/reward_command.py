@@ -16,8 +16,7 @@ proxima reward serve models/reward --host 0.0.0.0 --token-env SCORER_TOKEN --all
 proxima train quickstart reward='{kind: http, url: "http://scorer.lan:8000/score", token_env: SCORER_TOKEN}'
 """
 
-from proxima.cli.parameters import Actions
 from proxima.cli.reward.score_action import score_file
 from proxima.cli.reward.serving_action import serve_reward
 
-COMMAND = Actions({"score": score_file, "serve": serve_reward})
+COMMAND = {"score": score_file, "serve": serve_reward}

@@ -3,7 +3,7 @@ parts against each other, and against what the engine and the loop supply."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.train_section import TrainConfig
@@ -66,6 +66,7 @@ class RouterBalanceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
+    PRESETS: ClassVar[str] = "proxima.config.presets:ALGORITHMS"  # `algorithm: cppo`, or `{preset: cppo, ...overrides}`
     preset: Annotated[str | None, "the preset it was made from; only a label, the fields below are complete"] = None
     proximal: Annotated[
         Literal["behavior", "recompute", "loglinear", "next"],

@@ -26,7 +26,7 @@ class TrackerObserver(Observer):
     def __init__(
         self, tracker: Tracker, warn: Callable[[str], None], *, patience: float = PATIENCE, clock: Clock | None = None
     ) -> None:
-        self.name = kind_of(tracker, "proxima.view.trackers:TRACKERS")
+        self.name = kind_of(tracker)
         self.tracker, self.warn, self.patience, self.clock = tracker, warn, patience, clock or Clock()
         self.link, self.failed = "", 0
         self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()  # the pending calls of the thread

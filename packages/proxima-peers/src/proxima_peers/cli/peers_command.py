@@ -7,8 +7,7 @@ verify gives each golden record a verdict. matched: the same numbers. differs: e
 the peer, named by its id. failed: neither. unsupported: no code of ours computes this. Exit code 1 if any record
 failed."""
 
-from proxima.cli.parameters import Actions
 from proxima_peers.cli.convert import convert_file
 from proxima_peers.cli.verify import verify_files
 
-COMMAND = Actions({"convert": convert_file, "verify": verify_files})
+COMMAND = {"convert": convert_file, "verify": verify_files}
