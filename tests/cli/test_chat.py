@@ -9,6 +9,7 @@ from proxima.api.local_answers import ChatSession, generate, local_engine
 from proxima.data import UserError
 from proxima.engine.protocol import Sampling
 from proxima.model.chat import prompt_tokens
+from proxima.task import prompts
 from tests.recipes.talker import talker
 
 LONG = 14  # the seed of a first answer of more than 24 tokens
@@ -42,7 +43,7 @@ def test_the_pieces_of_an_answer_are_the_completion(conversation, model, monkeyp
 def test_a_turn_has_the_chat_before_it(conversation, monkeypatch):
     seen, chat = [], conversation(max_tokens=4)
     monkeypatch.setattr(
-        local_answers, "prompt_tokens", lambda messages, *more: seen.append(messages) or prompt_tokens(messages, *more)
+        prompts, "prompt_tokens", lambda messages, *more: seen.append(messages) or prompt_tokens(messages, *more)
     )
     for text in ("one", "two"):
         chat.answer(text, print)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from proxima.api.local_answers import ShownEngine
+from proxima.config.partial_schemas import PlayedConfig
 from proxima.data import Completion, Episode, FieldError, Prompt, UserError
 from proxima.data.episode import Cut
 from proxima.engine.local import LocalEngine
@@ -21,36 +22,25 @@ from proxima.rollout.episodes.worlds import AgentWorld, World
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, Rows, user_message
 
-if TYPE_CHECKING:
-    from proxima.config.partial_schemas import PlayedConfig
-
 GREETING = "Hello."  # placeholder for a person's message when the environment is tried
 
 
-@dataclass(frozen=True)
-class Questions:
-    """The prompts of a task, with the first row's own question or with a person's."""
+def first_prompt(config: PlayedConfig, tokenizer: Any, text: str | None = None) -> Prompt:
+    """The prompt of the first row of a task with its own question, or with `text` as the question and only the system
+    message of the row's chat.
 
-    config: "PlayedConfig"
-    tokenizer: Any
-
-    def prompt(self, text: str | None = None) -> Prompt:
-        """The prompt of the first row with its own question, or with `text` as the question and only the system message
-        of the row's chat.
-
-        Raises:
-            UserError: the task can't be read.
-        """
-        data = self.config.data
-        if text is not None and self.config.task.environment is None:  # only the model reads the prompt
-            row = Row(messages=user_message(text))
-        else:
-            rows: Rows = self.config.task.rows(self.config.seed)
-            row = rows[0]
-        if text is not None:
-            system = (message for message in row.messages if message["role"] == "system")
-            row = replace(row, messages=(*system, *user_message(text)))
-        return to_prompt(row, 0, self.tokenizer, data.system, data.template_arguments)
+    Raises:
+        UserError: the task can't be read.
+    """
+    if text is not None and config.task.environment is None:  # only the model reads the prompt
+        row = Row(messages=user_message(text))
+    else:
+        rows: Rows = config.task.rows(config.seed)
+        row = rows[0]
+    if text is not None:
+        system = (message for message in row.messages if message["role"] == "system")
+        row = replace(row, messages=(*system, *user_message(text)))
+    return to_prompt(row, 0, tokenizer, config.data.system, config.data.template_arguments)
 
 
 @dataclass(frozen=True)
@@ -61,11 +51,14 @@ class Table:
         writes: True if the rows have no question, and the environment writes it.
     """
 
-    questions: Questions
+    config: PlayedConfig
     world: World
-    context: int
     writes: bool
     notes: tuple[str, ...]
+
+    def prompt(self, text: str) -> Prompt:
+        """The prompt of a person's question."""
+        return first_prompt(self.config, self.world.template.tokenizer, text)
 
     def reward(self, episode: float | None) -> float | None:
         """The reward of an episode; None if the environment gives no reward (its turns then have 0)."""
@@ -79,7 +72,7 @@ class Table:
             raise UserError("the environment writes the question itself", remedy=remedy)
 
 
-def make_table(config: "PlayedConfig") -> Table | None:
+def make_table(config: PlayedConfig) -> Table | None:
     """Build the world in which the model of a config plays, and try it on the first row; the caller closes it. None
     for an external agent, which plays by itself.
 
@@ -88,18 +81,18 @@ def make_table(config: "PlayedConfig") -> Table | None:
     """
     with quiet_transformers():
         model = config.model.unloaded()
-    questions, notes = Questions(config, model.tokenizer), list[str]()
+    notes = list[str]()
 
     def world(prompt: Prompt) -> World | AgentWorld:
         tasks, prompts = {"task": config.task}, {"task": [prompt]}
         return config.data.worlds(config.episode, tasks, prompts, model, config.seed, notes)["task"]
 
     made, writes = None, False
-    if config.task.environment is not None and not questions.prompt().question:
+    if config.task.environment is not None and not (own := first_prompt(config, model.tokenizer)).question:
         with suppress(FieldError):  # on failure, the environment waits for a person's message
-            made, writes = world(questions.prompt()), True
-    made = made or world(questions.prompt(GREETING))
-    return None if isinstance(made, AgentWorld) else Table(questions, made, model.context, writes, tuple(notes))
+            made, writes = world(own), True
+    made = made or world(first_prompt(config, model.tokenizer, GREETING))
+    return None if isinstance(made, AgentWorld) else Table(config, made, writes, tuple(notes))
 
 
 class Hears(Protocol):
@@ -131,7 +124,7 @@ class EpisodeChat:
 
     def __init__(self, table: Table, engine: LocalEngine, sampling: Sampling, seed: int, hears: Hears) -> None:
         self.table, self.sampling, self.seed, self.hears = table, sampling, seed, hears
-        self.engine: Any = ShownEngine(engine, table.questions.tokenizer, hears.piece)
+        self.engine: Any = ShownEngine(engine, table.world.template.tokenizer, hears.piece)
         self.group: GroupTable | None = None
         self.played: Played | None = None
 
@@ -156,7 +149,7 @@ class EpisodeChat:
     async def _ask(self, text: str) -> Cut:
         before = self.played
         if before is None:
-            group, played = await self._begin(self.table.questions.prompt(text))
+            group, played = await self._begin(self.table.prompt(text))
             if played.opening.question != text:
                 self.hears.opening(played.opening.question)
         else:
@@ -234,7 +227,7 @@ def play_episodes(
     table: Table, engine: LocalEngine, texts: Sequence[str], *, sampling: Sampling, samples: int, seed: int
 ) -> list[Completion]:
     """Play `samples` episodes for each question, in order, with the other columns of the first row."""
-    prompts = [replace(table.questions.prompt(text), uid=number) for number, text in enumerate(texts)]
+    prompts = [replace(table.prompt(text), uid=number) for number, text in enumerate(texts)]
     requests = [Request(prompt=p, sample=s, sampling=sampling, seed=seed) for p in prompts for s in range(samples)]
     completions = episodes_of(table.world.player(engine), requests)
     return [replace(c, episode=_with_reward(c.episode, table)) for c in completions]

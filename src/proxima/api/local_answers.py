@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from proxima.data import Completion, Message, Prompt
+from proxima.data import Completion, Message
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import load
-from proxima.model.chat import prompt_tokens
 from proxima.model.quiet import quiet_transformers
-from proxima.task.prompts import template_note, with_system
+from proxima.task.prompts import template_note, to_prompt
+from proxima.task.protocol import Row, user_message
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -116,9 +116,8 @@ class ChatSession:
         After a KeyboardInterrupt, the text shown so far is the model's turn. Raises UserError if the chat leaves no
         room for an answer, or the template refuses it; the question is then not part of the chat.
         """
-        chat = with_system((*self.messages, {"role": "user", "content": text}), self.system)
-        tokens = prompt_tokens(chat, self.tokenizer, self.template_arguments)
-        prompt = Prompt(uid=len(self.messages), messages=chat, tokens=tokens)
+        row = Row(messages=(*self.messages, *user_message(text)))
+        prompt = to_prompt(row, len(self.messages), self.tokenizer, self.system, self.template_arguments)
         request = Request(prompt=prompt, sample=0, sampling=self.sampling, seed=self.seed)
         pieces: list[str] = []
 
@@ -132,7 +131,7 @@ class ChatSession:
             return completion.finish_reason != "length"
         finally:
             if pieces:
-                self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": "".join(pieces)}]
+                self.messages += [*user_message(text), {"role": "assistant", "content": "".join(pieces)}]
 
 
 def generate(
@@ -149,12 +148,9 @@ def generate(
 ) -> list[Completion]:
     """Generate `samples` answers for each question, in order; tokenizer and engine are those of `local_engine`. Each
     question shows all images."""
-    chats = [with_system(({"role": "user", "content": question},), system) for question in questions]
+    rows = [Row(messages=user_message(question)) for question in questions]
     if images:
-        chats = [tokenizer.images.numbered(chat, images) for chat in chats]
-    prompts = [
-        Prompt(uid=i, messages=chat, tokens=prompt_tokens(chat, tokenizer, template_arguments))
-        for i, chat in enumerate(chats)
-    ]
+        rows = [Row(messages=tokenizer.images.numbered(row.messages, images)) for row in rows]
+    prompts = [to_prompt(row, i, tokenizer, system, template_arguments) for i, row in enumerate(rows)]
     requests = [Request(prompt=p, sample=s, sampling=sampling, seed=seed) for p in prompts for s in range(samples)]
     return asyncio.run(collect(engine, requests))

@@ -2,16 +2,14 @@
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.api.run_config import resolve_run
+from proxima.api.saved import SavedRun, load_run
+from proxima.config import Resolved
 from proxima.config.resolution import Recipe
 from proxima.config.validate import warnings
-
-if TYPE_CHECKING:
-    from proxima.api.saved import SavedRun
-    from proxima.config.resolved import Resolved
 
 
 def train(
@@ -22,7 +20,7 @@ def train(
     overwrite: bool = False,
     accept_changes: bool = False,
     quiet: bool = False,
-) -> "SavedRun":
+) -> SavedRun:
     """Train a model, as `proxima train` does, and return the run.
 
     Args:
@@ -42,7 +40,6 @@ def train(
         KeyboardInterrupt: after Ctrl-C, or the stop button of a notebook. The first one writes a checkpoint before,
             which takes up to the end of the step; `resume` continues from there.
     """
-    from proxima.api.saved import load_run
     from proxima.runtime.launch.run import train as train_run
     from proxima.runtime.placement.process_group import places_ranks
     from proxima.view.run_views import RunViews
@@ -68,9 +65,8 @@ def _stopped(folder: str, where: str) -> KeyboardInterrupt:
     return KeyboardInterrupt(f"stopped {where}; {how_to}")
 
 
-def _on_ray(resolved: "Resolved[Any]", recipe: Recipe, overrides: Sequence[str], how: dict[str, bool]) -> "SavedRun":
+def _on_ray(resolved: Resolved[Any], recipe: Recipe, overrides: Sequence[str], how: dict[str, bool]) -> SavedRun:
     """The run on the ranks of its placement."""
-    from proxima.api.saved import load_run
     from proxima.runtime.loop.training_loop import RunEnded
     from proxima.runtime.placement.ray_supervisor import train_on_ray
 
