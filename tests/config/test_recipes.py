@@ -135,7 +135,7 @@ def test_every_cell_of_a_pruning_sweep_is_a_run(file, tmp_path, monkeypatch):
         (tmp_path / f"data/{name}.parquet").parent.mkdir(parents=True)
         (tmp_path / f"data/{name}.parquet").touch()
     sweep = read_sweep(file)
-    runs = {run.cell: run.resolved.config for run in plan_runs(sweep, cores=2)}
+    runs = {run.cell: run.resolved.config for run in plan_runs(sweep)}
     small = ("g8", "g2") if "gsm8k" in file.stem else ("g4",)
     assert list(runs) == ["none", "p50", "p75", "p875", "p9375", *small]
     asked, updated = set(), set()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from proxima.config import ConfigError, dump
-from proxima.experiments import plan_runs, read_sweep
+from proxima.experiments import plan_runs, read_sweep, sweep_plan
 
 
 def lines(error) -> list[str]:
@@ -96,12 +96,13 @@ def test_names_are_short_safe_and_unambiguous(sweep_file):
 
 
 def test_threads_are_shared_unless_they_are_said(sweep_file, monkeypatch):
+    monkeypatch.setattr(sweep_plan, "usable_cores", lambda: 8)
     file = sweep_file("jobs: 2\ncells: {a: , b: {runtime.threads: 3}}\n")
-    assert [run.threads for run in plan_runs(read_sweep(file), cores=8)] == [4, 3]
-    assert [run.threads for run in plan_runs(read_sweep(file, jobs=16), cores=8)] == [1, 3]
-    assert [run.threads for run in plan_runs(read_sweep(file, jobs=1), cores=8)] == [None, 3]
+    assert [run.threads for run in plan_runs(read_sweep(file))] == [4, 3]
+    assert [run.threads for run in plan_runs(read_sweep(file, jobs=16))] == [1, 3]
+    assert [run.threads for run in plan_runs(read_sweep(file, jobs=1))] == [None, 3]
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert [run.resolved.config.runtime.threads for run in plan_runs(read_sweep(file), cores=8)] == [2, 3]
+    assert [run.resolved.config.runtime.threads for run in plan_runs(read_sweep(file))] == [2, 3]
 
 
 def test_only_some_cells(sweep_file):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from proxima.config.comparable import ABSENT, Purpose, differences
+from proxima.config.comparable import ABSENT, Purpose, differences, flat_values
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolution import resolve
 from proxima.config.resolved import Resolved
@@ -69,16 +69,15 @@ class PlannedRun:
         return f"{self.cell} seed {self.seed}"
 
 
-def plan_runs(sweep: Sweep, *, cores: int | None = None, import_code: bool = True) -> list[PlannedRun]:
+def plan_runs(sweep: Sweep, *, import_code: bool = True) -> list[PlannedRun]:
     """Resolve and validate every cell with every seed: all cells of the first seed, then those of the second.
 
     With several jobs each run gets `runtime.threads` = cores // jobs (or OMP_NUM_THREADS if set), unless the recipe or
-    the sweep sets it. `cores` are those of the machine; None queries the operating system; `import_code`: see
-    `resolve`.
+    the sweep sets it. `import_code`: see `resolve`.
 
     Raises: ConfigError with a line for each problem, with its cells, and for each folder with a run of another config.
     """
-    share = _threads(sweep.jobs, cores)
+    share = _threads(sweep.jobs)
     runs: list[PlannedRun] = []
     cells_of: dict[Problem, dict[str, None]] = {}  # each problem once, even if every seed has it
     conflicts: list[Problem] = []
@@ -108,18 +107,14 @@ def folder_conflict(run: PlannedRun) -> Problem | None:
         return None
     where, remedy = shown_path(run.folder), "use another --folder, or delete this one to start over"
     try:
-        before = _values(resolve(config, root=None, import_code=run.resolved.import_code))
+        before = resolve(config, root=None, import_code=run.resolved.import_code).config
     except ConfigError as error:
         return Problem(where, f"holds a run whose config this version can't read ({error.problems[0]}); {remedy}")
-    for path, was, wanted in differences(before, _values(run.resolved), Purpose.RERUN):
+    for path, was, wanted in differences(flat_values(before), flat_values(run.resolved.config), Purpose.RERUN):
         shown = ["absent" if value is ABSENT else in_one_line(value) for value in (was, wanted)]
         message = f"holds a run of another config: {path} is {shown[0]} there and {shown[1]} here"
         return Problem(where, f"{message}; put it back, {remedy}")
     return None
-
-
-def _values(resolved: Resolved[Any]) -> dict[str, Any]:
-    return {entry.path: entry.value for entry in resolved.entries}
 
 
 def _planned(sweep: Sweep, cell: SweepCell, seed: int, share: int | None, import_code: bool) -> PlannedRun:
@@ -141,16 +136,14 @@ def _planned(sweep: Sweep, cell: SweepCell, seed: int, share: int | None, import
     )
 
 
-def _threads(jobs: int, cores: int | None) -> int | None:
+def _threads(jobs: int) -> int | None:
     """Threads of each of several simultaneous runs; None for a run that has the machine to itself."""
     if jobs == 1:
         return None
     setting = os.environ.get("OMP_NUM_THREADS", "")
     if setting.isdigit() and int(setting) > 0:
         return int(setting)
-    if cores is None:
-        cores = usable_cores()
-    return max(1, cores // jobs)
+    return max(1, usable_cores() // jobs)
 
 
 def _of_cells(problem: Problem, cells: Sequence[str], of: int) -> Problem:
