@@ -1,10 +1,8 @@
 """Values that the recipes of a family have where they set none."""
 
-from dataclasses import replace
-
 from proxima.config.describe import table_of
 from proxima.config.families import Family
-from proxima.config.tree import DEFAULT, Node, Source
+from proxima.config.tree import DEFAULT, Node, Source, merge, node_of
 
 
 def with_learning_rate(tree: Node, family: Family) -> Node:
@@ -18,7 +16,5 @@ def with_learning_rate(tree: Node, family: Family) -> Node:
     kinds = (None, *table_of("proxima.train:OPTIMIZERS"))
     if optimizer.mapping is None or "lr" in optimizer.mapping or optimizer.at("kind") not in kinds:
         return tree
-    lr = Node(rate, Source(f"default of {family.name} recipes", "default"), f"{rate:g}")
-    optimizer = replace(optimizer, value={**optimizer.mapping, "lr": lr})
-    train = replace(train, value={**train.mapping, "optimizer": optimizer})
-    return replace(tree, value={**(tree.mapping or {}), "train": train})
+    source = Source(f"default of {family.name} recipes", "default")
+    return merge(tree, node_of({"train": {"optimizer": {"lr": rate}}}, source))

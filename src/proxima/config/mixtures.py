@@ -2,20 +2,9 @@
 
 from typing import Any
 
-from proxima.config.resolved import Findings
 from proxima.data import FieldError
-from proxima.model.hub_names import is_at_hand
 from proxima.model.pretrained import load_config
 from proxima.model.routing import check_mixture
-
-
-def routing_problems(config: Any) -> Findings:
-    """Apply `check_routed` if the model's config is available locally."""
-    if is_at_hand(config.model.path, config.model.revision):
-        try:
-            check_routed(config)
-        except FieldError as error:
-            yield error.field, error.requirement
 
 
 def check_routed(config: Any) -> None:

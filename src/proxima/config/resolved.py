@@ -3,15 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from proxima.config.describe import FieldInfo
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.scalars import in_one_line, to_json
 from proxima.data.errors import FieldError, FieldErrors
 from proxima.system.secret_values import HIDDEN
-
-if TYPE_CHECKING:
-    from proxima.config.describe import FieldInfo
 
 Root = TypeVar("Root", covariant=True)
 Findings = Iterator[tuple[str, str] | Problem]  # of a check: the path of a field, and what is wrong with its value
@@ -33,7 +31,7 @@ class ResolvedValue:
     path: str
     value: Any
     source: str
-    of: "FieldInfo | type"
+    of: FieldInfo | type
     origin: str
     where: str
     is_default: bool = False

@@ -1,22 +1,17 @@
 """The `critic` section of a run: the estimator of values, its initial weights and its training."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from proxima.config.resolved import Findings
 from proxima.config.sections.algorithm_section import AGGREGATE, AlgorithmConfig
 from proxima.config.sections.model_section import has_score
 from proxima.config.sections.train_section import TrainConfig
-from proxima.config.slots import Slot
+from proxima.config.slots import Slot, require_at_least
 from proxima.core.value import ValueLoss
 from proxima.data import FieldError, require
 from proxima.model.pretrained import UnloadedModel
 from proxima.model.second_model import read_beside
-
-_OF_TRAIN = (
-    *("optimizer", "schedule", "warmup_steps", "final_lr_ratio", "max_grad_norm", "tokens_per_micro_batch"),
-    *("updates_per_step", "epochs_per_step"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +26,7 @@ class CriticConfig:
     ] = True
 
     def __post_init__(self) -> None:
-        bound = "must be >= 0 and finite"
-        require(0 <= self.head_std < float("inf"), "head_std", self.head_std, bound)
+        require(0 <= self.head_std < float("inf"), "head_std", self.head_std, "must be >= 0 and finite")
 
     def check_model(self, policy: UnloadedModel) -> None:
         """Raise FieldError if the critic's model can't be read, or if its tokens are not those of the policy."""
@@ -57,8 +51,7 @@ class ModelCritic(CriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        steps = self.value_warmup_steps
-        require(steps >= 0, "value_warmup_steps", steps, "must be >= 0")
+        require_at_least(self, 0, "value_warmup_steps")
         named = self.path is not None or self.revision is None
         require(named, "revision", self.revision, "must be null without a path")
 
@@ -73,7 +66,7 @@ class ModelCritic(CriticConfig):
         Raises:
             FieldError: the combination is invalid, as in `train`.
         """
-        changes = {name: value for name in _OF_TRAIN if (value := getattr(self, name)) is not None}
+        changes = {info.name: value for info in fields(train) if (value := getattr(self, info.name, None)) is not None}
         if "warmup_steps" in changes:
             changes["warmup_ratio"] = 0.0
         if self.schedule == "constant":

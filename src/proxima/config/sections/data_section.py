@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.slots import require_at_least
 from proxima.data import Prompt, require
+from proxima.model.pretrained import UnloadedModel
+from proxima.reward.runner import RewardRunner
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
 from proxima.task import TASKS
+from proxima.task.cursor import Cursor
+from proxima.task.prompts import PromptSource
+from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
-    from proxima.model.pretrained import UnloadedModel
-    from proxima.reward.runner import RewardRunner
     from proxima.rollout.episodes.worlds import AgentWorld, World
-    from proxima.rollout.reference_answers import ReferenceAnswers
-    from proxima.task.prompts import PromptSource
-    from proxima.task.protocol import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,24 +43,17 @@ class DataConfig(RowsConfig):
         share = self.max_unreadable
         require(0 <= share <= 1, "max_unreadable", share, "must be a share in [0, 1]", remedy="1 never refuses")
 
-    def answer_notes(self, rewards: "RewardRunner", sets: "Sequence[ReferenceAnswers]", seed: int) -> list[str]:
+    def answer_notes(self, rewards: RewardRunner, sets: Sequence[ReferenceAnswers], seed: int) -> list[str]:
         """Check the rewards and the answers that they will read; returns warnings, and raises as `validate_answers`."""
-        from proxima.rollout.reference_answers import validate_answers
-
         limit, share = self.check_answers, self.max_unreadable
         return validate_answers(rewards, sets, limit=limit, most_unreadable=share, seed=seed)
 
-    def prompt_source(
-        self, rows: "Rows", model: "UnloadedModel", seed: int, *, shuffle: bool = False
-    ) -> "PromptSource":
+    def prompt_source(self, rows: Rows, model: UnloadedModel, seed: int, *, shuffle: bool = False) -> PromptSource:
         """The prompts of a task, in the order of its rows or, with `shuffle`, in that of the seed.
 
         Raises:
             UserError: the chat template takes too long.
         """
-        from proxima.task.cursor import Cursor
-        from proxima.task.prompts import PromptSource
-
         source = PromptSource(
             rows,
             model.tokenizer,
@@ -77,7 +71,7 @@ class DataConfig(RowsConfig):
         episode: EpisodeSettings,
         tasks: Mapping[str, Any],
         prompts: Mapping[str, Sequence[Prompt]],
-        model: "UnloadedModel",
+        model: UnloadedModel,
         seed: int,
         notes: list[str],
     ) -> "dict[str, World | AgentWorld]":
@@ -96,6 +90,13 @@ def tasks_of(config: Any) -> dict[str, Any]:
     sets = getattr(getattr(config, "eval", None), "all_sets", None) or {}
     tasks = {f"{path}.task": spec.task for path, spec in sets.items()}
     return {"task": getattr(config, "task", None)} | tasks
+
+
+def scorers_of(r: Resolved[Any], reward: Sequence[Any]) -> dict[str, tuple[str, Sequence[Any]]]:
+    """The rewards that score the answers to each task of `tasks_of`, with the dotted path of their list."""
+    sets = r.get("eval.all_sets") or {}
+    own = {f"{path}.task": (f"{path}.reward", held_out.reward) for path, held_out in sets.items() if held_out.reward}
+    return dict.fromkeys(tasks_of(r.config), ("reward", reward)) | own
 
 
 def data_files_exist(r: Resolved[Any]) -> Findings:

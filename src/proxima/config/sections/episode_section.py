@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.sections.data_section import tasks_of
+from proxima.config.sections.data_section import scorers_of, tasks_of
 from proxima.engine.protocol import Sampling
 from proxima.reward import REWARDS
 from proxima.rollout.episodes.settings import EpisodeSettings
@@ -15,8 +15,7 @@ def only_rl_plays(r: Resolved[Any]) -> Findings:
     """Refuse environments and tools in a run on a fixed data set, which generates nothing."""
     if "episode" in type(r.config).__dataclass_fields__:
         return
-    tasks = {"task": r.get("task"), "eval.task": r.get("eval.task")}
-    for path, task in tasks.items():
+    for path, task in tasks_of(r.config).items():
         for name in ("environment", "tools"):
             if getattr(task, name, None):
                 yield f"{path}.{name}", "has no effect in a run on a fixed data set; remove it, or use proxima train"
@@ -26,15 +25,10 @@ def environment_rewards_have_one(r: Resolved[Any], reward: Sequence[Any]) -> Fin
     """A reward from an environment needs a task with one: it can't score a single answer."""
     if r.get("episode") is None:
         return
-    rewards = {"task": ("reward", reward)}
-    sets = r.get("eval.all_sets") or {}
-    rewards |= {
-        f"{path}.task": (f"{path}.reward", spec.reward) if spec.reward else ("reward", reward)
-        for path, spec in sets.items()
-    }
-    for path, task in tasks_of(r.config).items():
-        place, specs = rewards[path]
+    tasks = tasks_of(r.config)
+    for path, (place, specs) in scorers_of(r, reward).items():
         for i, spec in enumerate(specs):
+            task = tasks[path]
             if task is not None and REWARDS.holds(spec, "environment") and not getattr(task, "environment", None):
                 message = f"scores by the environment of {path}, which has none"
                 yield f"{place}.{i}.kind", f"{message}; set {path}.environment, or name another reward"

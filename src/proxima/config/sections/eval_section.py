@@ -11,10 +11,10 @@ from proxima.data import require
 from proxima.data.kinds import Kinds
 from proxima.engine.protocol import Sampling
 from proxima.evaluate.plateau import Plateau
+from proxima.rollout.generator import GroupSpec
 from proxima.task import TASKS
 
 if TYPE_CHECKING:
-    from proxima.rollout.generator import GroupSpec
     from proxima.task.arithmetic import Arithmetic
 
 
@@ -48,10 +48,8 @@ class EvalSetConfig:
         require_at_least(self, 0, "limit")
         _require_random_samples(self)
 
-    def groups(self, seed: int) -> "GroupSpec":
+    def groups(self, seed: int) -> GroupSpec:
         """How the questions are answered."""
-        from proxima.rollout.generator import GroupSpec
-
         assert self.sampling is not None  # `resolve` sets it where there is a task
         return GroupSpec(sampling=self.sampling, completions=self.samples, seed=seed)
 

@@ -2,7 +2,7 @@
 the next policy, top-k log-probs, truncated sampling, asynchronous training, a named metric of evaluations, adapters,
 weights in bfloat16, trackers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,18 +100,15 @@ def penalties_have_their_policy(algorithm: AlgorithmConfig, train: TrainConfig) 
         message = "must be reference here; another policy goes into algorithm.penalty"
         yield "algorithm.reference_kl.towards", f"{message}, as [{{kind: k3, towards: behavior}}]"
     for i, spec in enumerate(algorithm.penalty):
-        if getattr(spec, "towards", "") == "proximal" and algorithm.preference is None:
-            for message in _problems_of_proximal(algorithm, train):
-                yield f"algorithm.penalty.{i}.towards", message
-
-
-def _problems_of_proximal(algorithm: AlgorithmConfig, train: TrainConfig) -> Iterator[str]:
-    if algorithm.proximal == "behavior":
-        remedy = "set this to behavior, or algorithm.proximal=recompute"
-        yield f"algorithm.proximal=behavior computes no proximal log-probs; {remedy}"
-    elif algorithm.proximal != "loglinear" and train.updates_per_step * train.epochs_per_step == 1:
-        message = "has no effect: in the only update of a step the policy is still the proximal one"
-        yield f"{message}; set this to behavior, or train.updates_per_step above 1"
+        if getattr(spec, "towards", "") != "proximal" or algorithm.preference is not None:
+            continue
+        path = f"algorithm.penalty.{i}.towards"
+        if algorithm.proximal == "behavior":
+            remedy = "set this to behavior, or algorithm.proximal=recompute"
+            yield path, f"algorithm.proximal=behavior computes no proximal log-probs; {remedy}"
+        elif algorithm.proximal != "loglinear" and train.updates_per_step * train.epochs_per_step == 1:
+            message = "has no effect: in the only update of a step the policy is still the proximal one"
+            yield path, f"{message}; set this to behavior, or train.updates_per_step above 1"
 
 
 def corrections_are_possible(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
@@ -208,10 +205,13 @@ def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: An
         else:
             message = f"engine {r.entry('engine.kind').value!r} does not report which experts it chose"
             yield path, f"{message}; set it to recompute, with algorithm.proximal=recompute, or use engine=local"
-    if asks_routers(algorithm, engine):
-        from proxima.config.mixtures import routing_problems
+    if asks_routers(algorithm, engine) and is_at_hand(r.config.model.path, r.config.model.revision):
+        from proxima.config.mixtures import check_routed
 
-        yield from routing_problems(r.config)
+        try:
+            check_routed(r.config)
+        except FieldError as error:
+            yield error.field, error.requirement
 
 
 def some_tokens_are_older(algorithm: AlgorithmConfig, runtime: RuntimeConfig) -> Findings:

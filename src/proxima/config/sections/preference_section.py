@@ -37,17 +37,17 @@ class PreferenceSection:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", tuple(self.weights))
+        idle: tuple[str, ...] = ("completion", "label")
+        why = "without kto: only its rows have this column"
         if self.kto is None:
             require(len(self.loss) > 0, "loss", self.loss, "must name a loss")
             self.pair_objective()
-            for name in ("completion", "label"):
-                value, off = getattr(self, name), getattr(PreferenceSection, name)
-                require(value == off, name, value, f"must be {off} without kto: only its rows have this column")
-            return
-        idle = {"weights": (), "reduce": "sum", "ld_alpha": 1.0, "on_policy_weights": False}
-        idle |= {name: getattr(PreferenceSection, name) for name in ("chosen", "rejected")}
-        for name, off in idle.items():
-            require(getattr(self, name) == off, name, getattr(self, name), f"must be {off} with kto, which ignores it")
+        else:
+            idle = ("weights", "reduce", "ld_alpha", "on_policy_weights", "chosen", "rejected")
+            why = "with kto, which ignores it"
+        for name in idle:
+            value, off = getattr(self, name), getattr(PreferenceSection, name)
+            require(value == off, name, value, f"must be {off} {why}")
 
     @property
     def kto(self) -> Kto | None:

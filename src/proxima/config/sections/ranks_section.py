@@ -146,8 +146,7 @@ class RayPlacement(RankPlacement):
         require_at_least(self, 0, "restarts", remedy="0 ends the run at the first death")
         gpus = self.gpus_per_rank
         require(gpus in (0, 1), "gpus_per_rank", gpus, "must be 0 or 1: a rank computes on one device")
-        require_at_least(self, 0, "engines")
-        require_at_least(self, 0, "reward_workers")
+        require_at_least(self, 0, "engines", "reward_workers")
         if self.colocate:
             self._check_colocation()
         devices = self.gpus_per_engine

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.resolved import Findings, Resolved
+from proxima.config.sections.data_section import scorers_of
 from proxima.config.sections.model_section import ModelConfig, model_problem
 from proxima.data import FieldError
 from proxima.engine.protocol import Sampling
@@ -37,9 +38,7 @@ def reward_functions_exist(r: Resolved[Any], reward: Sequence[Any]) -> Findings:
 
 def _rewards(r: Resolved[Any], reward: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """The rewards of the training and of each held-out set, with their paths."""
-    lists = {"reward": reward}
-    lists |= {f"{path}.reward": spec.reward for path, spec in (r.get("eval.all_sets") or {}).items() if spec.reward}
-    for path, rewards in lists.items():
+    for path, rewards in dict(scorers_of(r, reward).values()).items():
         for i, spec in enumerate(rewards):
             yield f"{path}.{i}", spec
 

@@ -3,14 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from proxima.config.slots import require_at_least
 from proxima.data import require, require_threads
+from proxima.reward.runner import RewardRunner
 from proxima.rollout.admission import OverAge
-
-if TYPE_CHECKING:
-    from proxima.reward.runner import RewardRunner
 
 STALL = "seconds without a token or a finished stage before a warning says what waits for whom; 0: never"
 
@@ -55,11 +53,9 @@ class RuntimeConfig:
         """True if prompts are generated during training."""
         return self.max_concurrent_rollouts is not None and self.max_lag > 0
 
-    def rewards(self, specs: Sequence[Any], **how: Any) -> "RewardRunner":
+    def rewards(self, specs: Sequence[Any], **how: Any) -> RewardRunner:
         """The rewards of these specs under the limits of the section; `how` are further arguments of the runner, or
         others. The caller closes it."""
-        from proxima.reward.runner import RewardRunner
-
         limits = {"workers": self.reward_workers, "memory_mb": self.reward_memory_mb, **how}
         return RewardRunner(specs, timeout=self.reward_timeout, **limits)
 
