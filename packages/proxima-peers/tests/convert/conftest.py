@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from proxima.config import Resolved, resolve
-from proxima_peers.convert.conversion import Conversion, convert
+from proxima_peers.convert.conversion import convert
+from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.options import Leftover
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -20,16 +21,16 @@ def why(leftovers: Iterable[Leftover]) -> dict[str, str]:
     return {option.name: option.why for option in leftovers}
 
 
-def listed(done: Conversion) -> dict[str, set[str]]:
+def listed(done: Draft) -> dict[str, set[str]]:
     """The options in each list of a conversion."""
     return {kind: names(getattr(done, kind)) for kind in ("missing", "unsupported", "unknown", "ignored")}
 
 
 @pytest.fixture
-def converted(tmp_path: Path) -> Callable[..., Conversion]:
+def converted(tmp_path: Path) -> Callable[..., Draft]:
     """`converted("trl", {"beta": 0.1})` converts a mapping of options; a nested one, or with dotted names."""
 
-    def run(peer: str, options: dict[str, Any]) -> Conversion:
+    def run(peer: str, options: dict[str, Any]) -> Draft:
         nested: dict[str, Any] = {}
         for name, value in options.items():
             *parents, last = name.split(".")
@@ -44,7 +45,7 @@ def converted(tmp_path: Path) -> Callable[..., Conversion]:
 
 
 @pytest.fixture
-def specs(converted: Callable[..., Conversion]) -> Callable[..., Any]:
+def specs(converted: Callable[..., Draft]) -> Callable[..., Any]:
     """The resolved `algorithm` section of converted options."""
 
     def run(peer: str, options: dict[str, Any]) -> Any:
@@ -54,10 +55,10 @@ def specs(converted: Callable[..., Conversion]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def example() -> Callable[[str, str], tuple[Conversion, Resolved]]:
+def example() -> Callable[[str, str], tuple[Draft, Resolved]]:
     """An example file, converted and resolved."""
 
-    def run(name: str, peer: str) -> tuple[Conversion, Resolved]:
+    def run(name: str, peer: str) -> tuple[Draft, Resolved]:
         done = convert(EXAMPLES / name, peer)
         return done, resolve(done.recipe)
 

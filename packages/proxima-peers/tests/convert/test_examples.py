@@ -114,7 +114,7 @@ def test_areal_decoupled(example):
     assert "actor.kl_ctl" in names(done.unsupported)
     assert names(done.unknown) == {"rollout.pauze"}
     assert "actor.reward_scaling" in names(done.ignored)
-    assert done.missing == ()
+    assert done.missing == []
 
 
 def test_unirl_cppo(example):

@@ -21,7 +21,7 @@ def written(done):
 
 def test_verls_calculator(example):
     done, resolved = example("verl_tools.yaml", "verl")
-    assert done.problems == () and done.unknown == ()
+    assert done.problems == () and done.unknown == []
     episode, sampling = resolved.config.episode, resolved.config.sampling
     assert (episode.turns, episode.tokens, sampling.max_tokens) == (5, 4096, 4096)  # 4 answers, and the message after
     assert (episode.tool_format, resolved.config.model.max_length) == ("hermes", 5120)
@@ -38,7 +38,7 @@ def test_verls_calculator(example):
 
 def test_trls_environment_and_tools(example):
     done, resolved = example("trl_tools.py", "trl")
-    assert done.problems == () and done.unsupported == () and done.unknown == ()
+    assert done.problems == () and done.unsupported == [] and done.unknown == []
     task, episode = resolved.config.task, resolved.config.episode
     assert task.environment == "my_lab.vault:Vault"
     assert task.tools == ("my_lab.tools:search", "my_lab.more:dial", "my_lab.clocks:now", "MODULE:double")

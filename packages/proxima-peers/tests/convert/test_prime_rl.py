@@ -52,7 +52,7 @@ def test_a_loss_is_that_of_its_version(converted, text, surrogate, penalties):
     algorithm = config.algorithm
     assert (algorithm.surrogate, algorithm.penalties, algorithm.proximal) == (surrogate, penalties, "behavior")
     icepop = (Icepop(upper=5.0, lower=0.3, towards="current"),) if "icepop" in text else ()
-    assert algorithm.correction == icepop and (algorithm.advantage.scale, done.unknown) == ("none", ())
+    assert algorithm.correction == icepop and (algorithm.advantage.scale, done.unknown) == ("none", [])
     assert (config.train.prompts_per_step, config.train.completions_per_prompt, config.train.steps) == (4, 16, 20)
 
 

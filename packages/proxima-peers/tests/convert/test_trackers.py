@@ -109,7 +109,7 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.
 def test_verl_without_a_tracker(tracked, logger):
     monitors, done = tracked("verl", {"trainer.logger": logger, "trainer.project_name": "p"})
     assert monitors == () and "no result depends on it" in why(done.ignored)["trainer.project_name"]
-    assert done.unsupported == done.unknown == ()
+    assert done.unsupported == done.unknown == []
 
 
 def test_verls_first_name_of_wandb(tracked):

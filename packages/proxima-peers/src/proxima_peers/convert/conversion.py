@@ -1,7 +1,6 @@
 """Turns a peer's file into a recipe: reads it, converts it with the modules of the peer, and makes it loadable."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,37 +9,11 @@ from proxima.config import ConfigError, check, resolve
 from proxima.config.problems import Problem, one_problem
 from proxima.config.tree import FILL_IN
 from proxima_peers.convert import PEERS
-from proxima_peers.convert.draft import TITLES, Draft
+from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.known import not_a_training, option_rules, sort_out
 from proxima_peers.convert.openrlhf import openrlhf_is_not_read, refuse_openrlhf
-from proxima_peers.convert.options import Leftover, Options
+from proxima_peers.convert.options import Options
 from proxima_peers.convert.read import read
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """A converted recipe.
-
-    Args:
-        recipe: plain dicts and lists, as `proxima.config.resolution` takes them.
-        text: the same as YAML, each value with its origin; options without an equivalent are comments at the top.
-        missing, unsupported, unknown, ignored: values that the file does not give; options without an equivalent.
-        assumed: the peer's defaults that values come from, with the version.
-        read: options that influenced fields, but are not named as the origin of any.
-        problems: the reasons why the recipe would not resolve or run here; empty if it would.
-        report: the six lists, for a terminal.
-    """
-
-    recipe: dict[str, Any]
-    text: str
-    missing: tuple[Leftover, ...]
-    assumed: tuple[Leftover, ...]
-    unsupported: tuple[Leftover, ...]
-    unknown: tuple[Leftover, ...]
-    ignored: tuple[Leftover, ...]
-    read: tuple[Leftover, ...]
-    problems: tuple[str, ...]
-    report: tuple[str, ...]
 
 
 def likely_peers(path: str | Path) -> list[str]:
@@ -54,8 +27,8 @@ def likely_peers(path: str | Path) -> list[str]:
     return [name for name in fits if unknown[name] == min(unknown.values())]
 
 
-def convert(path: str | Path, peer: str) -> Conversion:
-    """Convert a file of `peer`, a key of `PEERS`; `openrlhf` is refused with a pointer to the documentation.
+def convert(path: str | Path, peer: str) -> Draft:
+    """The recipe of a file of `peer`, a key of `PEERS`; `openrlhf` is refused with a pointer to the documentation.
 
     Raises:
         ConfigError: the file can't be read, or is not a training of that peer that can be converted.
@@ -73,6 +46,7 @@ def convert(path: str | Path, peer: str) -> Conversion:
         raise one_problem(o.file, f"is not such a configuration of {title}: it {why}; {wanted}")
     for name in ("config", "defaults", "launch"):  # a base file that is missing here is recorded as a doubt
         o.get(name)
+    draft: Draft
     if command is None:
         draft, rules = module_of(PEERS[peer].online).convert(o), option_rules(peer)
     else:
@@ -80,16 +54,15 @@ def convert(path: str | Path, peer: str) -> Conversion:
         draft, rules = offline.convert_offline(o, command), offline.rules_of(o)
     draft.doubt(o)
     sort_out(draft, o, rules)
-    problems = make_loadable(draft)
+    draft.problems = make_loadable(draft)
     draft.account(o)
     draft.assume(o.peer, PEERS[peer].version)
-    recipe = draft.tree()
     draft.ignored[:] = dict.fromkeys(draft.ignored)  # once each
-    head = f"Made by `proxima peers convert {path} --from {peer}`: each value is followed by the option it came from."
-    if problems:
-        head += "\nAs it stands: " + "; ".join(problems)
-    leftovers = {name: tuple(getattr(draft, name)) for name in TITLES}
-    return Conversion(recipe, draft.text(head), **leftovers, problems=problems, report=tuple(draft.report()))
+    draft.head = f"Made by `proxima peers convert {path} --from {peer}`: "
+    draft.head += "each value is followed by the option it came from."
+    if draft.problems:
+        draft.head += "\nAs it stands: " + "; ".join(draft.problems)
+    return draft
 
 
 def module_of(name: str) -> Any:
@@ -108,7 +81,7 @@ OPENED_LATER = ("model.", "critic.path", "task", "eval.", "data.", "monitor.")
 
 def make_loadable(draft: Draft) -> tuple[str, ...]:
     """Turn values that a recipe refuses into values to fill in; return the remaining problems."""
-    while problems := list(problems_of(draft.tree())):
+    while problems := list(problems_of(draft.recipe)):
         refused = [p for p in problems if p.path in draft.entries and not p.path.endswith(".kind")]
         if not refused:
             break

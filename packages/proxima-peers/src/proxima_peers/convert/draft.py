@@ -51,6 +51,11 @@ class Draft:
     Args:
         waiting: path of an entry → the options that it waits for.
         own_columns: a function named in the file scores rows by their columns, so GSM8K's files are read as files.
+        missing, unsupported, unknown, ignored: values that the file does not give; options without an equivalent.
+        assumed: the peer's defaults that values come from, with the version.
+        read: options that influenced fields, but are not named as the origin of any.
+        problems: the reasons why the recipe would not resolve or run here; empty if it would.
+        head: the first lines of the text.
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -62,6 +67,8 @@ class Draft:
     read: list[Leftover] = field(default_factory=list)
     waiting: dict[str, list[str]] = field(default_factory=dict)
     own_columns: bool = False
+    problems: tuple[str, ...] = field(default=(), init=False)
+    head: str = field(default="", init=False)
 
     def put(self, path: str, value: Any, origin: str, note: str = "") -> None:
         """Set a leaf. `origin`: the source of the value. `note`: its meaning in the peer, if not the same."""
@@ -157,8 +164,9 @@ class Draft:
         self.entries[f"{path}.kind" if kind else path] = Entry(value, on_one_line(f"{FILL_IN}: {what}"))
         self.missing.append(Leftover(path, on_one_line(what)))
 
-    def tree(self) -> dict[str, Any]:
-        """The recipe as plain dicts and lists."""
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe as plain dicts and lists, as `proxima.config.resolution` takes them."""
         return {key: _plain(value) for key, value in self._nested().items()}
 
     def _nested(self) -> dict[str, Any]:
@@ -167,9 +175,10 @@ class Draft:
             root["algorithm"] = _ordered(root["algorithm"], ALGORITHM)
         return _ordered(root, SECTIONS)
 
-    def text(self, head: str) -> str:
+    @property
+    def text(self) -> str:
         """The recipe as YAML: `head` and the leftovers as comments, each value with its origin."""
-        lines = [f"# {line}" if line else "#" for line in head.splitlines()]
+        lines = [f"# {line}" if line else "#" for line in self.head.splitlines()]
         for title, leftovers in self.leftovers():
             lines += ["#", f"# {title}:", *(f"# {line}" for line in _grouped(leftovers))]
         lines.append("")
@@ -183,6 +192,7 @@ class Draft:
         """The lists that are not empty, with their titles."""
         return [(title, leftovers) for name, title in TITLES.items() if (leftovers := getattr(self, name))]
 
+    @property
     def report(self) -> list[str]:
         """The leftovers for a terminal."""
         return [line for title, leftovers in self.leftovers() for line in (f"{title}:", *_grouped(leftovers))]

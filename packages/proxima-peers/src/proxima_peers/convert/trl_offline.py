@@ -116,16 +116,10 @@ def _rows(d: Draft, o: Options, command: str, path: str, split: str) -> None:
 
 _CHATS, _PROMPTS, _SIDES = {"messages": "messages"}, {"question": "prompt"}, {"messages": "chosen"}
 COLUMNS: dict[str, tuple[dict[str, str], str]] = {
-    "sft": (
-        {"messages": "messages"},
-        "chats in `messages` stand here; for pairs write question: prompt, answer: completion",
-    ),
+    "sft": (_CHATS, "chats in `messages` stand here; for pairs write question: prompt, answer: completion"),
     "dpo": (_PROMPTS, "`prompt`, chosen, rejected stand here; without a prompt, write messages: chosen"),
     "kto": (_PROMPTS, "`prompt`, completion and label stand here; where prompts are chats, write messages: prompt"),
-    "reward": (
-        {"messages": "chosen"},
-        "whole chats in chosen and rejected stand here; with a prompt, write question: prompt",
-    ),
+    "reward": (_SIDES, "whole chats in chosen and rejected stand here; with a prompt, write question: prompt"),
 }
 
 
