@@ -74,10 +74,10 @@ class RequestLog:
     def delete(self, kind: str, id: str) -> None:
         self._rows("DELETE FROM records WHERE kind = ? AND id = ?", kind, id)
 
-    def all(self, kind: str) -> list[tuple[str, float, Any]]:
-        """The records of a kind, in the order of their creation: id, time, value."""
-        rows = self._rows("SELECT id, created, value FROM records WHERE kind = ? ORDER BY created, id", kind)
-        return [(id, created, json.loads(value)) for id, created, value in rows]
+    def all(self, kind: str) -> list[tuple[str, Any]]:
+        """The records of a kind, in the order of their creation: id, value."""
+        rows = self._rows("SELECT id, value FROM records WHERE kind = ? ORDER BY created, id", kind)
+        return [(id, json.loads(value)) for id, value in rows]
 
     def accept(self, model: str, seq: int, kind: str, body: bytes) -> bool:
         """Write a request; False if there is one of this number already."""

@@ -137,7 +137,7 @@ class Service:
             for part in self.settings.folder.glob(f"models/*/{segment}/.*"):
                 shutil.rmtree(part, ignore_errors=True)
         again = 0
-        for id, _, record in self.journal.all("model"):
+        for id, record in self.journal.all("model"):
             model = self._add_model(id, record)
             model.waiting, model.over = self.journal.pending(id, record["state_seq"]), self.journal.answered(id)
             again += len(model.waiting)
@@ -484,7 +484,7 @@ class Service:
 
     async def expire(self) -> None:
         """Delete checkpoints whose time is over."""
-        for path, _, record in self.journal.all("checkpoint"):
+        for path, record in self.journal.all("checkpoint"):
             if record["expires"] is not None and record["expires"] < time.time():
                 await self.delete_checkpoint(path)
 

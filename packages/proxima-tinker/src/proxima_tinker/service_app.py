@@ -184,7 +184,7 @@ class ServiceApp:
                 "user_metadata": record["metadata"],
                 "expires_at": None if record["expires"] is None else _date(record["expires"]),
             }
-            for path, _, record in self.service.journal.all("checkpoint")
+            for path, record in self.service.journal.all("checkpoint")
             if run in (None, record["model"])
         ]
 
@@ -222,7 +222,7 @@ class ServiceApp:
         return FileResponse(file)
 
     async def sessions(self, request: Request) -> Any:
-        return {"sessions": [id for id, _, _ in self.service.journal.all("session")]}
+        return {"sessions": [id for id, _ in self.service.journal.all("session")]}
 
     async def session(self, request: Request) -> Any:
         id, journal = request.path_params["session"], self.service.journal
@@ -230,7 +230,7 @@ class ServiceApp:
         if facts is None:
             raise HTTPException(404, "there is no such session")
         runs = [model.id for model in self.service.models.values() if model.record["session"] == id]
-        samplers = [sampler for sampler, _, record in journal.all("sampler") if record["session"] == id]
+        samplers = [sampler for sampler, record in journal.all("sampler") if record["session"] == id]
         return {"training_run_ids": runs, "sampler_ids": samplers, "user_metadata": facts.get("user_metadata")}
 
     async def finish(self, request: Request) -> Any:

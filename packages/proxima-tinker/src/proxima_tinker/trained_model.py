@@ -135,17 +135,16 @@ class TrainedModel:
                 raise UserError(
                     f"example {number}: target_tokens of shape {shapes}; send them in requests of their own"
                 )
-        before = {name: p.grad for name, p in self.trained.items()}
-        for parameter in self.trained.values():
+        before = [(parameter, parameter.grad) for parameter in self.trained.values()]
+        for parameter, _ in before:
             parameter.grad = None
         try:
             result = yield from self._run(data, loss, backward=backward)
         except BaseException:
-            for name, parameter in self.trained.items():
-                parameter.grad = before[name]
+            for parameter, earlier in before:
+                parameter.grad = earlier
             raise
-        for name, parameter in self.trained.items():
-            earlier = before[name]
+        for parameter, earlier in before:
             if earlier is not None:
                 parameter.grad = earlier if parameter.grad is None else earlier.add_(parameter.grad)
         return result
