@@ -33,7 +33,7 @@ def test_a_checkpoint_goes_to_any_number_of_ranks(kind, wide, tmp_path):
     if kind not in specs():
         pytest.skip("torchao is not installed")
     run_ranks(moves, 2, wide, tmp_path, "qwen2", ("policy",), ({}, None, {}), kind)
-    of_four = ({"kind": "hybrid", "ranks_per_node": 2}, {})[: 1 + (kind == "muon")]
+    of_four = ({"kind": "hybrid"}, {})[: 1 + (kind == "muon")]
     run_ranks(moves, 4, wide, tmp_path, "qwen2", ("policy",), of_four, kind)
 
 

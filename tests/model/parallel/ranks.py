@@ -107,7 +107,7 @@ def rank_of_words(rank: str, size: str, port: str, channel: str) -> None:
     torch.set_num_threads(1)
     keep_meshes()
     calls, environment, folder = Connection(int(channel)), dict(os.environ), Path.cwd()
-    environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    environment |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": "2"}  # as on two nodes
     timeout = timedelta(seconds=LIMIT)
     store = dist.TCPStore("127.0.0.1", int(port), int(size), rank == "0", timeout=timeout)
     dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(size), timeout=timeout)

@@ -12,7 +12,7 @@ from proxima.train.checkpoint import checkpoints
 from tests.model.parallel.ranks import campaign, run_ranks
 from tests.model.parallel.saves import failures, killed_while_it_writes, moves
 
-HYBRID = {"kind": "hybrid", "ranks_per_node": 2}
+HYBRID = {"kind": "hybrid"}
 OFFLOAD, REPLICATE = {"offload": True}, {"kind": "replicate"}
 T2, T4, C2 = {"tensor_parallel": 2}, {"tensor_parallel": 4}, {"context_parallel": 2}
 E2, E4 = {"expert_parallel": 2}, {"expert_parallel": 4}

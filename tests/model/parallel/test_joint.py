@@ -46,7 +46,7 @@ class Case:
 
 AGAIN = {"gradient_checkpointing": True}
 BOTH = {T: 2, C: 2}
-HYBRID = {"kind": "hybrid", "ranks_per_node": 2}
+HYBRID = {"kind": "hybrid"}
 CASES = [
     Case(model="qwen3", layout=BOTH, settings=AGAIN, trains="head"),
     Case(model="sparse", layout=BOTH, trains="reward"),

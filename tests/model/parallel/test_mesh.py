@@ -30,10 +30,11 @@ def test_the_last_dimension_runs_fastest(eight):
     assert ranks_of(meshes.context) == [5, 7] and meshes.expert is None
 
 
-def test_experts_are_split_within_a_copy(eight):
+def test_experts_are_split_within_a_copy(eight, monkeypatch):
     meshes = meshes_of(Sharding(expert_parallel=2), CPU)
     assert ranks_of(meshes.expert) == [4, 5] and ranks_of(meshes.expert_shards) == [1, 3, 5, 7]
-    hybrid = meshes_of(Sharding(kind="hybrid", ranks_per_node=4, expert_parallel=2), CPU)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    hybrid = meshes_of(Sharding(kind="hybrid", expert_parallel=2), CPU)
     assert ranks_of(hybrid.shards) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert ranks_of(hybrid.expert) == [4, 5] and ranks_of(hybrid.expert_shards) == [[1, 3], [5, 7]]
 
@@ -44,15 +45,16 @@ def test_copies_of_a_model_whose_matrices_are_split(eight):
 
 
 @pytest.mark.parametrize(
-    "sharding, field",
+    "sharding, of_a_node, field",
     [
-        (Sharding(tensor_parallel=3), "tensor_parallel"),
-        (Sharding(tensor_parallel=2, context_parallel=8), "context_parallel"),
-        (Sharding(kind="hybrid", ranks_per_node=2, context_parallel=4), "context_parallel"),
-        (Sharding(expert_parallel=3), "expert_parallel"),
-        (Sharding(kind="hybrid", ranks_per_node=3), "ranks_per_node"),
+        (Sharding(tensor_parallel=3), 8, "tensor_parallel"),
+        (Sharding(tensor_parallel=2, context_parallel=8), 8, "context_parallel"),
+        (Sharding(kind="hybrid", context_parallel=4), 2, "context_parallel"),
+        (Sharding(expert_parallel=3), 8, "expert_parallel"),
+        (Sharding(kind="hybrid"), 3, "LOCAL_WORLD_SIZE"),
     ],
 )
-def test_what_does_not_divide_is_refused(eight, sharding, field):
+def test_what_does_not_divide_is_refused(eight, sharding, of_a_node, field, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(of_a_node))
     with pytest.raises(FieldError, match=field):
         meshes_of(sharding, CPU)

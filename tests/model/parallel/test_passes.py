@@ -11,7 +11,7 @@ from tests.model.parallel.ranks import campaign, run_ranks
 from tests.model.parallel.splits import TENSOR, same_head, same_tokens, whole_biases
 
 AGAIN = {"gradient_checkpointing": True}
-HYBRID = {"kind": "hybrid", "ranks_per_node": 2}
+HYBRID = {"kind": "hybrid"}
 REPLICATE = {"kind": "replicate"}
 C2, C3, C4 = ({"context_parallel": size} for size in (2, 3, 4))
 T2, T4 = ({"tensor_parallel": size} for size in (2, 4))

@@ -13,8 +13,6 @@ from proxima.model.parallel.sharding import Sharding
     ("settings", "bound"),
     [
         ({"kind": "tensor"}, "must be full, hybrid or replicate"),
-        ({"kind": "hybrid", "ranks_per_node": 0}, "must be >= 1"),
-        ({"ranks_per_node": 2}, "has no meaning with kind=full"),
         ({"param_dtype": "float16"}, "must be bfloat16"),
         ({"sum_gradients": "step"}, "must be micro_batch or update"),
     ],

@@ -15,7 +15,7 @@ from tests.model.parallel.ranks import campaign, run_ranks
 HALF = {"dtype": "bfloat16"}
 ADAPTER = {"seed": 3, "dtype": "bfloat16", "lora": Lora(rank=3, init="gaussian")}
 REPLICATE, OFFLOAD = {"kind": "replicate"}, {"offload": True}
-E2, E4, HYBRID = {"expert_parallel": 2}, {"expert_parallel": 4}, {"kind": "hybrid", "ranks_per_node": 2}
+E2, E4, HYBRID = {"expert_parallel": 2}, {"expert_parallel": 4}, {"kind": "hybrid"}
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class DeviceLayout:
         """The number of ranks that weights and optimizer state are split over."""
         sharding, ranks = self.sharding, self.ranks
         if sharding.kind == "hybrid":
-            return min(ranks, sharding.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", self.node)))
+            return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", self.node)))
         return ranks if sharding.kind == "full" else min(ranks, sharding.tensor_parallel * self.pipeline)
 
     @property

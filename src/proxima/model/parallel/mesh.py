@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from proxima.data import FieldError
+from proxima.data import FieldError, require
 from proxima.model.parallel.sharding import Sharding
 
 
@@ -59,10 +59,12 @@ def meshes_of(sharding: Sharding, device: torch.device) -> Meshes:
         torch.cuda.set_device(device)  # FSDP computes on the current one
     world, copy = dist.get_world_size(), 0
     if sharding.kind == "hybrid":
-        copy = sharding.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-        if world % copy:
-            remedy = "start as many ranks on every node, or use kind=full"
-            raise FieldError("ranks_per_node", copy, f"must divide the number of ranks, {world}", remedy=remedy)
+        copy = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+        bound, remedy = (
+            f"must divide the number of ranks, {world}",
+            "start as many ranks on every node, or use kind=full",
+        )
+        require(world % copy == 0, "LOCAL_WORLD_SIZE", copy, bound, remedy=remedy)
     elif sharding.kind == "replicate":
         copy = sharding.tensor_parallel
     for name, needed in (("tensor_parallel", sharding.tensor_parallel), ("context_parallel", sharding.together)):
@@ -71,9 +73,8 @@ def meshes_of(sharding: Sharding, device: torch.device) -> Meshes:
             bound = f"must, with tensor_parallel={sharding.tensor_parallel}, divide {within}"
             raise FieldError(name, getattr(sharding, name), bound)
     shards = (copy or world) // sharding.tensor_parallel
-    if shards % sharding.expert_parallel:
-        bound = f"must divide the {shards} ranks that split the weights of a copy"
-        raise FieldError("expert_parallel", sharding.expert_parallel, bound)
+    bound, experts = f"must divide the {shards} ranks that split the weights of a copy", sharding.expert_parallel
+    require(shards % experts == 0, "expert_parallel", experts, bound)
     return _meshes(sharding, copy, device.type, dist.group.WORLD)
 
 

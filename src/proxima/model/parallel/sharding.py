@@ -13,8 +13,9 @@ from proxima.data import check_choices, require
 class Sharding:
     """The layout of weights, gradients and optimizer state on the ranks of a run.
 
-    `full` splits them over all ranks. `hybrid` splits them over the ranks of a node, and each node has a copy.
-    `replicate` gives every rank a whole copy: for small models and adapters. Gradients are sums over all ranks in each.
+    `full` splits them over all ranks. `hybrid` splits them over the ranks of a node, LOCAL_WORLD_SIZE of
+    them, and each node has a copy. `replicate` gives every rank a whole copy: for small models and adapters. Gradients
+    are sums over all ranks in each.
 
     `sum_gradients` is `micro_batch` by default, because only then the gradients are split too: whole on every rank they
     take 4 bytes per weight, 122 GiB for 32B. It costs little: a micro-batch that gathers each layer twice sends half as
@@ -22,7 +23,6 @@ class Sharding:
     """
 
     kind: Annotated[Literal["full", "hybrid", "replicate"], "what is split, and over which ranks"] = "full"
-    ranks_per_node: Annotated[int | None, "of hybrid, neighbours that share one copy; None: LOCAL_WORLD_SIZE"] = None
     param_dtype: Annotated[
         Literal["bfloat16"] | None,
         "of gathered weights; None: their own, and autocast rounds them, into copies that the backward pass keeps",
@@ -38,15 +38,6 @@ class Sharding:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        ranks = self.ranks_per_node
-        require(ranks is None or ranks >= 1, "ranks_per_node", ranks, "must be >= 1")
-        require(
-            ranks is None or self.kind == "hybrid",
-            "ranks_per_node",
-            ranks,
-            f"has no meaning with kind={self.kind}",
-            remedy="leave it out, or set kind=hybrid",
-        )
         require(self.param_dtype in (None, "bfloat16"), "param_dtype", self.param_dtype, "must be bfloat16 or null")
 
     @classmethod
