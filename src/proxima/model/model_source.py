@@ -48,12 +48,7 @@ class ModelSource:
 
     def load(self, saved: str | None = None) -> LoadedModel:
         """Load the model, or the one of the same architecture that a checkpoint stored in the folder `saved`."""
-        if self.lora is not None:
-            lora = self.lora if saved is None else replace(self.lora, path=saved)
-            loaded = load(self.path, revision=self.revision, lora=lora, seed=self.seed, **self._place)
-        else:
-            loaded = load(saved or self.path, revision=None if saved else self.revision, **self._place)
-        return self._shown(loaded)
+        return self._shown(load(**self._weights(saved)))
 
     def _shown(self, loaded: LoadedModel) -> LoadedModel:
         """The model with its images, and with a tower that is trained only where the settings say so."""
@@ -69,13 +64,8 @@ class ModelSource:
         `saved`."""
         from proxima.model.scalar_model import load_scalar_model
 
-        if saved is not None and self.lora is None:
-            return self._shown(load_scalar_model(saved, seed=self.seed, **self._place))
-        lora = self.lora if self.lora is None or saved is None else replace(self.lora, path=saved)
-        loaded = load_scalar_model(
-            self.path, revision=self.revision, new_head=head_std, seed=self.seed, lora=lora, **self._place
-        )
-        return self._shown(loaded)
+        has_head = saved is not None and self.lora is None
+        return self._shown(load_scalar_model(new_head=None if has_head else head_std, **self._weights(saved)))
 
     def policy(
         self, loaded: LoadedModel, value_head: nn.Linear | None = None, *, replays_routes: bool = False
@@ -100,9 +90,13 @@ class ModelSource:
         adapter = {} if self.lora is None else {"base of an adapter": "off"}
         return {**files, **settings, "device": resolve_device(self.device).type, **adapter}
 
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"dtype": DTYPES[self.dtype], "device": self.device, "sharding": self.sharding}
+    def _weights(self, saved: str | None) -> dict[str, Any]:
+        """Arguments of `load`. A checkpoint has the whole model in `saved`, or only its adapter."""
+        settings = {"dtype": DTYPES[self.dtype], "device": self.device, "sharding": self.sharding, "seed": self.seed}
+        if saved is not None and self.lora is None:
+            return {"path": saved, **settings}
+        lora = self.lora if self.lora is None or saved is None else replace(self.lora, path=saved)
+        return {"path": self.path, "revision": self.revision, "lora": lora, **settings}
 
     @property
     def _packed(self) -> dict[str, Any]:
