@@ -32,21 +32,25 @@ def is_adapter(path: str) -> bool:
 def model_files(path: str, revision: str | None = None) -> dict[str, str]:
     """SHA-256 of a model's weights, configs and tokenizer files, by name; empty if they are not found. A hub name is
     looked up in the cache. For an adapter's folder they include its base's weights, as `base NAME`."""
-    if (place := _place(path, revision)) is None:
+    if (place := local_place(path, revision)) is None:
         return {}
     files = sorted(file for file in place.glob("*") if file.suffix in MODEL_FILES) if place.is_dir() else [place]
     hashes = {file.name: _sha_now(file) for file in files if file.is_file()}
     return hashes | {f"base {name}": sha for name, sha in _base_files(place / ADAPTER_CONFIG).items()}
 
 
-def _place(path: str, revision: str | None) -> Path | None:
+def local_place(path: str, revision: str | None) -> Path | None:
     """The folder or file of a model; None if it is not on this machine."""
     place = Path(path).expanduser()
     if place.exists():
         return place
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    cached = try_to_load_from_cache(path, "config.json", revision=revision)
+    try:
+        cached = try_to_load_from_cache(path, "config.json", revision=revision)
+    except HFValidationError:
+        return None
     return Path(cached).parent if isinstance(cached, str) else None
 
 

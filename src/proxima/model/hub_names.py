@@ -7,6 +7,7 @@ from urllib.parse import urlparse
 
 from proxima.data import FieldError
 from proxima.data.errors import nearest
+from proxima.model.files import local_place
 
 # folder names with which no name on the hub begins
 LOCAL_FOLDERS = (
@@ -31,7 +32,7 @@ def looks_like_hub_name(path: str) -> bool:
         return False
     if owner in LOCAL_FOLDERS or owner.startswith((".", "~")):
         return False
-    return not Path(owner).exists() or _is_cached(path, None)
+    return not Path(owner).exists() or is_at_hand(path, None)
 
 
 def require_hub_name(path: str) -> None:
@@ -40,7 +41,7 @@ def require_hub_name(path: str) -> None:
         return
     place = Path(path).expanduser()
     where = "" if place.is_absolute() else ": a path is relative to the current folder"
-    near, there = did_you_mean(place) or near_folder(path), two_readings(path)
+    near, there = did_you_mean(place), two_readings(path)
     remedy = f"{near}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B{there}"
     raise FieldError("model.path", path, f"does not exist{where}", remedy=remedy)
 
@@ -58,7 +59,7 @@ def require_found(path: str, revision: str | None) -> None:
     whereas the libraries would retry for half a minute."""
     if is_at_hand(path, revision) or (why := unreachable()) is None:
         return
-    hint = near_folder(path)
+    hint = did_you_mean(Path(path))
     what = f"is not a folder here, is not in the hub's cache, and the hub can't be asked: {why}"
     raise FieldError(
         "model.path", path, what, remedy=f"{hint}give an existing folder, or run hf download {path} online"
@@ -67,25 +68,20 @@ def require_found(path: str, revision: str | None) -> None:
 
 def is_at_hand(path: str, revision: str | None) -> bool:
     """True if the model's config can be read without contacting the hub."""
-    return Path(path).expanduser().exists() or _is_cached(path, revision)
-
-
-def near_folder(path: str) -> str:
-    """The hint `did you mean outs/sft? Else `, if only the first of two parts is misspelt; empty if nothing is
-    similar."""
-    owner, _, name = path.partition("/")
-    near = nearest(owner, (child.name for child in Path().glob("*") if name and (child / name).exists()))
-    return f"did you mean {near}/{name}? Else " if near else ""
+    return local_place(path, revision) is not None
 
 
 def did_you_mean(place: Path) -> str:
-    """The hint `did you mean models/m? Else ` for a path that does not exist; empty if its folder has nothing
-    similar."""
-    if (near := nearest(place.name, (child.name for child in place.parent.glob("*")))) is None:
+    """The hint `did you mean models/m? Else ` for a path that does not exist, if one of its parts is misspelt; empty if
+    nothing is similar."""
+    folder = next(parent for parent in place.parents if os.path.isdir(parent))
+    part, *rest = place.relative_to(folder).parts
+    near = nearest(part, (child.name for child in folder.glob("*") if os.path.exists(child.joinpath(*rest))))
+    if near is None:
         return ""
-    shown = os.path.relpath(place.parent / near)
-    elsewhere = shown.startswith("..") and place.is_absolute()
-    return f"did you mean {os.path.normpath(place.parent / near) if elsewhere else shown}? Else "
+    found = folder.joinpath(near, *rest)
+    shown = os.path.relpath(found)
+    return f"did you mean {os.path.normpath(found) if shown.startswith('..') and place.is_absolute() else shown}? Else "
 
 
 def unreachable() -> str | None:
@@ -106,13 +102,3 @@ def hub_is_reachable() -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_cached(path: str, revision: str | None) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str)
-    except HFValidationError:
-        return False
