@@ -33,7 +33,6 @@ class ImageReader:
         self.joined = store.joined
         self.three_axes = hasattr(self.core, "get_rope_index")
         self._features: dict[int, list[Tensor]] = {}
-        self._grids: dict[int, tuple[int, int]] = {}
 
     def of_batch(self, batch: PackedBatch) -> dict[str, Any]:
         """What a pass over a packed batch gets besides the batch."""
@@ -121,11 +120,9 @@ class ImageReader:
 
     def _grid(self, image: int) -> tuple[int, int]:
         """Rows and columns of an image's tokens."""
-        if image not in self._grids:
-            merged = int(self.core.config.vision_config.spatial_merge_size)
-            _, height, width = self.store.grid(image)
-            self._grids[image] = (height // merged, width // merged)
-        return self._grids[image]
+        merged = int(self.core.config.vision_config.spatial_merge_size)
+        _, height, width = self.store.grid(image)
+        return height // merged, width // merged
 
 
 def _rows(features: Any) -> Tensor:

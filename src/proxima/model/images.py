@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from proxima.data import FieldError, Message, UserError
+from proxima.data import Message, UserError, require
 from proxima.data.columns import Ints
 from proxima.data.flow import MARK
 from proxima.data.image_tokens import IMAGES, PATCHES, PROBE, image_and_patch
 from proxima.model.chat import encode_part, image_mark
-from proxima.model.pretrained import SHOWN_IMAGES, load_config, load_tokenizer, unreadable_model
+from proxima.model.pretrained import SHOWN_IMAGES, load_config, load_tokenizer, read_pretrained
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -50,9 +50,8 @@ class ImageStore:
         self.model, self.revision, self.folder = model, revision, folder
         self.config: Any = load_config(model, revision)
         kind = str(self.config.model_type)
-        if kind not in SHOWN_IMAGES:
-            known = ", ".join(sorted(SHOWN_IMAGES))
-            raise FieldError("model.path", model, f"is a {kind}, which can't be shown images: {known} can")
+        bound = f"is a {kind}, which can't be shown images: {', '.join(sorted(SHOWN_IMAGES))} can"
+        require(kind in SHOWN_IMAGES, "model.path", model, bound)
         self.tiled = kind in ("idefics3", "smolvlm")
         self.joined = kind == "gemma3"  # the patches of an image attend to each other
         self.plain = load_tokenizer(model, revision)
@@ -64,13 +63,11 @@ class ImageStore:
         self.lines = "" if begins is None else "\n\n"  # before and behind an image
         self._lock = Lock()  # prompts and environments may add at once
         self._unwritten: dict[str, bytes] = {}
-        self._seen: set[str] = set()  # those whose file was found
         self._keeps = self._follows = False
         self._grids: dict[int, list[int]] = {}
         self._texts: dict[int, str] = {}
         self._tokens: dict[int, Ints] = {}
         self._processed: dict[int, tuple[str, dict[str, Tensor]]] = {}
-        self._bytes = 0  # of these
         self._read_index()
 
     @cached_property
@@ -83,17 +80,15 @@ class ImageStore:
         """Makes pixels of an image; without torchvision, whose resizing differs in the last bits."""
         from transformers import AutoImageProcessor
 
-        place: dict[str, Any] = {"revision": self.revision, "trust_remote_code": False, "backend": "pil"}
-        try:
-            return AutoImageProcessor.from_pretrained(self.model, **place)
-        except Exception as error:  # damaged files raise all kinds of errors
-            raise unreadable_model(self.model, "has no usable image processor", error) from error
+        problem = "has no usable image processor"
+        return read_pretrained(AutoImageProcessor, self.model, self.revision, problem, backend="pil")
 
     def add(self, image: "Image") -> int:
         """The number of an RGB image."""
         name = hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
         with self._lock:
-            if name in self._numbers and (name in self._unwritten or self._is_kept(name)):
+            kept = self.folder is not None and (self.folder / f"{name}.png").is_file()
+            if name in self._numbers and (name in self._unwritten or kept):
                 return self._numbers[name]
         content = io.BytesIO()
         image.save(content, "PNG")  # takes a second, while others may add
@@ -125,7 +120,6 @@ class ImageStore:
         self.folder, self._follows = folder, True
         for kept in (self._unwritten, self._grids, self._texts, self._tokens, self._processed):
             kept.clear()
-        self._bytes = 0
         self._read_index()
 
     def _read_index(self) -> None:
@@ -163,11 +157,6 @@ class ImageStore:
                 os.fsync(index.fileno())
             self._indexed = len(self._names)
             self._unwritten.clear()
-
-    def _is_kept(self, name: str) -> bool:
-        if name not in self._seen and self.folder is not None and (self.folder / f"{name}.png").is_file():
-            self._seen.add(name)
-        return name in self._seen
 
     def image(self, number: int) -> "Image":
         """The RGB image of this number.
@@ -207,10 +196,9 @@ class ImageStore:
         if (kept := self._processed.get(number)) is None:
             kept = self._process(number)
             with self._lock:
-                self._bytes += 0 if number in self._processed else _size(kept)
                 self._processed[number] = kept
-                while self._bytes > PROCESSED and len(self._processed) > 1:
-                    self._bytes -= _size(self._processed.pop(next(iter(self._processed))))
+                while len(self._processed) > 1 and sum(map(_size, self._processed.values())) > PROCESSED:
+                    del self._processed[next(iter(self._processed))]
         return kept
 
     def _process(self, number: int) -> tuple[str, dict[str, Tensor]]:

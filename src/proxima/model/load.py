@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +16,10 @@ from proxima.model.pretrained import (
     LoadedModel,
     load_config,
     load_tokenizer,
-    model_place,
+    read_pretrained,
     reader_of,
     refuse_not_finite,
     resolve_device,
-    unreadable_model,
 )
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
@@ -103,14 +103,13 @@ def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: 
     if scorer := next((x for x in config.architectures or () if "Classification" in x), None):
         remedy = "give a language model, such as the one that it was trained from"
         raise FieldError("model.path", path, f"is a {scorer}, which scores text and writes none", remedy=remedy)
-    _, extra = model_place(path)
-    if extra:
+    more: dict[str, Any] = {"revision": revision, "dtype": dtype, "device": device}
+    if path.endswith(".gguf"):
         from transformers.utils.quantization_config import GgufConfig
 
         # without dequantize the weights keep their quantised classes, and save_pretrained fails later
-        extra["quantization_config"] = GgufConfig(gguf_file=extra["gguf_file"], dequantize=True)
-    place: dict[str, Any] = {"revision": revision, "dtype": dtype, "device": device}
-    return load_weights(reader_of(config), path, **place, **ranks, **extra)[0]
+        more["quantization_config"] = GgufConfig(gguf_file=Path(path).name, dequantize=True)
+    return load_weights(reader_of(config), path, **ranks, **more)[0]
 
 
 def bound_product_caches() -> None:
@@ -150,13 +149,8 @@ def load_weights(
         if sliced is not None:
             return sliced
         device = "cpu"
-    folder, _ = model_place(path)
-    try:
-        model, report = reader.from_pretrained(
-            folder, revision=revision, dtype=dtype, output_loading_info=True, trust_remote_code=False, **extra
-        )
-    except Exception as error:
-        raise unreadable_model(path, "can't be loaded", error) from error
+    more = {"dtype": dtype, "output_loading_info": True, **extra}
+    model, report = read_pretrained(reader, path, revision, "can't be loaded", **more)
     missing = sorted(report["missing_keys"])
     if lost := [name for name in missing if name not in may_lack]:  # Hugging Face draws them at random and only warns
         reason = f"lacks {len(lost)} of the model's weights, {lost[0]} among them"

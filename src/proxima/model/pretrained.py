@@ -130,16 +130,6 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
 
 
-def is_run(place: Path) -> bool:
-    """True for a run folder, whose models are in its checkpoints."""
-    return (place / "config.yaml").is_file() and (place / "metrics.jsonl").is_file()
-
-
-def export_remedy(path: str) -> str:
-    """The remedy for a run given as a model: export its model to a folder."""
-    return f"`proxima export {path} MODEL` writes it to a folder; give that"
-
-
 def check_path(path: str) -> None:
     """Validate a model path before anything is loaded.
 
@@ -158,8 +148,9 @@ def check_path(path: str) -> None:
             raise FieldError(
                 "model.path", path, f"is an adapter of {base}, which {error.bound}", remedy=remedy
             ) from None
-    elif is_run(place):
-        raise FieldError("model.path", path, "is a run, not its model", remedy=export_remedy(path))
+    elif (place / "config.yaml").is_file() and (place / "metrics.jsonl").is_file():
+        remedy = f"`proxima export {path} MODEL` writes it to a folder; give that"
+        raise FieldError("model.path", path, "is a run, not its model", remedy=remedy)
     elif place.is_dir():
         remedy, complete = "give a Hugging Face model folder or a .gguf file", (place / "config.json").is_file()
         require(complete, "model.path", path, "is a folder without config.json", remedy=remedy)
@@ -200,17 +191,10 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
     from transformers import AutoConfig
 
     path, revision = _place_of("config.json", path, revision)
-    folder, extra = model_place(path)
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            folder, revision=revision, trust_remote_code=False, **extra
-        )
-    except Exception as error:  # damaged files raise all kinds of errors
-        raise unreadable_model(path, "can't be read", error) from error
+    config: PretrainedConfig = read_pretrained(AutoConfig, path, revision, "can't be read")
     kernel = getattr(config, "_attn_implementation", None)
-    if "/" in str(kernel):  # of the hub, which transformers would download and run
-        remedy = "leave attn_implementation out of its config.json"
-        raise FieldError("model.path", path, f"names code of the hub for its attention, {kernel}", remedy=remedy)
+    bound, remedy = f"names code of the hub for its attention, {kernel}", "leave attn_implementation out of config.json"
+    require("/" not in str(kernel), "model.path", path, bound, remedy=remedy)  # transformers would download and run it
     return config
 
 
@@ -268,11 +252,8 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
     from transformers import AutoTokenizer
 
     path, revision = _place_of("tokenizer_config.json", path, revision)
-    folder, extra = model_place(path)
-    try:
-        return AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False, **extra)
-    except Exception as error:
-        raise unreadable_model(path, "has no usable tokenizer", error) from error
+    tokenizer: PreTrainedTokenizerBase = read_pretrained(AutoTokenizer, path, revision, "has no usable tokenizer")
+    return tokenizer
 
 
 def refuse_not_finite(path: str, bad: list[str]) -> None:
@@ -282,12 +263,21 @@ def refuse_not_finite(path: str, bad: list[str]) -> None:
         raise FieldError("model.path", path, reason, remedy="download the folder again, or use another checkpoint")
 
 
-def model_place(path: str) -> tuple[str, dict[str, Any]]:
-    """The folder for `from_pretrained`, and the argument that names a GGUF file in it."""
+def read_pretrained(reader: Any, path: str, revision: str | None, problem: str, **more: Any) -> Any:
+    """What `reader.from_pretrained` gives for a model's path.
+
+    Raises:
+        FieldError: it can't be read; `problem` says what that is of the model.
+    """
     place = Path(path).expanduser()
     if place.suffix == ".gguf":
-        return str(place.parent), {"gguf_file": place.name}
-    return (str(place) if path.startswith("~") else path), {}
+        folder, more = str(place.parent), {"gguf_file": place.name} | more
+    else:
+        folder = str(place) if path.startswith("~") else path
+    try:
+        return reader.from_pretrained(folder, revision=revision, trust_remote_code=False, **more)
+    except Exception as error:  # damaged files raise all kinds of errors
+        raise unreadable_model(path, problem, error) from error
 
 
 def unreadable_model(path: str, what: str, error: Exception) -> FieldError:
