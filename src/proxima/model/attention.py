@@ -28,7 +28,7 @@ SHORT = 1 << 15  # queries x keys of a row up to which a CPU uses ordinary produ
 SHORTEST = 4
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SegmentBlock:
     """R segments of similar lengths, padded to a rectangle.
 
@@ -85,8 +85,7 @@ class Segments:
             offset += query.numel()
             before = _rectangle([contexts[g] for g in members])
             lengths = [[spans[g][1] - spans[g][0] for g in members], [seen[g] for g in members]]
-            parts = (to_device(x, device) for x in (query, before, *map(torch.tensor, lengths)))
-            block = SegmentBlock(**dict(zip(("query", "context", "own", "seen"), parts, strict=True)))
+            block = SegmentBlock(*(to_device(x, device) for x in (query, before, *map(torch.tensor, lengths))))
             self.blocks.append(block if image is None else replace(block, image=_of_rows(image, block)))
         self.inverse = to_device(inverse, device)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from proxima.data import PackedBatch, UserError
 from proxima.data.packed_batch import indices_of
@@ -77,16 +78,13 @@ def hidden_padded(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
         raise UserError("model.attention=padded records and replays no routes; use model.attention=packed.")
     cut, parent = batch.edges, batch.parents
     spans = [(cut[p], cut[p + 1], cut[g], cut[g + 1]) for g, p in enumerate(parent) if p >= 0]
-    width = max((b - a + d - c) for a, b, c, d in spans)
-    tokens = batch.tokens.new_zeros(len(spans), width)
-    mask = torch.zeros_like(tokens)
-    lengths = batch.tokens_of
-    predict = []
-    for row, (a, b, c, d) in enumerate(spans):
-        size = b - a + d - c
-        tokens[row, :size] = torch.cat([batch.tokens[a:b], batch.tokens[c:d]])
-        mask[row, :size] = 1
-        predict.append(torch.arange(lengths[row], device=tokens.device) + row * width + b - a - 1)
+    rows = [torch.cat([batch.tokens[a:b], batch.tokens[c:d]]) for a, b, c, d in spans]
+    tokens = pad_sequence(rows, batch_first=True)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    predict = [
+        torch.arange(count, device=tokens.device) + row * tokens.shape[1] + b - a - 1
+        for row, (count, (a, b, _, _)) in enumerate(zip(batch.tokens_of, spans, strict=True))
+    ]
     answer = backbone(input_ids=tokens, attention_mask=mask, use_cache=False)
     hidden: Tensor = answer.last_hidden_state.flatten(0, 1)
     return hidden.index_select(0, torch.cat(predict))

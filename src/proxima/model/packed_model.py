@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.data import FieldError, PackedBatch, Trajectory, UserError, pack
+from proxima.data import FieldError, PackedBatch, Trajectory, UserError, pack, require
 from proxima.model.attention import ATTENTION, has_flash, hugging_face_name, unpackable
 from proxima.model.parallel.sharded import is_sharded
 from proxima.model.pretrained import LoadedModel
@@ -110,8 +110,9 @@ class PackedModel:
         if loaded.images is not None:
             from proxima.model.image_inputs import ImageReader
 
-            if attention != "packed":
-                raise FieldError("model.attention", attention, "can't be shown images", remedy="set it to packed")
+            require(
+                attention == "packed", "model.attention", attention, "can't be shown images", remedy="set it to packed"
+            )
             self.images = ImageReader(self.model, loaded.images, trained=loaded.vision_lr_ratio > 0)
         self.reroutes = False  # layers are recomputed in the backward pass, and their routers would choose again
         if any(hasattr(module, "_apply_gate") for module in self.model.modules()):
@@ -125,7 +126,7 @@ class PackedModel:
         if split is not None:
             from proxima.model.parallel.context import ContextGroup
 
-            self.context = ContextGroup.of(split, self.device, attention)
+            self.context = ContextGroup(split, self.device, attention)
 
     @property
     def device(self) -> torch.device:
@@ -232,9 +233,8 @@ class PackedModel:
     def _nothing(self, outputs: frozenset[str]) -> TokenOutputs:
         """Outputs of a batch without response tokens, from a pass over one token: a sharded model joins the passes of
         the other ranks."""
-        dummy = self._dummy(outputs)
-        rows = {field.name: getattr(dummy, field.name) for field in fields(dummy)}
-        return TokenOutputs(**{name: None if row is None else row[:0] for name, row in rows.items()})
+        rows = vars(self._dummy(outputs)).items()
+        return TokenOutputs(**{name: None if row is None else row[:0] for name, row in rows})
 
     def values_of(self, hidden: Tensor) -> Tensor:
         """[N] float32, reward units: the model's scalar head at hidden states [N, D].

@@ -100,7 +100,7 @@ def test_what_has_no_plan_or_another(tmp_path):
 
 def test_only_packed_attention_splits_tokens():
     with pytest.raises(FieldError, match=r"placement\.context_parallel=2 .*model\.attention=padded"):
-        ContextGroup.of(Sharding(context_parallel=2), torch.device("cpu"), "padded")
+        ContextGroup(Sharding(context_parallel=2), torch.device("cpu"), "padded")
 
 
 def test_an_older_torch_is_refused_before_the_config_is_read(monkeypatch):

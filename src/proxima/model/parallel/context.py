@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -58,25 +57,19 @@ def check_context(config: Any, sharding: Sharding, ranks: int, model: nn.Module 
 
 
 class ContextGroup:
-    """The ranks that compute one packed batch together, of which this is one."""
+    """The ranks that compute one packed batch together, of which this is one.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group, self.size, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
-        self._deal = lru_cache(maxsize=16)(partial(_deal, self.size))  # of this model: its tensors may be fake ones
+    Raises:
+        FieldError: the model's attention is not `packed`.
+    """
 
-    @classmethod
-    def of(cls, sharding: Sharding, device: torch.device, attention: str) -> "ContextGroup":
-        """The group of this rank.
-
-        Raises:
-            FieldError: the model's attention is not `packed`.
-        """
-        if attention != "packed":
-            bound = f"splits packed tokens, and model.attention={attention} does not keep them so"
-            raise FieldError(FIELD, sharding.context_parallel, bound, remedy="set it to 1")
+    def __init__(self, sharding: Sharding, device: torch.device, attention: str) -> None:
+        bound = f"splits packed tokens, and model.attention={attention} does not keep them so"
+        require(attention == "packed", FIELD, sharding.context_parallel, bound, remedy="set it to 1")
         mesh = meshes_of(sharding, device).context
         assert mesh is not None
-        return cls(mesh.get_group())
+        self.group, self.size, self.rank = mesh.get_group(), mesh.size(), mesh.get_local_rank()
+        self._deal = lru_cache(maxsize=16)(partial(_deal, self.size))  # of this model: its tensors may be fake ones
 
     def run(self, function: Callable[[PackedBatch], Any], batch: PackedBatch) -> Any:
         """Combine the results of `function` for the parts of all ranks: a tensor [N, …], or a dict of such tensors and
