@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data import UserError
+from proxima.model.parallel.sharded import own_slice
 from proxima.train.optimizer import Adam
-from proxima.train.optimizer_step import ADAM, MOMENTS, WeightwiseOptimizer, own_slice
+from proxima.train.optimizer_step import ADAM, MOMENTS, WeightwiseOptimizer
 
 BLOCK, SMALLEST_BLOCK = 256, 32  # neighbouring elements of a row that share a scale
 SIGNED = MOMENTS[0]
@@ -42,18 +43,14 @@ class AdamW8bit(Adam):
         Raises:
             UserError: torchao is not installed.
         """
-        if remedy := missing_package():
+        if find_spec("torchao") is None:
+            remedy = "pip install 'proxima-rl[low-bit]'"
             raise UserError("optimizer 'adamw_8bit' needs the package torchao", remedy=remedy)
         return EightBitAdamW(self.groups(parameters), self.settings())
 
     def moments(self, matrices: int, others: int) -> tuple[int, int]:
         moments = 2 * (matrices + others)
         return 0, moments + 4 * moments // BLOCK
-
-
-def missing_package() -> str | None:
-    """The command that installs the missing package; None if nothing is missing."""
-    return None if find_spec("torchao") else "pip install 'proxima-rl[low-bit]'"
 
 
 class EightBitAdamW(WeightwiseOptimizer):

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from proxima.model.parallel.sharded import own_slice
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ADAM = ("step", *MOMENTS)
 
@@ -68,12 +70,6 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
         sizes = shard.shape if columns == 1 else (*shard.shape[:-1], shard.shape[-1] // columns)
         zeros = torch.zeros(sizes, dtype=dtype, device=device, pin_memory=shard.is_cuda and device.type == "cpu")
         return sharded_as(parameter, zeros, shape)
-
-
-def own_slice(tensor: Any) -> Tensor:
-    """This rank's slice of a tensor; all of a plain one."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.detach()
 
 
 def sharded_as(weight: Tensor, own: Tensor, shape: torch.Size) -> Tensor:

@@ -14,6 +14,7 @@ from proxima.data import NotFiniteError, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.model import LoadedModel, PackedModel
+from proxima.model.parallel.sharded import own_slice
 from proxima.model.pretrained import beside_decoder
 from proxima.train.messages import Fill, Gather, Release, Stages, Update
 from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics
@@ -286,8 +287,7 @@ class TrainStack:
             for key, value in slots.items()
         }
         for name, value in tensors.items():
-            shard: Any = value
-            if not bool((shard.to_local() if hasattr(shard, "to_local") else shard).sum().isfinite()):
+            if not bool(own_slice(value).sum().isfinite()):
                 raise NotFiniteError(f"the optimizer state {name!r} is NaN, infinite or too large to add up")
         return tensors, {"updates": self.updates}
 

@@ -34,7 +34,7 @@ def exchange(rows: Tensor, received: list[int], sent: list[int], group: Any) -> 
 class _AddParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
-        whole = part.clone()
+        whole = part.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(whole, group=group)
         return whole
 

@@ -13,20 +13,21 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from proxima.data import require
 from proxima.data.errors import nearest_divisor
 from proxima.model.grouped_experts import OtherWeights, stacked_experts
 from proxima.model.parallel.exchange import exchange
 from proxima.model.parallel.mesh import Meshes
+from proxima.model.parallel.sharded import plain_type
 from proxima.model.parallel.sharding import Sharding
 
 FIELD = "placement.expert_parallel"
@@ -51,26 +52,21 @@ def check_experts(config: Any, sharding: Sharding, ranks: int = 0, model: Any = 
 
 def shard_experts(model: Any, meshes: Meshes, sharding: Sharding, settings: dict[str, Any]) -> None:
     """Split the experts of a model in place over `meshes.expert`, and each part, a unit of FSDP with these settings,
-    over `meshes.expert_shards`.
-
-    Raises:
-        FieldError: the number of experts does not allow it, or they are not stacked matrices.
-    """
-    if meshes.expert is None:
+    over `meshes.expert_shards`."""
+    if meshes.expert is None or meshes.expert_shards is None:
         return
-    check_experts(model.config, sharding, model=model, name="the model")
     policy = replace(settings["mp_policy"], cast_forward_inputs=False)
-    settings = settings | {"mesh": meshes.expert_shards, "mp_policy": policy, "shard_placement_fn": _even_axis(meshes)}
+    axis = _even_axis(meshes.expert_shards.size(-1), meshes.expert.size())
+    settings = settings | {"mesh": meshes.expert_shards, "mp_policy": policy, "shard_placement_fn": axis}
     for experts in list(stacked_experts(model)):
-        _split(experts, meshes.expert)
-        experts.forward = MethodType(_exchanging(type(experts).forward, meshes.expert), experts)
+        split_rows(experts, meshes.expert)
+        experts.forward = MethodType(_exchanging(meshes.expert), experts)
         fully_shard(experts, **settings, reshard_after_forward=sharding.reshard_after_forward)
 
 
-def _even_axis(meshes: Meshes) -> Callable[[nn.Parameter], Shard | None]:
-    """Choose the axis of an expert weight that FSDP splits: a rank's experts, or the rows if only these divide
-    evenly."""
-    shards, parts = cast(DeviceMesh, meshes.expert_shards).size(-1), cast(DeviceMesh, meshes.expert).size()
+def _even_axis(shards: int, parts: int) -> Callable[[nn.Parameter], Shard | None]:
+    """Choose the axis of an expert weight, in `parts`, that FSDP splits over `shards` ranks: a rank's experts, or the
+    rows if only these divide evenly."""
 
     def axis(weight: nn.Parameter) -> Shard | None:
         by_rows = len(weight) // parts % shards and weight.dim() > 1 and weight.shape[1] % shards == 0
@@ -79,17 +75,23 @@ def _even_axis(meshes: Meshes) -> Callable[[nn.Parameter], Shard | None]:
     return axis
 
 
-def _split(experts: nn.Module, mesh: DeviceMesh) -> None:
-    """Keep this rank's experts; weights that are not on the meta device are moved to the ranks' device."""
-    for name, weight in list(experts.named_parameters(recurse=False)):
-        shard = weight.detach().chunk(mesh.size())[mesh.get_local_rank()]
-        shard = shard if shard.is_meta else shard.to(mesh.device_type, copy=True)
-        split = DTensor.from_local(shard, mesh, [Shard(0)], run_check=False)
-        setattr(experts, name, nn.Parameter(split, requires_grad=weight.requires_grad))
+def split_rows(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Keep this rank's rows of a module's own weights, of which each rank has all; on the ranks' device, unless they
+    are on the meta device."""
+    for name, weight in list(module.named_parameters(recurse=False)):
+        split = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(split, requires_grad=weight.requires_grad))
 
 
-def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
-    """Extend `compute`, the forward method of a class of experts, to the experts and tokens of all ranks of a mesh."""
+def with_own_rows(module: Any, settings: dict[str, Any], *given: Tensor) -> Tensor:
+    """Run a module's forward pass with this rank's rows of its weights, and with other settings."""
+    local = {name: weight.to_local() for name, weight in module.named_parameters(recurse=False)}
+    states: Tensor = plain_type(module).forward(OtherWeights(module, local, **settings), *given)
+    return states
+
+
+def _exchanging(mesh: DeviceMesh) -> Any:
+    """The forward method of experts, extended to the experts and tokens of all ranks of a mesh."""
 
     def forward(experts: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         group, ranks, choices = mesh.get_group(), mesh.size(), top_k_index.shape[1]
@@ -103,9 +105,8 @@ def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
         count = experts.num_experts // ranks
         expert = torch.arange(count, device=hidden.device).repeat(ranks)
         expert = expert.repeat_interleave(received, output_size=len(rows))
-        weights = {name: weight.to_local() for name, weight in experts.named_parameters(recurse=False)}
-        local_experts = OtherWeights(experts, weights, num_experts=count)
-        results = compute(local_experts, rows, expert[:, None], rows.new_ones(len(rows), 1))
+        own_weights = rows.new_ones(len(rows), 1)
+        results = with_own_rows(experts, {"num_experts": count}, rows, expert[:, None], own_weights)
         if rows.requires_grad and not results.requires_grad:  # no expert has run; the other ranks wait in backward
             results = rows * 0
         back = exchange(results, there, here, group)

@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from proxima.model.parallel.sharded import own_slice
+
 
 @torch.no_grad()
 def total_norm(tensors: Iterable[Tensor]) -> Tensor:
@@ -19,7 +21,7 @@ def total_norm(tensors: Iterable[Tensor]) -> Tensor:
     parts: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
         key = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = own_slice(tensor)
         dtype = torch.promote_types(local.dtype, torch.float32)
         parts.setdefault(key, []).append(torch.linalg.vector_norm(local, dtype=dtype).double().square())
     total: Tensor | None = None
@@ -42,5 +44,5 @@ def clip_gradients(parameters: Iterable[nn.Parameter], bound: float, norm: Tenso
     factor = (bound / (norm.float() + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
-            local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+            local = own_slice(parameter.grad)
             local.mul_(factor.to(local.device))

@@ -26,6 +26,12 @@ def fill_weight(weight: Tensor, whole: Any) -> None:
             local.copy_(whole[index])
 
 
+def own_slice(tensor: Any) -> Tensor:
+    """This rank's slice of a tensor; all of a plain one."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach()
+
+
 def local_part(weight: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """This rank's part of a weight, and its offset in the whole."""
     if not hasattr(weight, "to_local"):

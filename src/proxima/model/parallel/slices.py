@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from proxima.model.parallel.mesh import rank_device
 from proxima.model.parallel.pieces import FilePiece, pieces_of_weights
 from proxima.model.parallel.shard import shard_model
+from proxima.model.parallel.sharded import own_slice
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import (
     LoadedModel,
@@ -201,8 +201,7 @@ def _not_finite_anywhere(model: nn.Module) -> list[str]:
     names, own, ranks = [], set[str](), list[Any]([None] * dist.get_world_size())
     for name, parameter in model.named_parameters():
         names.append(name)
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if not bool(local.detach().isfinite().all()):
+        if not bool(own_slice(parameter).isfinite().all()):
             own.add(name)
     dist.all_gather_object(ranks, own)
     return [name for name in names if any(name in bad for bad in ranks)]

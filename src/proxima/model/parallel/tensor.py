@@ -30,9 +30,8 @@ from torch.distributed.tensor.parallel import (
 
 from proxima.data import FieldError, require
 from proxima.data.errors import nearest_divisor
-from proxima.model.grouped_experts import OtherWeights
-from proxima.model.parallel.experts import expert_count
-from proxima.model.parallel.sharded import plain_type
+from proxima.model.parallel.exchange import add_parts
+from proxima.model.parallel.experts import expert_count, split_rows, with_own_rows
 from proxima.model.parallel.sharding import Sharding, ranks_for_tensors
 from proxima.model.parallel.vocabulary import VocabularyPart
 
@@ -59,7 +58,7 @@ class _Experts(ParallelStyle):
     """The experts of a mixture, some on each rank."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        _split_rows(module, device_mesh)
+        split_rows(module, device_mesh)
         experts: Any = module
         count = experts.num_experts // device_mesh.size()
         first = count * device_mesh.get_local_rank()
@@ -69,7 +68,7 @@ class _Experts(ParallelStyle):
             index = top_k_index - first
             index = index.masked_fill((index < 0) | (index >= count), count)
             states, weights = (_part_of_gradient(given, device_mesh) for given in (hidden_states, top_k_weights))
-            return _summed(_with_own_rows(experts, settings, states, index, weights), device_mesh)
+            return add_parts(with_own_rows(experts, settings, states, index, weights), device_mesh.get_group())
 
         experts.forward = forward
         return module
@@ -79,15 +78,14 @@ class _Embedding(ParallelStyle):
     """The rows of some tokens on each rank. torch's own style forgets which row is for padding and gets no gradient."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        _split_rows(module, device_mesh)
+        split_rows(module, device_mesh)
         embedding: Any = module
         part, padding = VocabularyPart.of(embedding.weight), embedding.padding_idx
         own_padding = None if padding is None or not part.has(padding) else padding - part.start
 
         def forward(ids: Tensor) -> Tensor:
-            states = _with_own_rows(embedding, {"padding_idx": own_padding}, part.local(ids))
-            # no view, on which the hooks of FSDP can be lost
-            return _summed(states.where(part.owned(ids)[..., None], 0.0), device_mesh).clone()
+            states = with_own_rows(embedding, {"padding_idx": own_padding}, part.local(ids))
+            return add_parts(states.where(part.owned(ids)[..., None], 0.0), device_mesh.get_group())
 
         embedding.forward = forward
         return module
@@ -97,7 +95,8 @@ class _Head(ParallelStyle):
     """The head's rows of some tokens on each rank, which `proxima.model.log_prob` reads."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return _split_rows(module, device_mesh)
+        split_rows(module, device_mesh)
+        return module
 
 
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
@@ -208,27 +207,6 @@ def fsdp_axis(shards: int) -> Callable[[nn.Parameter], Shard | None]:
     return axis
 
 
-def _split_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    for name, parameter in list(module.named_parameters(recurse=False)):
-        split = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
-        module.register_parameter(name, nn.Parameter(split, requires_grad=parameter.requires_grad))
-    return module
-
-
-def _with_own_rows(module: Any, settings: dict[str, Any], *given: Tensor) -> Tensor:
-    """Run a module's forward pass with this rank's rows of its weights, and with other settings."""
-    local = {name: weight.to_local() for name, weight in module.named_parameters(recurse=False)}
-    states: Tensor = plain_type(module).forward(OtherWeights(module, local, **settings), *given)
-    return states
-
-
 def _part_of_gradient(whole: Tensor, mesh: DeviceMesh) -> Tensor:
     """The tensor itself; each rank has a part of its gradient, and the backward pass sums the parts."""
     return DTensor.from_local(whole, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
-
-
-def _summed(part: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The sum over the ranks; in the backward pass each has the whole gradient."""
-    return (
-        DTensor.from_local(part, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()]).to_local()
-    )

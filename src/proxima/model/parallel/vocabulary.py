@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from proxima.model.kept_tokens import KeptTokens
+from proxima.model.parallel.exchange import add_parts
 from proxima.model.parallel.sharded import local_part
 
 
@@ -52,9 +53,7 @@ class VocabularyPart:
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over the ranks; collective."""
-        total = values.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=self.group)
-        return total
+        return add_parts(values, self.group)
 
     def logsumexp(self, values: Tensor) -> Tensor:
         """log Σ exp(value) over the ranks; collective. -inf stands for no value, and some rank must have one."""
