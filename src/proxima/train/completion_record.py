@@ -30,16 +30,6 @@ class CompletionRecord:
     statistics: "TokenStatistics | None" = None
 
     @property
-    def behavior_log_prob(self) -> Floats | None:
-        """[T] nats, under the policy that the algorithm uses as μ."""
-        return None if self.trajectory is None else self.trajectory.behavior_log_prob
-
-    @property
-    def next_log_prob(self) -> Floats | None:
-        """[T] nats, from the next-policy cache in the step."""
-        return None if self.trajectory is None else self.trajectory.next_log_prob
-
-    @property
     def token_advantage(self) -> Floats | None:
         """[T] reward units; None if it is the same for all tokens."""
         values = None if self.trajectory is None else self.trajectory.advantage

@@ -125,7 +125,7 @@ def _images(prompt: Prompt) -> list[int] | None:
 
 def _training(group: Group, completion: Completion, record: CompletionRecord) -> dict[str, Any]:
     """The columns of a completion that only the rollouts have."""
-    per_token = {name: getattr(record, name) for name in OF_TRAJECTORY}
+    per_token = {name: getattr(record.trajectory, name, None) for name in OF_TRAJECTORY}
     per_token |= {name: getattr(record.statistics, name, None) for name in OF_FORWARD}
     for name, values in per_token.items():
         if values is not None and len(values) != len(completion.tokens):
