@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.data import FieldError, PackedBatch, Trajectory
+from proxima.data import FieldError, PackedBatch, Trajectory, require
 from proxima.data.columns import Floats
 from proxima.data.random import VALUE_HEAD, mix, normals
 from proxima.model.adapter_files import load_merged, with_adapter
@@ -58,15 +58,18 @@ class ScalarModel(PackedModel):
             raise ValueError(f"a scalar model gives values alone, not {', '.join(sorted(other))}")
         return TokenOutputs(value=self.values(batch))
 
+    def sequence_scores(self, batch: PackedBatch) -> Tensor:
+        """[S] the score of each sequence of a batch, see `last_values`."""
+        return last_values(batch, self.values(batch), pad_token(self.model.config))
+
     @torch.no_grad()
     def scores(self, trajectories: Sequence[Trajectory], tokens_per_forward: int) -> Floats:
         """[S] float32, reward units: the score of each prompt with its response, as `last_values` defines it. A forward
         pass has at most `tokens_per_forward` tokens; neighbours of a group share their prompt."""
-        pad, scores = pad_token(self.model.config), [np.zeros(0, np.float32)]
+        scores = [np.zeros(0, np.float32)]
         rows = [trajectory.with_sentinel() for trajectory in trajectories]
         for cut in micro_batches([(row,) for row in rows], tokens_per_forward, share_prompt=self.share_prompt):
-            batch = self.pack([rows[i] for i in cut])
-            scores.append(last_values(batch, self.values(batch), pad).cpu().numpy())
+            scores.append(self.sequence_scores(self.pack([rows[i] for i in cut])).cpu().numpy())
         return np.concatenate(scores)
 
 
@@ -195,12 +198,10 @@ def scalar_config(path: str, revision: str | None = None, *, new_head: bool = Fa
         reason = f"is a model of type {config.model_type}, for which transformers has no sequence-classification class"
         raise FieldError("model.path", path, reason, remedy="use a decoder such as Llama or Qwen")
     trained = any("SequenceClassification" in name for name in config.architectures or ())
-    if trained and config.num_labels != 1:
-        reason = f"scores {config.num_labels} labels, not one"
-        raise FieldError("model.path", path, reason, remedy="use a reward model with one score")
-    if not trained and not new_head:
-        remedy = "give the folder of a reward model; `proxima train cpu/reward` makes one"
-        raise FieldError("model.path", path, "has no scalar head: it is a language model", remedy=remedy)
+    labels, remedy = config.num_labels, "use a reward model with one score"
+    require(not trained or labels == 1, "model.path", path, f"scores {labels} labels, not one", remedy=remedy)
+    remedy = "give the folder of a reward model; `proxima train cpu/reward` makes one"
+    require(trained or new_head, "model.path", path, "has no scalar head: it is a language model", remedy=remedy)
     config.num_labels = 1
     return config, trained
 

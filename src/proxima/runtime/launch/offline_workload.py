@@ -41,9 +41,7 @@ class OfflineWorkload:
         model = config.model.unloaded([config.task, config.eval.task], run)
         self.context, self.images = model.context, model.images
         source = replace(config.model.source(config.seed, config.placement), images=model.images)
-        self.method: OfflineMethod[Any] = class_at(family.method)(
-            config, source, model.tokenizer, model.context, config.train.tokens_per_micro_batch
-        )
+        self.method: OfflineMethod[Any] = class_at(family.method)(config, source, model.tokenizer, model.context)
         self.method.check()
         self.data = OfflineData(config, self.method, observer)
         self.notes = [*template_note(model.tokenizer, model.path), *self.data.notes]

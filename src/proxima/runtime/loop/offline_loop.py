@@ -96,7 +96,7 @@ class OfflineLoop(TrainingLoop):
             ready = self.method.prepare([self.data.items[i] for i in drawn], progress, self.stack)
             for i, item in zip(drawn, ready, strict=True):
                 self.data.items[i] = item
-            self.data.held_out = self.method.prepare(self.data.held_out, progress, self.stack, held_out=True)
+            self.data.held_out = self.method.prepare(self.data.held_out, progress, self.stack)
 
         with self.activity.stage("prepare"):
             await self.computed("prepare", prepare)

@@ -37,7 +37,6 @@ class OfflineMethod(Generic[Item]):
         tokenizer: of that model.
         context: the maximum number of tokens that the model may be fed at once, `model.max_length` or the model's own
             limit.
-        tokens_per_micro_batch: token budget of one forward pass.
 
     headline: the metric of `summarise` that stands for an evaluation and says which checkpoint is best; it is listed in
         `evaluate.headline` if lower is better.
@@ -48,11 +47,8 @@ class OfflineMethod(Generic[Item]):
     headline: str
     marks_model: bool = False
 
-    def __init__(
-        self, settings: Any, source: ModelSource, tokenizer: Any, context: int, tokens_per_micro_batch: int = 4096
-    ) -> None:
+    def __init__(self, settings: Any, source: ModelSource, tokenizer: Any, context: int) -> None:
         self.settings, self.source, self.tokenizer, self.context = settings, source, tokenizer, context
-        self.tokens_per_micro_batch = tokens_per_micro_batch
 
     def check(self) -> None:
         """Validate the settings before any row is read.
@@ -101,15 +97,12 @@ class OfflineMethod(Generic[Item]):
         """The forward stages that `prepare` has the stack run; by default none."""
         return ()
 
-    def prepare(
-        self, items: list[Item], progress: Progress, stack: TrainStack, *, held_out: bool = False
-    ) -> list[Item]:
+    def prepare(self, items: list[Item], progress: Progress, stack: TrainStack) -> list[Item]:
         """The items with the additions of a frozen model, made once, such as reference log-probs; by default unchanged.
 
         Args:
             progress: called with (tokens done, tokens in all).
             stack: runs the `stages`.
-            held_out: the items are measured and never trained.
         """
         return items
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from proxima.train import ForwardStage, LogProbStage, TrainStack
 from proxima.train.objectives.kto_objective import KtoObjective
 from proxima.train.objectives.preference_objective import PreferenceObjective
 from proxima.train.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
-from proxima.train.offline.reference_cache import ReferenceCache
+from proxima.train.offline.reference_cache import cached_log_probs
 
 Item = PreferencePair | LabeledCompletion
 
@@ -77,16 +77,14 @@ class PreferenceMethod(OfflineMethod[Item]):
         kind, other = ("good", "bad") if labels == {True} else ("bad", "good")
         return f"all {len(held_out)} held-out completions are {kind}: an accuracy needs {other} ones too"
 
-    def prepare(
-        self, items: list[Item], progress: Progress, stack: TrainStack, *, held_out: bool = False
-    ) -> list[Item]:
+    def prepare(self, items: list[Item], progress: Progress, stack: TrainStack) -> list[Item]:
         """Add the log-probs of the reference."""
         if self.section.reference == "none" or not items:
             return items
         sides = [side for item in items for side in item.sides]
-        identity, budget = self.source.identity(), {"tokens_per_micro_batch": str(self.tokens_per_micro_batch)}
-        cache = ReferenceCache(self.cache if identity else None, identity | budget)
-        log_probs = iter(cache.log_probs(sides, lambda missing: self._reference(missing, progress, stack)))
+        identity, budget = self.source.identity(), {"tokens_per_micro_batch": str(stack.tokens_per_micro_batch)}
+        compute = partial(self._reference, sides, progress, stack)
+        log_probs = iter(cached_log_probs(self.cache if identity else None, identity | budget, sides, compute))
         return [
             item.with_sides([replace(side, reference_log_prob=next(log_probs)) for side in item.sides])
             for item in items

@@ -16,39 +16,41 @@ from proxima.system.atomic_files import write_atomic
 FORMAT = "1"
 
 
-class ReferenceCache:
-    """A folder with a file for each model and data set, created when something is written; None: nothing is stored.
-    `model` determines the numbers together with the tokens: hashes of the weights, and settings, by name."""
+def cached_log_probs(
+    folder: Path | None,
+    model: Mapping[str, str],
+    trajectories: Sequence[Trajectory],
+    compute: Callable[[], list[Floats]],
+) -> list[Floats]:
+    """[T] float32, nats, of each of the trajectories: those on disk, or the result of `compute`, which is then stored.
+    A file that is damaged or for other tokens is computed and written again.
 
-    def __init__(self, folder: Path | None, model: Mapping[str, str]) -> None:
-        self.folder, self.model = folder, model
+    Args:
+        folder: has a file for each model and data set; it is created when something is written. None: store nothing.
+        model: determines the numbers together with the tokens: hashes of the weights, and settings, by name.
+    """
+    if folder is None:
+        return compute()
+    key = _key(model, trajectories)
+    file = folder / f"{key}.safetensors"
+    log_probs = _read(file, key, trajectories)
+    if log_probs is None:
+        log_probs = compute()
+        joined = np.concatenate(log_probs)
+        facts = {"format": FORMAT, "key": key, "sha256": sha256(joined.tobytes()).hexdigest()}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, save({"log_prob": joined}, metadata=facts))
+    return log_probs
 
-    def log_probs(
-        self, trajectories: Sequence[Trajectory], compute: Callable[[Sequence[Trajectory]], list[Floats]]
-    ) -> list[Floats]:
-        """[T] float32, nats, of each trajectory: those on disk, or the result of `compute`, which is then stored. A
-        file that is damaged or for other tokens is computed and written again."""
-        if self.folder is None or not trajectories:
-            return compute(trajectories)
-        key = self.key(trajectories)
-        file = self.folder / f"{key}.safetensors"
-        log_probs = _read(file, key, trajectories)
-        if log_probs is None:
-            log_probs = compute(trajectories)
-            joined = np.concatenate(log_probs)
-            facts = {"format": FORMAT, "key": key, "sha256": sha256(joined.tobytes()).hexdigest()}
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(file, save({"log_prob": joined}, metadata=facts))
-        return log_probs
 
-    def key(self, trajectories: Sequence[Trajectory]) -> str:
-        """SHA-256 of the model and of all tokens, with the temperatures."""
-        digest = sha256(repr((FORMAT, sorted(self.model.items()))).encode())
-        for item in trajectories:
-            digest.update(repr((len(item.prompt_tokens), len(item.tokens), item.temperature)).encode())
-            digest.update(item.prompt_tokens.tobytes())
-            digest.update(item.tokens.tobytes())
-        return digest.hexdigest()
+def _key(model: Mapping[str, str], trajectories: Sequence[Trajectory]) -> str:
+    """SHA-256 of the model and of all tokens, with the temperatures."""
+    digest = sha256(repr((FORMAT, sorted(model.items()))).encode())
+    for item in trajectories:
+        digest.update(repr((len(item.prompt_tokens), len(item.tokens), item.temperature)).encode())
+        digest.update(item.prompt_tokens.tobytes())
+        digest.update(item.tokens.tobytes())
+    return digest.hexdigest()
 
 
 def _read(file: Path, key: str, trajectories: Sequence[Trajectory]) -> list[Floats] | None:

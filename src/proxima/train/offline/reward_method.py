@@ -12,7 +12,7 @@ from proxima.core import RewardLoss
 from proxima.data import PackedBatch, PreferencePair, Trajectory
 from proxima.evaluate.pair_metrics import ScoredPair, pair_metrics
 from proxima.model import LoadedModel, ScalarModel
-from proxima.model.scalar_model import last_values, pad_token, scalar_config, set_score_normalization
+from proxima.model.scalar_model import pad_token, scalar_config, set_score_normalization
 from proxima.task.protocol import Row
 from proxima.train import ForwardStage, TrainStack
 from proxima.train.objectives.reward_objective import RewardObjective
@@ -22,18 +22,16 @@ from proxima.train.offline.method import OfflineMethod
 @dataclass(frozen=True)
 class ScoreStage:
     """The score of each trajectory, which must be `with_sentinel`, under a model with a scalar head, at every place of
-    its column; see `last_values`. pad: the padding token of the model's config."""
+    its column; see `ScalarModel.sequence_scores`."""
 
     model: ScalarModel
-    pad: int | None
     column: str = "score"
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
         return self.model.pack(trajectories)
 
     def __call__(self, batch: PackedBatch) -> Tensor:
-        scores = last_values(batch, self.model.values(batch), self.pad)
-        return torch.repeat_interleave(scores, batch.cu_seqlens.diff())
+        return torch.repeat_interleave(self.model.sequence_scores(batch), batch.cu_seqlens.diff())
 
 
 class RewardMethod(OfflineMethod[PreferencePair]):
@@ -46,8 +44,6 @@ class RewardMethod(OfflineMethod[PreferencePair]):
     headline = "accuracy"
     marks_model = True
 
-    pad: int | None = None
-
     def check(self) -> None:
         scalar_config(self.source.path, self.source.revision, new_head=True)
 
@@ -59,16 +55,15 @@ class RewardMethod(OfflineMethod[PreferencePair]):
         return self.source.load_scalar(path, head_std=self.settings.reward_model.head_std)
 
     def model(self, loaded: LoadedModel) -> ScalarModel:
-        self.pad = pad_token(loaded.model.config)
         self.scored = self.source.scalar(loaded)
         return self.scored
 
     def stages(self) -> Sequence[ForwardStage]:
-        return [ScoreStage(self.scored, self.pad)]
+        return [ScoreStage(self.scored)]
 
     def objective(self) -> RewardObjective:
-        section = self.settings.reward_model
-        return RewardObjective(loss=RewardLoss(center=section.center), margin=section.margin, pad=self.pad)
+        section, pad = self.settings.reward_model, pad_token(self.scored.model.config)
+        return RewardObjective(loss=RewardLoss(center=section.center), margin=section.margin, pad=pad)
 
     def measure(self, stack: TrainStack, items: Sequence[PreferencePair]) -> list[ScoredPair]:
         (stage,) = stack.late_stages(self.stages)
@@ -95,5 +90,4 @@ class RewardMethod(OfflineMethod[PreferencePair]):
 
 def _question(pair: PreferencePair) -> int:
     """A number that is equal for pairs with the same prompt."""
-    prompt = np.ascontiguousarray(pair.chosen.prompt_tokens)
-    return int.from_bytes(blake2b(prompt.tobytes(), digest_size=7).digest(), "big")
+    return int.from_bytes(blake2b(pair.chosen.prompt_tokens.tobytes(), digest_size=7).digest(), "big")
