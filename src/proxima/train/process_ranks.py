@@ -68,9 +68,6 @@ class ProcessRanks(Ranks):
             dist.broadcast_object_list(box, src=0, group=self.objects)
         return box[0]
 
-    def kept(self, problem: Exception) -> Exception:
-        return problem
-
     def agree(self, problem: Exception | None) -> None:
         text = f"{type(problem).__name__}: {problem}"
         problems = self.gather_everywhere(None if problem is None else (text, isinstance(problem, NotFiniteError)))

@@ -101,10 +101,6 @@ class Ranks:
         if problem is not None:
             raise problem
 
-    def kept(self, problem: Exception) -> Exception:
-        """A problem that waits until all ranks `agree` on it; a single process raises it at once."""
-        raise problem
-
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, on rank 0; elsewhere only this rank's. Collective; tensors arrive on the CPU."""
         return [value]
