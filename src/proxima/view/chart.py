@@ -7,7 +7,7 @@ text. matplotlib, of the extra `plot`, is imported when a figure is drawn.
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -76,17 +76,6 @@ def variable(name: str) -> str:
     return f"#fe00{list(PALETTE).index(name):02x}"
 
 
-def line_style(dash: Sequence[float]) -> Any:
-    """Return matplotlib's style for a line with these dashes and gaps, in pixels; solid if empty."""
-    return (0, tuple(dash)) if dash else "-"
-
-
-def pixel_size(figure: "Figure") -> tuple[float, float]:
-    """Return width and height in CSS pixels."""
-    width, height = 72 * figure.get_size_inches()
-    return float(width), float(height)
-
-
 def svg_file(drawing: Drawing) -> str:
     """Return the figure as the text of an .svg file, with its title and its colours for light and dark, without fonts
     or ids that nothing refers to."""
@@ -127,7 +116,7 @@ def write_figure(drawing: Drawing, out: Path | str) -> Path:
 
 def panel_axes(figure: "Figure", margins: Margins) -> "Axes":
     """Add axes that fill the figure except for its margins."""
-    (width, height), (left, right, top, bottom) = pixel_size(figure), margins
+    (width, height), (left, right, top, bottom) = map(float, 72 * figure.get_size_inches()), margins
     return figure.add_axes(
         (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
     )

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from proxima.core.gradient import alone
 from proxima.core.loss import Surrogate, TokenLoss, check_needs
 from proxima.core.surrogate.clip import Gspo
 from proxima.core.surrogate.cppo import Cppo
@@ -52,7 +53,7 @@ def curve(spec: Surrogate, over: Over, mu: float, sign: int) -> SurrogateCurve:
     log_prob, behavior = probability.log(), torch.full_like(probability, mu).log()
     advantage = torch.full_like(probability, float(sign))
     x = probability / mu if over == "ratio" else probability
-    b = _alone(log_prob, behavior, advantage)
+    b = alone(log_prob.clone().requires_grad_(), behavior, advantage)
     check_needs(spec, b)
     if isinstance(spec, Cppo):
         return SurrogateCurve(x, *_within_completion(spec, log_prob, behavior, advantage))
@@ -76,24 +77,7 @@ def remark_on(spec: Surrogate) -> str:
 
 def _unit(spec: Surrogate) -> str:
     half = torch.full((1,), 0.5, dtype=torch.float64).log()
-    return spec(_alone(half, half, torch.ones(1, dtype=torch.float64))).unit
-
-
-def _alone(log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> PolicyBatch:
-    """Build a batch in which every token is a separate sequence."""
-    return _batch(log_prob[:, None], behavior[:, None], advantage[:, None])
-
-
-def _batch(log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> PolicyBatch:
-    """Convert rows [S, T] to a batch of S sequences, all in the loss."""
-    rows, width = log_prob.shape
-    return PolicyBatch(
-        log_prob=log_prob.reshape(-1).detach().requires_grad_(),
-        behavior_log_prob=behavior.reshape(-1),
-        advantage=advantage.reshape(-1),
-        loss_mask=torch.ones(rows * width, dtype=torch.bool),
-        cu_seqlens=torch.arange(0, rows * width + 1, width),
-    )
+    return spec(alone(half, half, torch.ones(1, dtype=torch.float64))).unit
 
 
 def _within_completion(spec: Cppo, log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +86,8 @@ def _within_completion(spec: Cppo, log_prob: Tensor, behavior: Tensor, advantage
     current = torch.full(shape, 0.5 + DRIFT, dtype=log_prob.dtype).log()
     other = torch.full(shape, 0.5, dtype=log_prob.dtype).log()
     current[:, at], other[:, at] = log_prob, behavior
-    b = _batch(current, other, advantage[:, None].expand(shape))
+    b = PolicyBatch.from_padded(torch.ones(shape), log_prob=current, behavior_log_prob=other, advantage=advantage)
+    b.log_prob.requires_grad_()
     loss, weight = _differentiated(b, spec(b))
     return loss.view(shape)[:, at], weight.view(shape)[:, at]
 
@@ -114,7 +99,7 @@ def _selected(spec: Any, log_prob: Tensor, behavior: Tensor, advantage: Tensor) 
     still = behavior[:, None].expand(-1, 3)
     rows = [torch.cat([first[:, None], more], dim=1) for first, more in ((log_prob, still), (behavior, still))]
     pairs = zip(*rows, advantage, strict=True)
-    return torch.stack([spec.select_tokens(_alone(p, q, a.expand(4)))[0] for p, q, a in pairs])
+    return torch.stack([spec.select_tokens(alone(p, q, a.expand(4)))[0] for p, q, a in pairs])
 
 
 def _differentiated(b: PolicyBatch, token: TokenLoss) -> tuple[Tensor, Tensor]:

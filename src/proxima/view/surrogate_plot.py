@@ -11,7 +11,7 @@ from torch import Tensor
 
 from proxima.core.loss import Surrogate
 from proxima.data import UserError, require
-from proxima.view.chart import Color, Drawing, line_style, panel_axes, round_ticks
+from proxima.view.chart import Color, Drawing, panel_axes, round_ticks
 from proxima.view.surrogate_curve import Over, SurrogateCurve, curve, remark_on
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ Quantity = Literal["loss", "weight"]
 Piece = list[tuple[float, float]]
 MOST = 8  # curves that a reader can tell apart
 WIDTHS = (3.4, *[2.2] * 7)  # the first is wide, so that it shows on both sides of a coinciding curve
-DASHES: tuple[tuple[float, ...], ...] = ((), (), (7, 4), (2, 3), (9, 3, 2, 3), (4, 2), (1, 2), (12, 3))
+#: of each line: solid, or its dashes and gaps in pixels
+STYLES: tuple[Any, ...] = ("-", "-", *((0, dash) for dash in ((7, 4), (2, 3), (9, 3, 2, 3), (4, 2), (1, 2), (12, 3))))
 WINDOW: dict[Quantity, tuple[float, float]] = {"loss": (-4.0, 4.0), "weight": (-1.5, 3.5)}  # with an advantage of 1
 # Neighbouring points that differ by more than this share of the panel's height, and by more than four times as much as
 # the points next to them, are a jump, at which the line is interrupted.
@@ -166,7 +167,7 @@ def _pieces(x: Tensor, y: Tensor, y_range: tuple[float, float]) -> list[Piece]:
 
 def _draw_panel(axes: "Axes", panel: SurrogatePanel, color: Color) -> None:
     axes.axhline(0, color=color("muted"), linewidth=1)
-    axes.axvline(panel.mark, color=color("muted"), linewidth=1, linestyle=line_style((2, 4)))
+    axes.axvline(panel.mark, color=color("muted"), linewidth=1, linestyle=(0, (2, 4)))
     for i, pieces in enumerate(panel.lines):
         points = [point for piece in pieces for point in (*piece, (math.nan, math.nan))]
         axes.plot(*zip(*points, strict=True), **_style(i, color))
@@ -180,4 +181,4 @@ def _draw_panel(axes: "Axes", panel: SurrogatePanel, color: Color) -> None:
 
 
 def _style(number: int, color: Color) -> dict[str, Any]:
-    return {"color": color(f"k{number}"), "linewidth": WIDTHS[number], "linestyle": line_style(DASHES[number])}
+    return {"color": color(f"k{number}"), "linewidth": WIDTHS[number], "linestyle": STYLES[number]}
