@@ -91,7 +91,8 @@ class LogLines(Observer):
         self._line(_justified(header(info), str(info.folder)))
         self._line(arithmetic(info))
         if info.resumed_at:
-            self._evals = earlier_evaluations(info)
+            records = RunFolder(info.folder).read_metrics()  # up to the step after which it resumes
+            self._evals = [record for record in records if record["kind"] == "eval"]
             self._line(resumed(info))
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
@@ -214,11 +215,6 @@ def header(info: RunInfo) -> str:
     device = f"{info.device}{threads} {info.dtype}"
     replay = "" if info.replay_of is None else f"  replay of {printable(str(info.replay_of))}"
     return f"proxima {info.version}  {info.algorithm}{replay}  {model}  {device}  seed {info.seed}"
-
-
-def earlier_evaluations(info: RunInfo) -> list[Record]:
-    """Return the run's evaluations up to the step after which it resumes."""
-    return [record for record in RunFolder(info.folder).read_metrics() if record["kind"] == "eval"]
 
 
 def resumed(info: RunInfo) -> str:

@@ -63,8 +63,8 @@ class MicroscopeApp:
             "/api/{run:int}/timeline": lambda request: self._run(request).timeline(),
             step: self.step,
             f"{step}/search": self.search,
-            f"{step}/group/{{uid:int}}": self.group,
-            step + completion: self.completion,
+            f"{step}/group/{{uid:int}}": lambda request: self._step(request).of_group(request.path_params["uid"]),
+            step + completion: lambda request: self._completion(request).answer(),
             f"{step}{completion}/token/{{token:int}}": self.token,
             f"{step}{completion}/compare": self.compare,
         }
@@ -141,12 +141,6 @@ class MicroscopeApp:
         if not 0 < len(query) <= LONGEST_QUERY:
             raise UserError(f"q must have 1 to {LONGEST_QUERY} characters")
         return {"rows": self._step(request).matches(query, regex=request.query_params.get("regex") == "1")}
-
-    def group(self, request: Request) -> dict[str, Any]:
-        return self._step(request).of_group(request.path_params["uid"])
-
-    def completion(self, request: Request) -> dict[str, Any]:
-        return self._completion(request).answer()
 
     def token(self, request: Request) -> dict[str, Any]:
         return self._completion(request).token(request.path_params["token"])

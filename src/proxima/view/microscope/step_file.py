@@ -74,21 +74,17 @@ class StepFile:
         except (pa.ArrowInvalid, OSError) as error:
             raise UserError(f"{self.path.name} {torn_file(error)}") from error
 
-    @property
-    def row_groups(self) -> int:
-        return int(self._parquet.num_row_groups)
-
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """The first row of each row group, and the number of rows, [row groups + 1]."""
-        sizes = [self._parquet.metadata.row_group(i).num_rows for i in range(self.row_groups)]
+        sizes = [self._parquet.metadata.row_group(i).num_rows for i in range(self._parquet.num_row_groups)]
         return np.cumsum([0, *sizes])
 
     @cached_property
     def table(self) -> dict[str, list[Any]]:
         """One value per completion, by column name, for drawing and filtering a step."""
         table: dict[str, list[Any]] = {name: [] for name in (*SCALARS, "length", "version_min", "version_max")}
-        for group in range(self.row_groups):
+        for group in range(len(self.starts) - 1):
             for name in SCALARS:
                 table[name] += self.column(group, name).to_pylist()
             for chunk in self.column(group, "policy_version").chunks:
@@ -142,8 +138,7 @@ class StepFile:
 
     def answer(self) -> dict[str, Any]:
         """Return the step without its metrics: its groups, and its completions column by column."""
-        names = {"prompt_uid": "uid", **{name: name for name in self.table if name != "prompt_uid"}}
-        columns = {name: self.table[column] for column, name in names.items()}
+        columns = {"uid" if name == "prompt_uid" else name: values for name, values in self.table.items()}
         return {"step": self.step, "groups": self.groups(), "completions": columns}
 
     def of_group(self, uid: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Mlflow(Tracker):
     name: str | None = None
     uri: str | None = None
 
-    package = extra = "mlflow"
+    package = "mlflow"
 
     def open(self, run: TrackedRun) -> "MlflowSession":
         from mlflow import MlflowClient

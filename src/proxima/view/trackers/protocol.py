@@ -45,13 +45,12 @@ def without_time(metrics: Mapping[str, float]) -> dict[str, float]:
 class Tracker:
     """Base class of the trackers, which are frozen dataclasses whose fields are the settings."""
 
-    package: ClassVar[str] = ""  # the package that must be installed
-    extra: ClassVar[str] = ""  # the extra of proxima-rl that installs it
+    package: ClassVar[str] = ""  # that must be installed; the extra of proxima-rl of this name does it
 
     def problem(self) -> str | None:
         """Explain why runs can't be tracked here, with a remedy, or return None; called before the model is loaded."""
         if self.package and find_spec(self.package) is None:
-            return f"needs the package {self.package}: pip install 'proxima-rl[{self.extra}]'"
+            return f"needs the package {self.package}: pip install 'proxima-rl[{self.package}]'"
         return None
 
     def open(self, run: TrackedRun) -> TrackerSession:

@@ -19,7 +19,7 @@ class TensorBoard(Tracker):
 
     folder: str | None = None
 
-    package = extra = "tensorboard"
+    package = "tensorboard"
 
     def open(self, run: TrackedRun) -> "TensorBoardSession":
         place = run.folder / "tensorboard" if self.folder is None else Path(self.folder).expanduser() / run.name

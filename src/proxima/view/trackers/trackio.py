@@ -24,7 +24,7 @@ class Trackio(Tracker):
     group: str | None = None
     space_id: str | None = None
 
-    package = extra = "trackio"
+    package = "trackio"
 
     def open(self, run: TrackedRun) -> "TrackioSession":
         import trackio

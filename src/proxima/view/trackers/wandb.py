@@ -31,7 +31,7 @@ class Wandb(Tracker):
     tags: tuple[str, ...] = ()
     mode: Literal["online", "offline"] | None = None
 
-    package = extra = "wandb"
+    package = "wandb"
 
     def problem(self) -> str | None:
         if (missing := super().problem()) is not None:
