@@ -1,10 +1,10 @@
 """Random packed batches: odd lengths, holes, tool tokens, and garbage wherever the contract allows it."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,7 +127,7 @@ def with_new_leaf(b: PolicyBatch, **changes: Tensor) -> PolicyBatch:
 def batch_cases() -> Iterator[BatchCase]:
     """Cases of growing size with varying seed, spread and proximal policy. Tensors are copied for each call, so that a
     spec that modifies them does not spoil the cases of other laws."""
-    return (replace(case, batch=_copied(case.batch)) for case in _drawn_cases())
+    return map(deepcopy, _drawn_cases())
 
 
 @cache
@@ -145,15 +145,6 @@ def _drawn_cases() -> tuple[BatchCase, ...]:
         )
         cases.append(BatchCase(batch, key, (tuple(AGGREGATES)[(size + repeat) % len(AGGREGATES)],)))
     return tuple(cases)
-
-
-def _copied(b: PolicyBatch) -> PolicyBatch:
-    assert b.group is not None
-    columns = b.token_fields() | {"cu_seqlens": b.cu_seqlens, "group": b.group}
-    copies: dict[str, Any] = {name: value.detach().clone() for name, value in columns.items()}
-    masks = {"edges": copies["cu_seqlens"], "sampled_mask": copies["sampled"], "loss_mask": copies["loss_mask"]}
-    copies["log_prob"].requires_grad_()
-    return replace(b, **copies, host_counts=replace(b.counts, **masks))
 
 
 def smaller_batches(case: BatchCase) -> Iterator[BatchCase]:
