@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from proxima.data import FieldError
+from proxima.data import FieldError, require
 from proxima.model.adapter_folder import BASE, BaseModel, base_in_memory, base_of, read_json
 from proxima.model.files import ADAPTER_CONFIG as CONFIG
 from proxima.model.files import is_adapter, weight_files
@@ -83,19 +83,16 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
 
     settings = read_json(path, Path(path).expanduser() / CONFIG, field_name)
     remedy = "merge it with peft's merge_and_unload, and give the folder of the result as model.path"
-    if settings.get("peft_type") != "LORA":
-        raise FieldError(
-            field_name, path, f"is an adapter of type {settings.get('peft_type')}, not LORA", remedy=remedy
-        )
-    if settings.get("init_lora_weights", True) not in KEPT_BASE:
-        reason = f"changed its base when it was made (init_lora_weights={settings['init_lora_weights']!r})"
-        raise FieldError(field_name, path, reason, remedy=remedy)
+    kind, init = settings.get("peft_type"), settings.get("init_lora_weights", True)
+    require(kind == "LORA", field_name, path, f"is an adapter of type {kind}, not LORA", remedy=remedy)
+    reason = f"changed its base when it was made (init_lora_weights={init!r})"
+    require(init in KEPT_BASE, field_name, path, reason, remedy=remedy)
     saved_modules = settings.get("modules_to_save") or []
     if scalar and SCALAR_HEAD not in saved_modules:
         reason = "is an adapter without a scalar head"
         raise FieldError(field_name, path, reason, remedy="give one of a reward model, or start without an adapter")
-    if other := sorted(set(saved_modules) - ({SCALAR_HEAD, "classifier"} if scalar else set())):
-        raise FieldError(field_name, path, f"also has the whole of {', '.join(other)}", remedy=remedy)
+    other = sorted(set(saved_modules) - ({SCALAR_HEAD, "classifier"} if scalar else set()))
+    require(not other, field_name, path, f"also has the whole of {', '.join(other)}", remedy=remedy)
     plain = vars(LoraConfig())
     for name, value in settings.items():
         if name not in FREE and (value or None) != (plain.get(name) or None):
@@ -123,9 +120,8 @@ def check_start(lora: Lora, path: str, revision: str | None, *, scalar: bool = F
         FieldError: names the field, and the remedy.
     """
     assert lora.path is not None
-    if not is_adapter(lora.path):
-        remedy = f"give a folder with {CONFIG}"
-        raise FieldError("model.lora.path", lora.path, "is not an adapter", remedy=remedy)
+    remedy = f"give a folder with {CONFIG}"
+    require(is_adapter(lora.path), "model.lora.path", lora.path, "is not an adapter", remedy=remedy)
     there = read_settings(lora.path, field_name="model.lora.path", scalar=scalar)
     here = BaseModel(path=path, revision=revision, files=weight_files(path, revision))
     check_base(lora.path, here, field_name="model.lora.path")
@@ -181,7 +177,8 @@ def save_adapter(loaded: LoadedModel, folder: Path, trained: Mapping[str, Tensor
     """Write the adapter of a model, without the base, in the layout of this module's docstring. `trained`: the tensors
     of a sharded model by `trained_names`; None: those of the model."""
     folder.mkdir(parents=True, exist_ok=True)
-    model, base = loaded.model, loaded.base
+    model: Any = loaded.model
+    base = loaded.base
     assert base is not None
     config: Any = model.peft_config[NAME]
     settings = config.to_dict()
