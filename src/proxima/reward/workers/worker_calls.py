@@ -1,5 +1,6 @@
 """Rewards in worker processes: the pools that they share, and how each is called."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -61,7 +62,7 @@ class WorkerCalls(RewardCalls):
             return (await self.batch([unscored(prompt, completions)]))[0]
         jobs = [attempted(partial(reward.job, prompt, completion)) for completion in completions]
         # Groups often hold the same answer several times. Equal texts get equal scores; a user's function may not.
-        keyed = [(jobs.index(job) if reward.where == "text" else i, job) for i, job in enumerate(jobs)]
+        keyed = [(_key(job, i) if reward.where == "text" else i, job) for i, job in enumerate(jobs)]
         distinct = {key: job for key, job in keyed if isinstance(job, Job)}
         results = dict(zip(distinct, await self.pool.run(list(distinct.values())), strict=True))
         parse = partial(reward.parse_result, prompt)
@@ -71,6 +72,16 @@ class WorkerCalls(RewardCalls):
         job = replace(self.reward.batch_job(groups), seconds=self.timeout * len(groups))
         (result,) = await self.pool.run([job])
         return of_groups(_parsed(result, partial(self.reward.parse_batch_result, groups)), groups)
+
+
+def _key(job: Job | Score, otherwise: int) -> str | int:
+    """A key that is equal for jobs with equal results."""
+    if isinstance(job, Score):
+        return otherwise
+    try:
+        return json.dumps([job.grader, job.arguments])
+    except (TypeError, ValueError):
+        return otherwise  # the pool reports the reason
 
 
 def _parsed(result: JobResult, parse: Callable[[Any], T]) -> T | Score:
