@@ -53,7 +53,7 @@ async def test_the_tokens_in_flight_and_yielded_are_all_that_were_sampled_with_t
             assert completion.policy_version.tolist() == final.policy_version[:count].tolist()
             assert completion.temperature == final.temperature
             length = len(completion.prompt_tokens)
-            assert completion.prompt_tokens.tolist() == prompt(completion.prompt_uid, length).tokens.tolist()
+            assert completion.prompt_tokens.tolist() == prompt(completion.key[0], length).tokens.tolist()
     assert waited > 3  # ended, and not taken by their callers
     spans = {len(set(completion.policy_version)) for _, flying, _ in seen for completion in flying}
     assert spans == ({1} if interrupt == "finish" else {1, 2})
