@@ -129,6 +129,10 @@ OF_EXAMPLES = {  # change of a request; what its failed future says
     "a sparse empty giant": (sparse("target_tokens", (0, 2**62), [0], [], 0), "example 0: target_tokens"),
     "a sparse column outside": (sparse("target_tokens", (3, 4), [0, 1, 1, 1], [9]), "outside its shape"),
     "sparse rows that go back": (sparse("target_tokens", (3, 4), [0, 2, 1, 1], [1]), "do not fit"),
+    "sparse rows that wrap around": (
+        sparse("target_tokens", (4, 8), [0, 2**62, -(2**63), -(2**62), 1], [0]),
+        "do not fit",
+    ),
     "sparse of three dimensions": (sparse("target_tokens", (3, 4, 5), [0, 1, 1, 1], [1]), "not a matrix"),
     "an unknown loss": (lambda m: setattr(m, "loss_fn", "pop" * 1000), "no loss"),
     "an unknown key": (config(beta=1.0), "cross_entropy has no 'beta'"),

@@ -26,7 +26,7 @@ LOCAL_FOLDERS = (
 
 
 def looks_like_hub_name(path: str) -> bool:
-    """True if `path` has the form owner/name and its owner is not a local folder, or if the hub's cache has it."""
+    """True if `path` has the form owner/name and its owner is not a local folder, or if it is at hand."""
     owner, slash, name = path.partition("/")
     if not (slash and owner and name) or "/" in name or " " in path or path.endswith(".gguf"):
         return False
@@ -72,8 +72,8 @@ def is_at_hand(path: str, revision: str | None) -> bool:
 
 
 def did_you_mean(place: Path) -> str:
-    """The hint `did you mean models/m? Else ` for a path that does not exist, if one of its parts is misspelt; empty if
-    nothing is similar."""
+    """The hint `did you mean models/m? Else ` for a path that does not exist, if its first part that is missing is
+    misspelt; empty if nothing is similar."""
     folder = next(parent for parent in place.parents if os.path.isdir(parent))
     part, *rest = place.relative_to(folder).parts
     near = nearest(part, (child.name for child in folder.glob("*") if os.path.exists(child.joinpath(*rest))))

@@ -138,9 +138,12 @@ def _dense(csr: Any, dtype: Any, shape: tuple[int, ...]) -> Array:
     """The dense form of a sparse matrix, 0 elsewhere."""
     if len(shape) != 2:
         raise ValueError(f"a sparse tensor of shape {list(shape)[:9]} is not a matrix")
-    rows = np.diff(np.frombuffer(csr.crow_indices, "<i8"))
+    starts = np.frombuffer(csr.crow_indices, "<i8")
     columns, values = np.frombuffer(csr.col_indices, "<i8"), np.frombuffer(csr.values, dtype)
-    if len(rows) != shape[0] or (rows < 0).any() or rows.sum() != len(columns) or len(columns) != len(values):
+    rows = np.diff(starts)
+    if len(rows) != shape[0] or starts[0] != 0 or starts[-1] != len(columns) or len(columns) != len(values):
+        raise ValueError("the indices of a sparse tensor do not fit its shape")
+    if ((rows < 0) | (rows > len(columns))).any():  # their differences may have wrapped around
         raise ValueError("the indices of a sparse tensor do not fit its shape")
     if len(columns) and not 0 <= columns.min() <= columns.max() < shape[1]:
         raise ValueError("a column index of a sparse tensor is outside its shape")

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 
 from proxima.data import require
 from proxima.data.errors import nearest_divisor
@@ -79,7 +79,10 @@ def split_rows(module: nn.Module, mesh: DeviceMesh) -> None:
     """Keep this rank's rows of a module's own weights, of which each rank has all; on the ranks' device, unless they
     are on the meta device."""
     for name, weight in list(module.named_parameters(recurse=False)):
-        split = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None)
+        own = weight.detach().chunk(mesh.size())[mesh.get_local_rank()]
+        own = own if own.is_meta else own.to(mesh.device_type, copy=True)  # no device holds the whole weight
+        size, stride = weight.shape, weight.stride()
+        split = DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=size, stride=stride)
         module.register_parameter(name, nn.Parameter(split, requires_grad=weight.requires_grad))
 
 
