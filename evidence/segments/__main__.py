@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from evidence.curves import (
     told,
 )
 from evidence.figure import draw
-from evidence.segments.run import CHAINS, LAGS, WEIGHTINGS
+from evidence.segments.run import CHAINS, LAGS, WEIGHTINGS, has_every_gradient
 from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
 from proxima.system.jsonl import read_lines
 
@@ -41,7 +41,8 @@ Line = Mapping[str, Any]
 
 def report(runs: Sequence[Run]) -> None:
     chains = read_lines(STORED)
-    print(f"\n{len(chains)} of {CHAINS} chains of stored answers.\n")
+    whole = sum(all(map(has_every_gradient, line["lags"].values())) for line in chains)
+    print(f"\n{len(chains)} of {CHAINS} chains of stored answers, {whole} of them with every gradient.\n")
     print("| lag | weights | deviation of log w | effective share | outside [.2, 5] |\n|---|---|---|---|---|")
     for lag in LAGS:
         for name in BOTH:
@@ -50,7 +51,7 @@ def report(runs: Sequence[Run]) -> None:
     keys = ("bias", "variance", "cosine", "batch_cosine")
     print("\n| lag | weights | bias² | variance | cosine | of a batch |\n|---|---|---|---|---|---|")
     for lag in LAGS:
-        for name in WEIGHTINGS:
+        for name in WEIGHTINGS if whole else ("none", "decoupled"):
             print(f"| {lag} | {name} | {' | '.join(shown(over(chains, lag, 'gradients', name, k)) for k in keys)} |")
     fresh = [shown(mean_over_seeds([line["fresh"][key] for line in chains])) for key in keys]
     print(f"| 0 | fresh answers | {' | '.join(fresh)} |\n")
@@ -84,13 +85,17 @@ def report(runs: Sequence[Run]) -> None:
 
 
 def over(chains: Sequence[Line], lag: int, what: str, name: str, key: str) -> SeedMean | None:
-    return mean_over_seeds([line["lags"][str(lag)][what][name][key] for line in chains])
+    found = [line["lags"][str(lag)][what] for line in chains]
+    return mean_over_seeds([of[name][key] for of in found if name in of])
 
 
 def gap(chains: Sequence[Line], lag: int, what: str, key: str) -> str:
     """The difference of segment-wise and decoupled, paired by chain."""
-    of: Callable[[Line, str], float] = lambda line, name: line["lags"][str(lag)][what][name][key]  # noqa: E731
-    return told(mean_over_seeds([of(line, BOTH[1]) - of(line, BOTH[0]) for line in chains]), MARGIN)
+    found = [line["lags"][str(lag)][what] for line in chains]
+    both = [of for of in found if all(name in of for name in BOTH)]
+    if not both:
+        return "open, no chain has both"
+    return told(mean_over_seeds([of[BOTH[1]][key] - of[BOTH[0]][key] for of in both]), MARGIN)
 
 
 def stored() -> None:

@@ -2,8 +2,8 @@
 
 A chain of policies is trained, π_0 … π_8. An answer of lag ℓ has ℓ equal segments, sampled by π_{8-ℓ} … π_7, as when
 each new version interrupts it. On these tokens both weights are measured, and the gradient of the loss at π_8 with each
-of them, against the gradient from fresh answers of π_8. A line of the results is one chain; lines that exist are not
-repeated.
+of them, against the gradient from fresh answers of π_8. A line of the results is one chain; one that has every gradient
+is not repeated.
 """
 
 import argparse
@@ -49,13 +49,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="(default: %(default)s)")
     o = parser.parse_args()
     torch.set_num_threads(1)
-    have = {line["chain"] for line in read_lines(o.out)}
-    for chain in sorted(set(o.chains) - have):
+    lines = {line["chain"]: line for line in read_lines(o.out)}
+    whole = {chain for chain, line in lines.items() if all(map(has_every_gradient, line["lags"].values()))}
+    for chain in sorted(set(o.chains) - whole):
         with quiet_transformers():
-            line = asyncio.run(Chain(o.model, chain).measure(o.stale, o.fresh))
-        with o.out.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            lines[chain] = asyncio.run(Chain(o.model, chain).measure(o.stale, o.fresh))
+        o.out.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
         print(f"chain {chain} is done", flush=True)
+
+
+def has_every_gradient(of_lag: Mapping[str, Any]) -> bool:
+    return WEIGHTINGS.keys() <= of_lag["gradients"].keys()
 
 
 class Chain:
