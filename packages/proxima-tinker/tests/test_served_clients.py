@@ -214,3 +214,13 @@ def test_a_repeated_request_is_answered_and_not_run_again(served, trainer):
         assert result["metrics"]["grad_norm"] > 0
     model = served.service.models[trainer.model_id]
     assert model.record["steps"] == 1 and json.dumps(result)
+
+
+def test_a_setting_that_is_refused_leaves_the_gradient_and_its_record(served, trainer):
+    trainer.forward_backward(examples("cross_entropy", range(6)), "cross_entropy").result()
+    refused = trainer.optim_step(types.AdamParams(learning_rate=0.01, beta1=2.0))
+    with pytest.raises(tinker.TinkerError, match="adam_params.beta1=2.0"):
+        refused.result()
+    record = served.service.models[trainer.model_id].seen
+    assert len(record.pending.examples) == 6
+    assert trainer.optim_step(ADAM).result().metrics["grad_norm"] > 0 and record.pending.examples == []
