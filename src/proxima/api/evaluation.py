@@ -199,5 +199,4 @@ def _named_suites(
 def _evaluation_folder(model: str) -> Path:
     from proxima.runtime.watch.clock import Clock
 
-    stamp = Clock().wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
-    return Path("evals") / f"{Path(model).name or 'model'}-{stamp}"
+    return Path("evals") / f"{Path(model).name or 'model'}-{Clock().stamp()}"

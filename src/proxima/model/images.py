@@ -68,6 +68,7 @@ class ImageStore:
         self._texts: dict[int, str] = {}
         self._tokens: dict[int, Ints] = {}
         self._processed: dict[int, tuple[str, dict[str, Tensor]]] = {}
+        self._bytes = 0  # of these
         self._read_index()
 
     @cached_property
@@ -120,6 +121,7 @@ class ImageStore:
         self.folder, self._follows = folder, True
         for kept in (self._unwritten, self._grids, self._texts, self._tokens, self._processed):
             kept.clear()
+        self._bytes = 0
         self._read_index()
 
     def _read_index(self) -> None:
@@ -196,9 +198,10 @@ class ImageStore:
         if (kept := self._processed.get(number)) is None:
             kept = self._process(number)
             with self._lock:
+                self._bytes += 0 if number in self._processed else _size(kept)
                 self._processed[number] = kept
-                while len(self._processed) > 1 and sum(map(_size, self._processed.values())) > PROCESSED:
-                    del self._processed[next(iter(self._processed))]
+                while self._bytes > PROCESSED and len(self._processed) > 1:
+                    self._bytes -= _size(self._processed.pop(next(iter(self._processed))))
         return kept
 
     def _process(self, number: int) -> tuple[str, dict[str, Tensor]]:

@@ -110,9 +110,8 @@ class PackedModel:
         if loaded.images is not None:
             from proxima.model.image_inputs import ImageReader
 
-            require(
-                attention == "packed", "model.attention", attention, "can't be shown images", remedy="set it to packed"
-            )
+            shown, remedy = attention == "packed", "set it to packed"
+            require(shown, "model.attention", attention, "can't be shown images", remedy=remedy)
             self.images = ImageReader(self.model, loaded.images, trained=loaded.vision_lr_ratio > 0)
         self.reroutes = False  # layers are recomputed in the backward pass, and their routers would choose again
         if any(hasattr(module, "_apply_gate") for module in self.model.modules()):

@@ -121,9 +121,8 @@ class Service:
         self.workers = Workers(settings.workers, threads)
         spec = Local(slots=settings.slots, dtype=settings.dtype, interrupt="finish")  # type: ignore[arg-type]
         self.samplers = Samplers(spec, self.workers, settings.engines)
-        self.answers: dict[
-            str, asyncio.Future[Answer]
-        ] = {}  # that are awaited, or not in the journal; tasks, of samples
+        # that are awaited, or not in the journal; of samples the tasks that make them, which `cancel` and `close` stop
+        self.answers: dict[str, asyncio.Future[Answer]] = {}
         self._sampled: deque[tuple[float, str]] = deque()  # samples by the time when they were ready
         self._waiting = Counter[str]()  # samples by their sampler
         self.models: dict[str, Model] = {}

@@ -140,10 +140,9 @@ def _dense(csr: Any, dtype: Any, shape: tuple[int, ...]) -> Array:
         raise ValueError(f"a sparse tensor of shape {list(shape)[:9]} is not a matrix")
     starts = np.frombuffer(csr.crow_indices, "<i8")
     columns, values = np.frombuffer(csr.col_indices, "<i8"), np.frombuffer(csr.values, dtype)
-    rows = np.diff(starts)
-    if len(rows) != shape[0] or starts[0] != 0 or starts[-1] != len(columns) or len(columns) != len(values):
-        raise ValueError("the indices of a sparse tensor do not fit its shape")
-    if ((rows < 0) | (rows > len(columns))).any():  # their differences may have wrapped around
+    # each number of `rows` is bounded by itself: a sum of what a client sends may wrap around
+    rows, fit = np.diff(starts), len(starts) == shape[0] + 1 and len(columns) == len(values)
+    if not fit or (starts[0], starts[-1]) != (0, len(columns)) or ((rows < 0) | (rows > len(columns))).any():
         raise ValueError("the indices of a sparse tensor do not fit its shape")
     if len(columns) and not 0 <= columns.min() <= columns.max() < shape[1]:
         raise ValueError("a column index of a sparse tensor is outside its shape")

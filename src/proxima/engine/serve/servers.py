@@ -86,9 +86,8 @@ class Servers:
         for each in launches:
             report(f"$ {each.by_hand}")
         if log is None:
-            log = (
-                Path(self._reserved.enter_context(tempfile.TemporaryDirectory(prefix="proxima-server-"))) / "engine.log"
-            )
+            folder = self._reserved.enter_context(tempfile.TemporaryDirectory(prefix="proxima-server-"))
+            log = Path(folder) / "engine.log"
         logs = [log if i == 0 else log.with_name(f"{log.stem}.{i}{log.suffix}") for i in range(len(launches))]
         self.started = [StartedServer(*pair) for pair in zip(launches, logs, strict=True)]
         self._closing = threading.Event()

@@ -60,10 +60,8 @@ def meshes_of(sharding: Sharding, device: torch.device) -> Meshes:
     world, copy = dist.get_world_size(), 0
     if sharding.kind == "hybrid":
         copy = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-        bound, remedy = (
-            f"must divide the number of ranks, {world}",
-            "start as many ranks on every node, or use kind=full",
-        )
+        bound = f"must divide the number of ranks, {world}"
+        remedy = "start as many ranks on every node, or use kind=full"
         require(world % copy == 0, "LOCAL_WORLD_SIZE", copy, bound, remedy=remedy)
     elif sharding.kind == "replicate":
         copy = sharding.tensor_parallel

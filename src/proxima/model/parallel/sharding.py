@@ -13,9 +13,9 @@ from proxima.data import check_choices, require
 class Sharding:
     """The layout of weights, gradients and optimizer state on the ranks of a run.
 
-    `full` splits them over all ranks. `hybrid` splits them over the ranks of a node, LOCAL_WORLD_SIZE of
-    them, and each node has a copy. `replicate` gives every rank a whole copy: for small models and adapters. Gradients
-    are sums over all ranks in each.
+    `full` splits them over all ranks. `hybrid` splits them over the LOCAL_WORLD_SIZE ranks of a node, and each node has
+    a copy. `replicate` gives every rank a whole copy: for small models and adapters. Gradients are sums over all ranks
+    in each.
 
     `sum_gradients` is `micro_batch` by default, because only then the gradients are split too: whole on every rank they
     take 4 bytes per weight, 122 GiB for 32B. It costs little: a micro-batch that gathers each layer twice sends half as

@@ -47,8 +47,8 @@ class StepReview:
             lead, end = f"{invalid} of {record['completions']} completions have no score", ""
             if invalid == record["completions"]:
                 lead = f"step {step}: no completion has a score"
-                last = f". The run ends after {self.limit} such steps in a row (runtime.max_unscored_steps)"
-                end = last if self.limit else ""
+                if self.limit:
+                    end = f". The run ends after {self.limit} such steps in a row (runtime.max_unscored_steps)"
             self.observer.warning(
                 f"{lead} ({self._score_error}); they count in no mean; see `error` in "
                 f"rollouts/{self.store.folder.rollout_file(step).name}{end}"

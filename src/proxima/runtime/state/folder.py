@@ -26,8 +26,7 @@ def new_run_folder(folder: str | None, recipe: str | None, clock: Clock | None =
     """The run folder of a config, or without one a new one in `runs` with the recipe's name and the time."""
     if folder:
         return Path(folder).expanduser()
-    stamp = (clock or Clock()).wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
-    return Path("runs") / f"{Path(recipe).stem if recipe else 'run'}-{stamp}"
+    return Path("runs") / f"{Path(recipe).stem if recipe else 'run'}-{(clock or Clock()).stamp()}"
 
 
 def existing_run(folder: Path | str) -> "RunFolder":

@@ -15,6 +15,10 @@ class Clock:
         """The time of day in UTC, ISO 8601 with milliseconds, `2026-09-02T12:04:31.250+00:00`: for people to read."""
         return datetime.now(UTC).isoformat(timespec="milliseconds")
 
+    def stamp(self) -> str:
+        """The time of day in the name of a folder, `20260902-120431`."""
+        return self.wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
+
     def cpu(self) -> float:
         """CPU seconds of this process, over all its threads, from an arbitrary origin."""
         return time.process_time()
