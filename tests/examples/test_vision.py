@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from proxima.cli.main import main
 from scripts import vision_model
+from tests.campaigns import campaign
 from tests.task.test_image_files import content
 from tests.tiny_images import make_tiny_reader, picture
 
@@ -67,7 +68,10 @@ def rows(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["geo3k", "clevr_count"])
+TWO_STEPS = "tests/examples/test_vision.py::test_a_published_setting_makes_two_steps"
+
+
+@pytest.mark.parametrize("name", ["clevr_count", *campaign(TWO_STEPS, ["geo3k"])])
 def test_a_published_setting_makes_two_steps(name, rows, tmp_path):
     words = (
         *(

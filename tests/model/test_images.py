@@ -22,6 +22,7 @@ from proxima.model.lora import Lora
 from proxima.model.lora_layers import target_layers
 from proxima.model.model_source import ModelSource
 from proxima.model.pretrained import beside_decoder, load_tokenizer
+from tests.campaigns import campaign
 from tests.tiny_images import FAMILIES, make_tiny_reader, picture
 
 PICTURES = [picture(0, 20, 28), picture(1, 40, 17), picture(2, 16, 16)]
@@ -78,7 +79,12 @@ def one_at_a_time(model, store, rows):
     return torch.cat(out)
 
 
-@pytest.mark.parametrize(("share_prompt", "vision"), [(True, 0.0), (False, 0.0), (True, 1.0)])
+ONE_AT_A_TIME = "tests/model/test_images.py::test_packed_log_probs_and_gradients_are_those_of_one_sequence_at_a_time"
+
+
+@pytest.mark.parametrize(
+    ("share_prompt", "vision"), [(True, 1.0), *campaign(ONE_AT_A_TIME, [(True, 0.0), (False, 0.0)])]
+)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_packed_log_probs_and_gradients_are_those_of_one_sequence_at_a_time(kind, share_prompt, vision, reader):
     store = ImageStore(reader(kind))

@@ -9,6 +9,7 @@ import pytest
 
 from proxima.cli.main import main
 from proxima.data.image_tokens import image_and_patch
+from tests.campaigns import campaign
 from tests.tiny_images import make_tiny_reader
 
 RUN = (
@@ -18,7 +19,12 @@ RUN = (
 )
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "gemma3"])
+AS_THE_ENGINE_DID = (
+    "tests/rollout/test_episode_images.py::test_answers_show_images_and_the_trainer_reads_them_as_the_engine_did"
+)
+
+
+@pytest.fixture(scope="module")
 def model(request, tmp_path_factory):
     return make_tiny_reader(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -41,6 +47,7 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.parametrize("model", ["gemma3", *campaign(AS_THE_ENGINE_DID, ["qwen3_vl"])], indirect=True)
 def test_answers_show_images_and_the_trainer_reads_them_as_the_engine_did(model, tmp_path):
     assert play(model, tmp_path / "run", "episode.images=true") == 0
     steps = metrics(tmp_path / "run")

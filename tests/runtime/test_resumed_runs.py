@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.campaigns import campaign
 from tests.runtime.interruptions import interrupt
 from tests.runtime.kill_after import kill_after
 from tests.runtime.runs import RUNS
@@ -53,9 +54,29 @@ CHAINS = {  # of other runs than those with STANDARD: moment, end and interval o
     "episodes": [(GENERATING, "died", 1)],
 }
 STANDARD = [(STEP_2, "died", 1)]
+SMALL = {  # runs that write and read nothing that another one does not, and that one
+    **dict.fromkeys(
+        ("images", "scored by a model", "online pairs", "an engine that rounds", "routed experts"), "policy"
+    ),
+    "likeliest tokens and greedy baselines": "sampling masks",
+    **dict.fromkeys(("adapter and critic", "adapter and value head", "sft of an adapter"), "adapter"),
+    **dict.fromkeys(("reward model of an adapter", "dpo of an adapter"), "adapter"),
+    "dpo without a cache": "dpo",
+    "kto without an anchor": "kto",
+    "plateau of sft": "plateau",
+    "replay of asynchronous episodes": "replay",
+    "episodes of an agent": "episodes",
+}
+RESUMED = "tests/runtime/test_resumed_runs.py::test_a_resumed_run_equals_an_unbroken_one"
 
 
-@pytest.mark.parametrize("run", [run for run in RUNS if run != "plain"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        *(run for run in RUNS if run not in ("plain", *SMALL)),
+        *(case for run, small in SMALL.items() for case in campaign(f"{RESUMED}[{small}]", [run])),
+    ],
+)
 def test_a_resumed_run_equals_an_unbroken_one(run, runs, tmp_path, request):
     """Every resume but the last is interrupted as well."""
     if "episodes" in run:

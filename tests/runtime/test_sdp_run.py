@@ -15,6 +15,7 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.train import TrainStack
 from proxima.train.checkpoint import NEXT_POLICY, checkpoints
 from proxima.train.next_policy import NextPolicy
+from tests.campaigns import campaign
 from tests.runtime.interruptions import interrupt
 from tests.runtime.tiny_run import NO_EVAL, go, recipe_with, rollouts_of, saved_in, steps_of
 
@@ -64,12 +65,17 @@ def compared(folder, model, atol):
     return from_cache, interrupted, missing
 
 
-PLACES = [("engine", "local"), ("engine", "local_process"), ("trainer", "local")]
 STEPS_READ = "tests/runtime/test_sdp_run.py::test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives"
-BOTH_CHANGED = pytest.param("trainer", "local_process", marks=pytest.mark.campaign(f"{STEPS_READ}[trainer-local]"))
 
 
-@pytest.mark.parametrize(("source", "engine"), [*PLACES, BOTH_CHANGED])
+@pytest.mark.parametrize(
+    ("source", "engine"),
+    [
+        ("engine", "local"),
+        ("trainer", "local"),
+        *campaign(f"{STEPS_READ}[engine-local]", [("engine", "local_process"), ("trainer", "local_process")]),
+    ],
+)
 def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
     source, engine, tiny_model, tmp_path, monkeypatch, warm_processes
 ):

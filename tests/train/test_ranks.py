@@ -7,6 +7,7 @@ from proxima.train.messages import Release
 from proxima.train.process_ranks import ProcessRanks
 from proxima.train.ranks import RankError, Refused, SharedProblem
 from proxima.train.shares import split
+from tests.campaigns import campaign
 from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import rows
 from tests.tiny_images import make_tiny_reader
@@ -18,8 +19,7 @@ WHOLE = (
     *("nothing to train", "one trajectory", "value head", "reward model", "KTO", "preference sigmoid"),
 )
 IN_PARTS = (  # what depends on how a sequence is cut
-    *("surrogate clip_cov", "aggregate sequence_mean_token_mean", "first forward", "a rank without any in the second"),
-    *("one trajectory", "SFT", "critic", "preference aot"),
+    *("surrogate clip_cov", "aggregate sequence_mean_token_mean", "first forward", "one trajectory", "SFT"),
 )
 
 
@@ -33,9 +33,7 @@ def folder(tiny_model):
     [
         (2, 1, WHOLE),
         (4, 2, IN_PARTS),
-        pytest.param(
-            4, 2, (), marks=pytest.mark.campaign("tests/train/test_ranks.py::test_an_update_is_that_of_one_process")
-        ),
+        *campaign("tests/train/test_ranks.py::test_an_update_is_that_of_one_process", [(4, 2, ())]),
     ],
     ids=["shares", "parts", "every loss"],
 )
@@ -43,14 +41,16 @@ def test_an_update_is_that_of_one_process(size, together, names, folder):
     run_ranks(same_updates, size, folder, together, names)
 
 
-def test_images_are_shown_on_several_ranks(tmp_path):
-    kinds = ("gemma3", "qwen3_vl", "smolvlm")
-    for kind in kinds:
-        make_tiny_reader(kind, tmp_path / kind)
-    run_ranks(same_updates_of_images, 2, tmp_path, kinds)
+@pytest.mark.parametrize(
+    "kind",
+    ["gemma3", *campaign("tests/train/test_ranks.py::test_images_are_shown_on_several_ranks", ["qwen3_vl", "smolvlm"])],
+)
+def test_images_are_shown_on_several_ranks(kind, tmp_path):
+    make_tiny_reader(kind, tmp_path / kind)
+    run_ranks(same_updates_of_images, 2, tmp_path, [kind])
 
 
-@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("size", [4, *campaign("tests/train/test_ranks.py::test_columns_weights_and_ended_calls", [3])])
 def test_columns_weights_and_ended_calls(size, folder):
     run_ranks(same_columns, size, folder)
 

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -54,12 +53,6 @@ def run_ranks(
     finally:
         if GROUPS.get(size) is not group:
             group.end()
-
-
-def campaign(sibling: str, cases: Iterable[Any]) -> list[Any]:
-    """Cases of a test of this folder that has others in the first tier."""
-    mark = pytest.mark.campaign(f"tests/model/parallel/{sibling}")
-    return [pytest.param(*(case if type(case) is tuple else (case,)), marks=mark) for case in cases]
 
 
 class Group:

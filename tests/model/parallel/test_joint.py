@@ -21,7 +21,8 @@ from proxima.train.objectives.reward_objective import RewardObjective
 from proxima.train.objectives.router_balance import RouterBalance
 from proxima.train.objectives.sft_objective import SftObjective
 from proxima.train.process_ranks import ProcessRanks
-from tests.model.parallel.ranks import campaign, run_ranks
+from tests.campaigns import campaign
+from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import rows
 from tests.train.helpers import ADVANTAGES, valued
 from tests.train.shared_updates import close, follow, policy
@@ -47,12 +48,10 @@ class Case:
 AGAIN = {"gradient_checkpointing": True}
 BOTH = {T: 2, C: 2}
 HYBRID = {"kind": "hybrid"}
-CASES = [
+CASES = [Case(model="sparse", layout={C: 2, E: 4}, routes=True)]
+BREADTH = (
     Case(model="qwen3", layout=BOTH, settings=AGAIN, trains="head"),
     Case(model="sparse", layout=BOTH, trains="reward"),
-    Case(model="sparse", layout={C: 2, E: 4}, routes=True),
-]
-BREADTH = (
     Case(model="sparse", layout=BOTH, routes=True, settings=AGAIN),
     Case(model="sparse", layout={T: 2, **HYBRID}, routes=True),
     Case(model="windows", layout=BOTH, trains="reward"),
@@ -213,7 +212,9 @@ def same_columns(actual: list[Any], expected: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [*CASES, *campaign("test_joint.py::test_updates_are_those_of_one_process", BREADTH)], ids=str
+    "case",
+    [*CASES, *campaign("tests/model/parallel/test_joint.py::test_updates_are_those_of_one_process", BREADTH)],
+    ids=str,
 )
 def test_updates_are_those_of_one_process(case, models):
     run_ranks(updates_of, 4, models / "split", case)

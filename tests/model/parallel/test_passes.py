@@ -3,11 +3,12 @@
 import pytest
 
 from proxima.model.lora import Lora
+from tests.campaigns import campaign
 from tests.model.parallel.context_passes import outputs, scores, short
 from tests.model.parallel.expert_passes import few_chosen, same_loop
 from tests.model.parallel.loads import NO_DORA, same_files
 from tests.model.parallel.passes import LORA, Case, forward_only, holds_gradients, passes_of, rounded, without_adapter
-from tests.model.parallel.ranks import campaign, run_ranks
+from tests.model.parallel.ranks import run_ranks
 from tests.model.parallel.splits import TENSOR, same_head, same_tokens, whole_biases
 
 AGAIN = {"gradient_checkpointing": True}
@@ -27,15 +28,15 @@ CASES = [
     Case(model="qwen2", layout=REPLICATE | SUM_LATER, passes=(IN_PARTS,), then=(forward_only, holds_gradients)),
     Case(model="qwen2", settings=AGAIN | {"lora": LORA}, passes=({"parts": 2},), then=(without_adapter,)),
     Case(model="llama", layout=C4, passes=(IN_PARTS,), then=(same_files,)),
-    Case(model="qwen3", layout=C4, settings=AGAIN, passes=(IN_PARTS,), then=(forward_only, outputs, short)),
     Case(model="gpt2", layout=C2, passes=(BOTH,), then=(forward_only,)),
-    Case(model="windows", layout=C4, passes=(IN_PARTS,), then=(outputs,)),
     Case(model="llama", layout=C2, trains="scalar", then=(scores,)),
-    Case(model="qwen3_moe", layout=E4, passes=(BOTH,), then=(forward_only, few_chosen, same_loop)),
     Case(model="qwen3_moe", layout=E2, settings=AGAIN, passes=({"updates": 2}, {"parts": 2, "busy": 1})),
-    Case(model="six", layout=E2, passes=({"parts": 2},)),
 ]
 BREADTH = [
+    Case(model="qwen3", layout=C4, settings=AGAIN, passes=(IN_PARTS,), then=(forward_only, outputs, short)),
+    Case(model="windows", layout=C4, passes=(IN_PARTS,), then=(outputs,)),
+    Case(model="qwen3_moe", layout=E4, passes=(BOTH,), then=(forward_only, few_chosen, same_loop)),
+    Case(model="six", layout=E2, passes=({"parts": 2},)),
     Case(model="qwen2", layout={"offload": True}, trains="head", passes=(BOTH,), then=(forward_only,)),
     Case(model="llama", ranks=1, passes=(IN_PARTS,), then=(forward_only,)),
     Case(model="llama", layout=C2 | HYBRID, trains="head", settings=AGAIN, passes=(BOTH,)),
@@ -65,13 +66,11 @@ def tensor(model: str, layout: dict, ranks: int = 4, updates: int = 1, trains: s
 
 
 KEEPS = T2 | {"reshard_after_forward": False}
-CASES += [
+CASES += [tensor("qwen2", KEEPS, 2, trains="head", settings=AGAIN, then=(same_tokens,))]
+BREADTH += [
     tensor("llama", T4, passes={"parts": 2}, first=(same_files,)),
-    tensor("qwen2", KEEPS, 2, trains="head", settings=AGAIN, then=(same_tokens,)),
     tensor("experts", KEEPS, 2, trains="head", first=(same_files,), then=(same_tokens,)),
     tensor("qwen2", T2 | HYBRID, trains="head", passes=BOTH, first=(same_files,)),
-]
-BREADTH += [
     tensor("qwen3", T2 | {"offload": True}, 2, updates=2),
     tensor("llama", T2, 2, trains="scalar"),
     *(tensor(model, T4, updates=2) for model in ("qwen2", "qwen3", "experts")),
@@ -81,7 +80,9 @@ BREADTH += [
 
 
 @pytest.mark.parametrize(
-    "case", [*CASES, *campaign("test_passes.py::test_passes_are_those_of_one_process", BREADTH)], ids=str
+    "case",
+    [*CASES, *campaign("tests/model/parallel/test_passes.py::test_passes_are_those_of_one_process", BREADTH)],
+    ids=str,
 )
 def test_passes_are_those_of_one_process(case, models):
     run_ranks(passes_of, case.ranks, models, case)
@@ -98,7 +99,7 @@ HALF = {"param_dtype": "bfloat16"}
         ("qwen3_moe", 4, HALF | E2, None),
         ("split/qwen2", 2, T2 | HALF, None),
         *campaign(
-            "test_passes.py::test_bfloat16_is_that_of_one_process_but_for_rounding",
+            "tests/model/parallel/test_passes.py::test_bfloat16_is_that_of_one_process_but_for_rounding",
             [
                 ("qwen3", 4, C4, None),
                 ("split/experts", 2, T2, None),
@@ -113,7 +114,9 @@ def test_bfloat16_is_that_of_one_process_but_for_rounding(model, size, layout, l
     run_ranks(rounded, size, models, model, layout, lora)
 
 
-@pytest.mark.parametrize("size", [4, *campaign("test_passes.py::test_the_head_of_a_vocabulary_that_is_split", [2])])
+@pytest.mark.parametrize(
+    "size", [4, *campaign("tests/model/parallel/test_passes.py::test_the_head_of_a_vocabulary_that_is_split", [2])]
+)
 def test_the_head_of_a_vocabulary_that_is_split(size, models):
     run_ranks(same_head, size, models)
 

@@ -8,9 +8,10 @@ from proxima.data import FieldError
 from proxima.model import load
 from proxima.model.lora import Lora
 from proxima.model.parallel.sharding import Sharding
+from tests.campaigns import campaign
 from tests.model.parallel.loads import NO_DORA, loads_of, moved_adapters, refused
 from tests.model.parallel.passes import LORA
-from tests.model.parallel.ranks import campaign, run_ranks
+from tests.model.parallel.ranks import run_ranks
 
 HALF = {"dtype": "bfloat16"}
 ADAPTER = {"seed": 3, "dtype": "bfloat16", "lora": Lora(rank=3, init="gaussian")}
@@ -28,7 +29,7 @@ E2, E4, HYBRID = {"expert_parallel": 2}, {"expert_parallel": 4}, {"kind": "hybri
         ("mixtral", E4, {}),
         ("shared", E2 | HYBRID, {}),
         *campaign(
-            "test_slices.py::test_read_and_gathered_weights_are_those_of_the_files",
+            "tests/model/parallel/test_slices.py::test_read_and_gathered_weights_are_those_of_the_files",
             [
                 ("llama", REPLICATE, ADAPTER),
                 ("qwen2", {}, {"lora": LORA}),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from proxima.core.surrogate import SURROGATES
+from tests.campaigns import campaign
 from tests.view.microscope.made_run import PAGE, MadeRun, coded, serve
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -171,7 +172,7 @@ CUT = "tests/view/microscope/test_page.py::test_a_question_is_cut_only_where_its
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1000, 1600, pytest.param(1280, marks=pytest.mark.campaign(f"{CUT}[1000]"))])
+@pytest.mark.parametrize("width", [1000, *campaign(CUT, [1280, 1600])])
 def test_a_question_is_cut_only_where_its_row_is_full(width, browser):
     run = MadeRun()
     run.text = lambda words: words.replace("What is", "Of these, what is")  # 24 characters
@@ -446,32 +447,26 @@ def test_a_running_step_appears_by_itself(browser):
 LOOKS = {"phone": {"viewport": {"width": 360, "height": 740}}, "desk": {}, "dark": {"color_scheme": "dark"}}
 
 
-def looks(test):
-    """The page on a phone; on a desk and in the dark as campaigns."""
-    mark = pytest.mark.campaign(f"{test}[phone]")
-    return [pytest.param(look, marks=[mark] * (name != "phone"), id=name) for name, look in LOOKS.items()]
+FIRST = ("trend", "completion")  # the views that `make test` reads
+READ = "tests/view/microscope/test_page.py::test_every_view_can_be_read"
 
 
 @needs_browser
-@pytest.mark.parametrize("options", looks("tests/view/microscope/test_page.py::test_every_view_can_be_read"))
-def test_every_view_can_be_read(options, browser):
+@pytest.mark.parametrize("look", ["phone", *campaign(READ, ["desk", "dark"])])
+@pytest.mark.parametrize("route", [*FIRST, *campaign(READ, [route for route in ROUTES if route not in FIRST])])
+def test_every_view_can_be_read(route, look, browser):
     """No view is wider than the window; names, roles and contrast by axe-core, where it is installed."""
-    with opened(browser, MadeRun(), **options) as page:
-        for name in ROUTES:
-            page.visit(name)
-            page.wait_for_timeout(150)
-            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
-            unnamed = page.evaluate(UNNAMED)
-            assert unnamed == [], name
-            if axe := axe_script():
-                page.evaluate(axe)
-                result = page.evaluate("axe.run().then((result) => result.violations)")
-                serious = [
-                    (name, entry["id"], entry["nodes"][0]["html"][:200], entry["nodes"][0]["failureSummary"])
-                    for entry in result
-                    if entry["impact"] in ("serious", "critical")
-                ]
-                assert serious == []
+    with opened(browser, MadeRun(), **LOOKS[look]) as page:
+        page.visit(route)
+        page.wait_for_timeout(150)
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert page.evaluate(UNNAMED) == []
+        assert serious(page) == []
+
+
+@needs_browser
+def test_every_tint_can_be_read(browser):
+    with opened(browser, MadeRun()) as page:
         page.visit("completion")
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
@@ -480,9 +475,17 @@ def test_every_view_can_be_read(options, browser):
                 assert page.evaluate(CONTRAST) >= 4.5, (scheme, tint)
 
 
-def axe_script():
-    find_spec = importlib.util.find_spec("axe_playwright_python")
-    return None if find_spec is None else (Path(find_spec.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+def serious(page):
+    """What axe-core, where it is installed, finds serious in a page."""
+    if (found := importlib.util.find_spec("axe_playwright_python")) is None:
+        return []
+    page.evaluate((Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8"))
+    result = page.evaluate("axe.run().then((result) => result.violations)")
+    return [
+        (one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"])
+        for one in result
+        if one["impact"] in ("serious", "critical")
+    ]
 
 
 #: Controls and graphics that a screen reader has no name for.
