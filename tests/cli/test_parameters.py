@@ -22,10 +22,7 @@ class Lengths:
     most: Annotated[int, Argument("tokens; %(default)s", group="limits")] = 8
 
 
-LONG = Lengths(most=64)
-
-
-def ask(server: Server, *, lengths: Lengths = LONG) -> None:
+def ask(server: Server, *, lengths: Lengths = Lengths()) -> None:
     """Ask a server.
 
     Not in the help.
@@ -56,7 +53,7 @@ def actions():
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
-        (["ask", "u"], 0, "u 60.0 64"),
+        (["ask", "u"], 0, "u 60.0 8"),
         (["ask", "u", "--seconds", "2", "--most", "1"], 0, "u 2.0 1"),
         (["compare", "--pair", "a", "b", "--from", "y", "--critic"], 3, "['a', 'b'] y True False"),
     ],
@@ -91,4 +88,4 @@ def test_help_of_actions(actions, capsys):
         parser.parse_args(["ask", "--help"])
     text = capsys.readouterr().out
     assert "Ask a server.\n" in text and "Not in the help" not in text
-    assert text.count("limits:\n") == 1 and "deadline; 60.0" in text and "tokens; 64" in text
+    assert text.count("limits:\n") == 1 and "deadline; 60.0" in text and "tokens; 8" in text

@@ -101,19 +101,14 @@ def _values(function: Callable[..., Any], arguments: argparse.Namespace) -> dict
     return values
 
 
-def _parameters(function: Callable[..., Any], defaults: Any = None) -> Iterator[inspect.Parameter]:
-    """Yield the parameters of a function; a dataclass is replaced by the parameters of its fields.
-
-    Args:
-        defaults: an instance of the dataclass `function` with the defaults; None: the defaults in the signature.
-    """
-    for name, parameter in inspect.signature(function).parameters.items():
-        default = parameter.default if defaults is None else getattr(defaults, name)
+def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a function; a dataclass is replaced by the parameters of its fields."""
+    for parameter in inspect.signature(function).parameters.values():
         held = is_dataclass(parameter.annotation)
         if held:
-            yield from _parameters(parameter.annotation, None if default is parameter.empty else default)
+            yield from _parameters(parameter.annotation)
         else:
-            yield parameter.replace(default=default)
+            yield parameter
 
 
 def _group(parser: argparse.ArgumentParser, argument: Argument, groups: dict[str, Any]) -> Any:

@@ -102,15 +102,15 @@ def _flat(path: str, config: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{below}.kind", kinds_of(info.slot).kind_of(value)
             yield from _flat(f"{below}.", value)
         else:
-            yield below, _finite(to_json(value))
+            yield below, finite_json(to_json(value))
 
 
-def _finite(value: Any) -> Any:
+def finite_json(value: Any) -> Any:
     """Replace infinity and NaN, which JSON lacks, by their repr: they would be read back as null and never be equal."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return {key: finite_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_json(item) for item in value]
     finite = value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
     return value if finite else repr(value)
 

@@ -36,10 +36,9 @@ class StepSize:
     greedy: bool = False
 
     @property
-    def generated(self) -> tuple[int, int]:
-        """Prompts and sequences of the first generation batch, the only one without dynamic sampling."""
-        prompts = max(self.at_once or 0, self.prompts)
-        return prompts, prompts * (self.completions + self.greedy)
+    def generated(self) -> int:
+        """Sequences of the first generation batch, the only one without dynamic sampling."""
+        return max(self.at_once or 0, self.prompts) * (self.completions + self.greedy)
 
     def __str__(self) -> str:
         micro = f"{self.micro_batches:,} micro-batch" + ("es" if self.micro_batches > 1 else "")

@@ -17,7 +17,6 @@ from proxima.task import TASKS
 STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 HASHES = "\nThink step by step, then give the final number after ####."
 METADATA = ("id", "level", "source", "source_id", "subject", "unique_id", "year")  # columns copied into the result
-TEST_FILES = ("test.parquet", "test.jsonl", "main/test.parquet", "main/test.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +46,10 @@ class Suite:
         """The task spec for a file, or for a folder with a `test` file; None without one."""
         if place.is_file():
             return self._table(place)
-        for name in TEST_FILES:
-            if (place / name).is_file():
-                return self._table(place / name)
         for folder in (place, place / "main", place / "data"):
+            for name in ("test.parquet", "test.jsonl"):
+                if (folder / name).is_file():
+                    return self._table(folder / name)
             if parts := sorted(str(part) for part in folder.glob("test-*.parquet")):
                 return self._mapped(TASKS["parquet"](path=tuple(parts)))
         return None

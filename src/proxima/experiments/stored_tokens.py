@@ -29,7 +29,7 @@ class LossSpecs:
 
     Args:
         surrogate: None if the run has none, or if `problem` says why it is unknown.
-        proximal: as in the recipe. updates: optimizer steps of a step, over all epochs.
+        proximal: as in the recipe.
         problem: why the decisions about its tokens are unknown; empty if they are known.
     """
 
@@ -37,7 +37,6 @@ class LossSpecs:
     corrections: tuple[Correction, ...] = ()
     proximal: str = "behavior"
     next_missing: str = "decoupled"
-    updates: int = 1
     first_forward: bool = True  # a recomputed `proximal` comes from the first forward of the update
     problem: str = ""
 
@@ -57,7 +56,6 @@ class LossSpecs:
                 corrections=tuple(_made(CORRECTIONS, spec) for spec in corrections),
                 proximal=str(algorithm.get("proximal") or "behavior"),
                 next_missing=str(algorithm.get("next_missing") or "decoupled"),
-                updates=updates,
                 first_forward=updates == 1 and algorithm.get("reward_kl") is None,
             )
         except KeyError as error:

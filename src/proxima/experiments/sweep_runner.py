@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from proxima.config.yaml_dump import dump
 from proxima.data import UserError
@@ -115,11 +115,10 @@ def read_progress(run: PlannedRun, retry_failed: bool = False) -> RunProgress:
 
 @dataclass
 class _RunningJob:
-    """An active run. `process` and `output` are None if another process runs it; our output starts at `offset`."""
+    """An active run. `process` is None if another process runs it; the output of ours starts at `offset`."""
 
     progress: RunProgress
     process: "subprocess.Popen[bytes] | None" = None
-    output: IO[bytes] | None = None
     offset: int = 0
 
 
@@ -164,17 +163,13 @@ class _SweepLoop:
         environment = dict(os.environ)
         if run.threads:
             environment.setdefault("OMP_NUM_THREADS", str(run.threads))
-        output = (run.folder / OUTPUT).open("ab")
-        try:
+        with (run.folder / OUTPUT).open("ab") as output:
             offset = output.seek(0, os.SEEK_END)
             # in its own session: the terminal's Ctrl-C reaches only this process, which forwards it once
             streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
             process = subprocess.Popen(list(self.command(run)), env=environment, start_new_session=True, **streams)
-        except OSError:
-            output.close()
-            raise
         progress.state = RunState.RUNNING
-        self.jobs.append(_RunningJob(progress, process, output, offset))
+        self.jobs.append(_RunningJob(progress, process, offset))
         self.changed(progress)
 
     def follow(self, progress: RunProgress) -> None:
@@ -194,8 +189,6 @@ class _SweepLoop:
                 self.changed(progress, records)
             return
         self.jobs.remove(job)
-        if job.output:
-            job.output.close()
         if code is None:
             self.release(progress, running, waiting)
         elif code == 0 and read_summary(RunFolder(progress.run.folder)).get("status") == "done":

@@ -138,7 +138,7 @@ def load_of_examples(config: Any, batch: ExampleStep) -> Load:
 def load_of(config: RunConfig, batch: StepSize, model: ModelFacts, mean: float | None, spread: float) -> Load:
     """Return the load of a recipe with `mean` tokens per completion; None: the share `TYPICAL` of the maximum."""
     algorithm, train = config.algorithm, config.train
-    longest, (_, generated) = config.sampling.max_tokens, batch.generated
+    longest, generated = config.sampling.max_tokens, batch.generated
     load = Load(
         sequences=generated,
         group=batch.completions,

@@ -1,7 +1,6 @@
 """`proxima peers verify`: our mathematics against the numbers of other implementations."""
 
 import json
-import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ def verify_files(
 
     Returns: 1 if any record failed.
     """
+    from proxima.config.comparable import finite_json
     from proxima_peers.verify.verification import totals
 
     names = [path for name in file for path in _files(name)]
@@ -41,7 +41,7 @@ def verify_files(
     total = totals([verdict for of_file in verdicts.values() for verdict in of_file])
     if as_json:
         files = [
-            {"file": name, "totals": totals(of_file), "verdicts": [_finite(asdict(verdict)) for verdict in of_file]}
+            {"file": name, "totals": totals(of_file), "verdicts": [finite_json(asdict(verdict)) for verdict in of_file]}
             for name, of_file in verdicts.items()
         ]
         print_json({**total, "totals": total, "files": files})
@@ -62,6 +62,7 @@ def _files(name: str) -> list[str]:
 
 def _read_records(file: Path) -> list[dict[str, Any]]:
     """The records of a file, or a one-line UserError."""
+    from proxima_peers.verify.record import Record
 
     def refused(reason: str) -> UserError:
         return one_problem(str(file), f"{reason}; give a JSON list of records {RECORD}")
@@ -80,28 +81,10 @@ def _read_records(file: Path) -> list[dict[str, Any]]:
         if not isinstance(record, dict):
             raise refused(f"entry {index} is a {type(record).__name__}, not a record")
         try:
-            _require_record(record)
+            Record.of(record)
         except ValueError as error:
             raise refused(f"entry {index}: {str(error).rstrip('.')}") from None
     return records
-
-
-def _finite(value: Any) -> Any:
-    """Replace non-finite numbers, which JSON does not have, by texts, as in the records."""
-    if isinstance(value, dict):
-        return {key: _finite(child) for key, child in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(child) for child in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _require_record(raw: dict[str, Any]) -> None:
-    from proxima_peers.verify.record import Record
-
-    record = Record.of(raw)
-    for key in ("name", "source", "dtype"):
-        if not isinstance(getattr(record, key), str):
-            raise ValueError(f"{key} is not text")
 
 
 def _verdict(raw: dict[str, Any], import_code: bool) -> "RecordVerdict":

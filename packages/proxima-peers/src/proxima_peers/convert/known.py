@@ -29,7 +29,7 @@ import yaml
 
 from proxima.config.scalars import Loader
 from proxima_peers.convert.draft import Draft
-from proxima_peers.convert.options import Leftover, Options
+from proxima_peers.convert.options import Leftover, Options, on_one_line
 from proxima_peers.convert.read_script import Doubtful
 
 Effect = Literal["no effect", "changes", "part of", "copies", "to fill in"]
@@ -184,8 +184,7 @@ def _is_on(o: Options, condition: str) -> bool:
 
 def shown(value: Any) -> str:
     """A value as printable text of at most 60 characters."""
-    written = value.why if isinstance(value, Doubtful) else str(value)
-    text = "".join(letter if letter.isprintable() else " " for letter in written)
+    text = on_one_line(value.why if isinstance(value, Doubtful) else str(value))
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 

@@ -128,7 +128,7 @@ class Record:
         """A record as read from JSON. One whose source is "by hand" names our specs by slot instead of `params`.
 
         Raises:
-            UserError: a key is missing or is not a mapping; names the key.
+            UserError: a key is missing, or is neither text nor a mapping, as it must be; names the key.
         """
         keys: tuple[str, ...] = KEYS
         if raw.get("source") in ("hand", BY_HAND):
@@ -138,9 +138,10 @@ class Record:
         for key in ("name", "source", "dtype", "inputs", "params", "expected"):
             if key not in raw:
                 raise UserError(f"golden record {raw.get('name', '?')!r} has no {key!r}")
-            if key in ("inputs", "params", "expected") and not isinstance(raw[key], dict):
+            wanted, what = (str, "text") if key in ("name", "source", "dtype") else (dict, "a mapping")
+            if not isinstance(raw[key], wanted):
                 kind = type(raw[key]).__name__
-                raise UserError(f"golden record {raw['name']!r}: {key!r} is a {kind}, expected a mapping")
+                raise UserError(f"golden record {raw['name']!r}: {key!r} is a {kind}, expected {what}")
         fields = {key: raw[key] for key in ("name", "source", "dtype", "expected")}
         unknown = tuple(sorted(set(raw) - set(keys)))
         return cls(**fields, inputs=Tracked(raw["inputs"]), params=Tracked(raw["params"]), unknown=unknown)
