@@ -337,6 +337,7 @@ def same_run(first, second):
         assert read_rows(RunFolder(first).rollout_file(step)) == read_rows(RunFolder(second).rollout_file(step))
 
 
+@pytest.mark.campaign("tests/engine/test_local_process.py::test_killed_while_completions_arrive_the_others_come_once")
 def test_a_run_is_the_same_to_the_bit_killed_engines_and_all(tiny_model, tmp_path, warm_processes):
     """Killed after a step, and while completions arrive."""
     tree = recipe(tiny_model("llama"))

@@ -10,6 +10,7 @@ from proxima.rollout.async_collector import AsyncCollector
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
+from tests.campaigns import campaign
 from tests.runtime.interruptions import Died, die_at, interrupt, interrupt_and_resume, start, start_and_hold
 from tests.runtime.kill_after import kill_after
 from tests.runtime.prompt_rows import consumed_prompts
@@ -40,7 +41,10 @@ def assert_whole(folder, steps=STEPS, prompts=4, lag=2):
     return records
 
 
-@pytest.mark.parametrize("engine", ["local", "local_process"])
+@pytest.mark.parametrize(
+    "engine",
+    ["local", *campaign("tests/runtime/test_async_run.py::test_prompts_generate_asynchronously", ["local_process"])],
+)
 def test_prompts_generate_asynchronously(engine, tiny_model, tmp_path, warm_processes, monkeypatch):
     spans, step_metrics = [], AsyncCollector.step_metrics
 
@@ -86,7 +90,16 @@ CHAINS = {  # of interruptions: moment, end and interval of checkpoints
 }
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize(
+    "chain",
+    [
+        "died",
+        *campaign(
+            "tests/runtime/test_async_run.py::test_after_an_interruption_every_prompt_is_consumed_once[died]",
+            ["stopped"],
+        ),
+    ],
+)
 def test_after_an_interruption_every_prompt_is_consumed_once(chain, tiny_model, tmp_path):
     for moment, end, every in CHAINS[chain]:
         config = tree(tiny_model("llama"), checkpoint__every=every)

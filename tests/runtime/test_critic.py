@@ -17,6 +17,7 @@ from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import Schedule
+from tests.campaigns import campaign
 from tests.runtime.runs import CRITIC, PPO
 from tests.runtime.tiny_run import rollouts_of, saved_in, steps_of
 
@@ -86,7 +87,13 @@ def test_metrics_of_the_critic(kind, runs):
     assert steps[-1]["value/loss"] < steps[0]["value/loss"]
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4.0}])
+@pytest.mark.parametrize(
+    "lora",
+    [
+        {"rank": 2, "alpha": 4.0},
+        *campaign("tests/runtime/test_critic.py::test_a_head_on_a_bfloat16_policy_learns_in_float32", [None]),
+    ],
+)
 def test_a_head_on_a_bfloat16_policy_learns_in_float32(lora, runs, tmp_path):
     """By steps that bfloat16 would round away, and its checkpoint resumes in it."""
     changes = {"train__optimizer": {"kind": "adamw", "lr": 1e-6}, "train__warmup_steps": 0, "eval__every": 0}

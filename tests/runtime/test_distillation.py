@@ -9,6 +9,7 @@ import pytest
 from proxima.data import FieldError
 from proxima.model.pretrained import load_config, load_tokenizer
 from proxima.runtime.loop.training_loop import RunEnded
+from tests.campaigns import campaign
 from tests.runtime.tiny_run import NO_EVAL, go, recipe, rollouts_of, steps_of
 
 
@@ -22,9 +23,12 @@ def distilled(tiny_model, *, divergence="reverse_kl", more=None, algorithm=None,
 @pytest.mark.parametrize(
     "divergence",
     [
-        {"kind": "reverse_kl", "top_k": 259},
         {"kind": "js", "beta": 0.3, "top_k_of": "student", "top_k": 8},
         {"kind": "reverse_kl", "top_k": 0},
+        *campaign(
+            "tests/runtime/test_distillation.py::test_a_student_gets_nearer_to_its_teacher",
+            [{"kind": "reverse_kl", "top_k": 259}],
+        ),
     ],
     ids=lambda divergence: f"{divergence['kind']}-{divergence.get('top_k', 16)}",
 )

@@ -14,6 +14,7 @@ from proxima.engine.local import Local, LocalEngine
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from proxima.train.checkpoint import NEXT_POLICY, checkpoints
+from tests.campaigns import campaign
 from tests.runtime.interruptions import interrupt
 from tests.runtime.test_async_run import assert_whole, tree
 from tests.runtime.test_sdp_run import tree as sdp_tree
@@ -97,7 +98,17 @@ def test_a_hook_that_raises_ends_a_whole_step(stage, mode, tiny_model, tmp_path,
     assert_whole(tmp_path / "run")
 
 
-@pytest.mark.parametrize("what", ["score", "in_flight", "slow", "short"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "score",
+        "slow",
+        *campaign(
+            "tests/runtime/test_engine_faults.py::test_a_window_that_the_engine_misses_costs_no_run",
+            ["in_flight", "short"],
+        ),
+    ],
+)
 def test_a_window_that_the_engine_misses_costs_no_run(what, tiny_model, tmp_path, monkeypatch):
     async def broken(self, *asked):
         if what == "slow":

@@ -20,6 +20,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
+from tests.campaigns import campaign
 from tests.runtime.prompt_rows import consumed_prompts
 from tests.runtime.tiny_run import NO_EVAL, Watcher, evals_of, go, recipe, steps_of, summary_of, timeless
 
@@ -305,8 +306,11 @@ SHARE = "tests.runtime.tiny_run:Share"  # by which nothing is right or wrong
     ("reward", "lr", "metric", "key"),
     [
         (EVEN, 2e-2, None, "accuracy"),
-        (SHARE, 3e-3, None, "reward/mean"),
         (SHARE, 3e-3, "share/odd", "reward/part/share/odd"),
+        *campaign(
+            "tests/runtime/test_run.py::test_the_last_and_the_best_checkpoint_are_kept",
+            [(SHARE, 3e-3, None, "reward/mean")],
+        ),
     ],
 )
 def test_the_last_and_the_best_checkpoint_are_kept(reward, lr, metric, key, trained):

@@ -7,6 +7,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from proxima.model import save
 from proxima.train import AdamW
 from proxima.train.optimizer_step import WeightwiseOptimizer
+from tests.campaigns import campaign
 from tests.model.parallel.ranks import run_ranks
 from tests.model.parallel.saves import moves
 from tests.tiny import VOCABULARY, tiny_tokenizer
@@ -28,7 +29,14 @@ def wide(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("kind", ["offload", "muon", "adamw_8bit"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "muon",
+        "adamw_8bit",
+        *campaign("tests/train/test_optimizer_step.py::test_a_checkpoint_goes_to_any_number_of_ranks", ["offload"]),
+    ],
+)
 def test_a_checkpoint_goes_to_any_number_of_ranks(kind, wide, tmp_path):
     if kind not in specs():
         pytest.skip("torchao is not installed")

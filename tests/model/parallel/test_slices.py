@@ -22,8 +22,7 @@ E2, E4, HYBRID = {"expert_parallel": 2}, {"expert_parallel": 4}, {"kind": "hybri
 @pytest.mark.parametrize(
     ("kind", "layout", "settings"),
     [
-        ("many files", {}, {}),
-        ("gpt2", {}, HALF),
+        ("many files", {}, HALF),
         ("qwen2", REPLICATE, {"head_std": 0.3}),
         ("qwen2", OFFLOAD, ADAPTER | {"lora": NO_DORA}),
         ("mixtral", E4, {}),
@@ -31,6 +30,8 @@ E2, E4, HYBRID = {"expert_parallel": 2}, {"expert_parallel": 4}, {"kind": "hybri
         *campaign(
             "tests/model/parallel/test_slices.py::test_read_and_gathered_weights_are_those_of_the_files",
             [
+                ("gpt2", {}, HALF),
+                ("many files", {}, {}),
                 ("llama", REPLICATE, ADAPTER),
                 ("qwen2", {}, {"lora": LORA}),
                 *((kind, E2, {}) for kind in ("qwen3_moe", "six")),

@@ -14,6 +14,7 @@ from proxima.config import resolve
 from proxima.config.sections.preference_section import PreferenceConfig
 from proxima.data import UserError
 from proxima.train.offline import preference_method
+from tests.campaigns import campaign
 from tests.runtime.tiny_run import Watcher, evals_of, go, steps_of, timeless
 
 
@@ -160,7 +161,13 @@ def test_a_model_that_is_changed_in_place_has_another_reference(tree, tiny_model
     assert abs(step["rewards/chosen"]) < 1e-4 and len(list((tmp_path / "cache").iterdir())) == 4
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "kto"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "sigmoid",
+        *campaign("tests/runtime/offline/test_dpo_run.py::test_before_the_first_step_no_item_has_a_reward", ["kto"]),
+    ],
+)
 def test_before_the_first_step_no_item_has_a_reward(loss, tree, tmp_path):
     """Reference and policy run the same forward passes: rounding makes no accuracy, whatever run filled the cache."""
     file, sides = tmp_path / "rows.jsonl", {"chosen": "right ", "rejected": "wrong "}
