@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
-from tinker.types import AdamParams
+from tinker.types import AdamParams, LoraConfig
 
 from proxima.model import load
 from proxima.view.microscope.app import MicroscopeApp
@@ -16,7 +16,7 @@ from proxima_tinker import served_record as record_module
 from proxima_tinker.datum import Datum
 from proxima_tinker.losses import ClientLoss
 from proxima_tinker.served_record import ServedRecord
-from proxima_tinker.trained_model import ModelSpec, TrainedModel
+from proxima_tinker.trained_model import TrainedModel
 
 from .data_of_clients import run_whole
 
@@ -35,7 +35,7 @@ class Client:
     """A model that is trained, and its record."""
 
     def __init__(self, base, folder, rank=4):
-        self.base, self.folder, self.spec = base, folder, ModelSpec(rank=rank)
+        self.base, self.folder, self.spec = base, folder, LoraConfig(rank=rank, seed=0)
         self.trained = TrainedModel(base, self.spec, compute_dtype=torch.float32, budget=1024)
         self.start()
 

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from tinker.types import AdamParams
+from tinker.types import AdamParams, LoraConfig
 
 from proxima.data import UserError
 from proxima.model import load
 from proxima.model.adapter_folder import base_in_memory
 from proxima_tinker.datum import Datum
 from proxima_tinker.losses import ClientLoss
-from proxima_tinker.trained_model import ModelSpec, TrainedModel
+from proxima_tinker.trained_model import TrainedModel
 
 from .data_of_clients import run_whole
 
@@ -68,7 +68,7 @@ def data(base, count=6):
 
 
 def trained(base, rank, budget=40):
-    model = TrainedModel(base, ModelSpec(rank=rank, seed=3), compute_dtype=torch.float32, budget=budget)
+    model = TrainedModel(base, LoraConfig(rank=rank, seed=3), compute_dtype=torch.float32, budget=budget)
     with torch.no_grad():
         for name, parameter in model.trained.items():
             if "lora_B" in name:  # it begins at 0, and A would have no gradient

@@ -16,13 +16,14 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from tinker.types import LoraConfig
 
 from proxima.data.episode import Episode, Span
 from proxima.experiments.run_reader import read_config
@@ -34,7 +35,7 @@ from proxima.system.atomic_files import atomic_writer, make_folder
 from proxima.system.jsonl import complete_length, utf8
 from proxima_tinker.datum import Array, Datum
 from proxima_tinker.losses import CLIP, ClientLoss
-from proxima_tinker.trained_model import ALPHA, ModelSpec, PassResult
+from proxima_tinker.trained_model import ALPHA, PassResult
 
 MOST_EXAMPLES, MOST_TOKENS = 512, 200_000  # of a step that are recorded
 MOST_GROUPS = 100_000  # distance of the prompts' numbers between steps
@@ -173,7 +174,7 @@ class ServedRecord:
         UserError: metrics.jsonl or config.yaml is damaged.
     """
 
-    def __init__(self, folder: Path, base: LoadedModel, spec: ModelSpec, path: str) -> None:
+    def __init__(self, folder: Path, base: LoadedModel, spec: LoraConfig, path: str) -> None:
         self.files = RunFolder(folder)
         self.spec, self.tokenizer, self.stops = spec, base.tokenizer, base.stop_tokens
         self.path = str(Path(path).resolve()) if Path(path).exists() else path
@@ -224,7 +225,7 @@ class ServedRecord:
             return
         self.config = {
             "model": {"path": self.path, "lora": {"rank": self.spec.rank, "alpha": ALPHA} if self.spec.rank else None},
-            "lora_config": asdict(self.spec),
+            "lora_config": self.spec.model_dump(),
             "algorithm": algorithm,
             "train": {"updates_per_step": 1, "epochs_per_step": 1},
         }

@@ -13,15 +13,18 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from pydantic import BaseModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from starlette.exceptions import HTTPException
+from tinker import types
 
 from proxima.data import UserError
 from proxima.engine.local import Local
@@ -37,15 +40,7 @@ from proxima_tinker.request_log import RequestLog
 from proxima_tinker.samplers import SampleOrder, Samplers
 from proxima_tinker.served_record import ServedRecord
 from proxima_tinker.served_settings import Settings
-from proxima_tinker.trained_model import (
-    BUILDING,
-    OPTIMIZER,
-    ModelSpec,
-    TrainedModel,
-    adam_params,
-    attach_adapter,
-    own_copy,
-)
+from proxima_tinker.trained_model import BUILDING, OPTIMIZER, TrainedModel, attach_adapter, check_adam, own_copy
 from proxima_tinker.wire import forward_backward_answer, read_forward_backward
 from proxima_tinker.workers import ComputeLane, Workers
 
@@ -59,9 +54,12 @@ GAP_SECONDS = 60.0  # a request waits so long for an earlier one that has not co
 LEFT_SECONDS = 900.0  # without a heartbeat, after which a client has left; the SDK sends one every ten seconds
 ANSWERS_KEPT = 256  # of each model
 STATE_EVERY = 20  # a state is written when the work since the last one took so many times as long as writing it
-SEGMENTS = {"training": "weights", "sampler": "sampler_weights", "external": "external_weights"}
-SAVES = {"training": "save_weights", "sampler": "save_weights_for_sampler", "external": "save_weights_external"}
-TYPES = {segment: kind for kind, segment in SEGMENTS.items()}
+SAVES = {  # by request: the part of the path, and what the SDK calls the weights
+    "save_weights": ("weights", "training"),
+    "save_weights_for_sampler": ("sampler_weights", "sampler"),
+    "save_weights_external": ("external_weights", "external"),
+}
+KINDS = dict(SAVES.values())
 
 
 def _failure(reason: str, category: str) -> Answer:
@@ -91,8 +89,8 @@ class Model:
         self.used, self.work_seconds, self.state_seconds = 0.0, 0.0, 1.0
 
     @property
-    def spec(self) -> ModelSpec:
-        return ModelSpec(**self.record["spec"])
+    def spec(self) -> types.LoraConfig:
+        return types.LoraConfig(**self.record["spec"])
 
 
 class Service:
@@ -132,7 +130,7 @@ class Service:
 
     def restore(self) -> int:
         """Go on with the models of an earlier process. Returns the number of requests that run again."""
-        for segment in SEGMENTS.values():  # what a kill left of checkpoints
+        for segment in KINDS:  # what a kill left of checkpoints
             for part in self.settings.folder.glob(f"models/*/{segment}/.*"):
                 shutil.rmtree(part, ignore_errors=True)
         again = 0
@@ -199,22 +197,16 @@ class Service:
 
     # ---- requests of a model -----------------------------------------------------------------------------------------
 
-    async def create_model(self, session: str, number: int, spec: ModelSpec, metadata: Any, source: Any = None) -> str:
-        """Accept a new model; returns the id of the request. `source`: the checkpoint that it begins with."""
+    def create_model(self, session: str, number: int, spec: types.LoraConfig, metadata: Any) -> str:
+        """A new model, whose request 0 builds it; returns its id."""
         self.heartbeat(session)
         id = f"{session}:train:{number}"
         if id not in self.models:
-            record = {
-                "session": session,
-                "spec": asdict(spec),
-                "metadata": metadata,
-                "state_seq": -1,
-                "steps": 0,
-                "created": time.time(),
-            }
+            facts = {"session": session, "spec": spec.model_dump(), "user_metadata": metadata, "created": date()}
+            record = facts | {"state_seq": -1, "steps": 0}
             self.journal.put("model", id, record)
             self._add_model(id, record)
-        return await self.submit(id, 0, "load" if source else "create", json.dumps(source or {}).encode())
+        return id
 
     def _add_model(self, id: str, record: dict[str, Any]) -> Model:
         model = self.models[id] = Model(id, record, ComputeLane(self.workers))
@@ -302,7 +294,7 @@ class Service:
         began = time.monotonic()
         answer = yield from self._outcome(model, seq, known.kind, known.body)
         model.work_seconds += time.monotonic() - began
-        due = known.kind in ("create", "load") or model.work_seconds > STATE_EVERY * model.state_seconds
+        due = known.kind in ("create_model", "load_weights") or model.work_seconds > STATE_EVERY * model.state_seconds
         if due and changes and model.trained is not None:
             # with its answer: what was loaded may be gone after a restart
             done = self._tried(f"{name}: no state", partial(self._write_state, model, seq, answer)) or done
@@ -312,8 +304,8 @@ class Service:
         try:
             if kind in ("forward", "forward_backward"):
                 return (yield from self._do_pass(model, body, backward=kind == "forward_backward"))
-            do = {"create": self._do_create, "load": self._do_load, "save": self._do_save}
-            return do.get(kind, self._do_optim_step)(model, seq, json.loads(body))
+            read, do = REQUESTS[kind]
+            return do(self, model, seq, read.model_validate_json(body))
         except Exception as error:
             return self._failed(f"{model.id} {kind}", error)
 
@@ -373,7 +365,8 @@ class Service:
         return forward_backward_answer(result.outputs, result.metrics), PROTOBUF
 
     def _do_optim_step(self, model: Model, seq: int, asked: Any) -> Answer:
-        settings = adam_params(asked)
+        settings = asked.optim_params
+        check_adam(settings)
         try:
             metrics = self._trained(model).step(settings)
         except UserError:
@@ -385,56 +378,53 @@ class Service:
         return _json(metrics=metrics)
 
     def _do_load(self, model: Model, seq: int, asked: Any) -> Answer:
-        folder = self.checkpoint_folder(asked["path"], "training")
-        self._trained(model).load(_read(asked["path"], load_file, folder / OPTIMIZER), optimizer=asked["optimizer"])
+        folder = self.checkpoint_folder(asked.path, "training")
+        self._trained(model).load(_read(asked.path, load_file, folder / OPTIMIZER), optimizer=asked.optimizer)
         self._note(model, ServedRecord.forget)
-        return _json(type="load_weights", path=asked["path"], model_id=model.id)
+        return _json(type=asked.type, path=asked.path, model_id=model.id)
 
     def _do_save(self, model: Model, seq: int, asked: Any) -> Answer:
-        """Write a checkpoint: `kind` is training, sampler or external."""
-        kind, named = asked["kind"], asked.get("path")
-        name = named or (f"unnamed-{seq:09d}" if kind == "sampler" else f"{seq:06d}")
+        """Write training weights, those of a sampler, or a folder to download, by the type of the request."""
+        values, (segment, kind) = asked.model_dump(), SAVES[asked.type]
+        if values.get("kind") == "inflight":
+            raise UserError("kind=inflight: samplers keep their weights here; save snapshots")
+        if values.get("age_encryption_recipients"):
+            raise UserError("age_encryption_recipients: files are not encrypted here; leave it out")
+        name = asked.path or (f"unnamed-{seq:09d}" if kind == "sampler" else f"{seq:06d}")
         plain = all(c.isascii() and (c.isalnum() or c in "._-+=") for c in name)
         if name.startswith(".") or not plain or len(name) > 120:
             raise UserError(f"path={name!r:.80} must be a name of at most 120 of a-z A-Z 0-9 ._-+=, no dot first")
-        folder = self._place(model.id) / SEGMENTS[kind] / name
-        path = f"tinker://{model.id}/{SEGMENTS[kind]}/{name}"
+        path = f"tinker://{model.id}/{segment}/{name}"
         known = self.journal.get("checkpoint", path)
-        if known is not None and known["seq"] != seq and not asked.get("overwrite"):
+        if known is not None and known["seq"] != seq and not values.get("overwrite"):
             raise UserError(f"{path} exists; choose another name, or set overwrite")
         if known is None or known["seq"] != seq:
-            self._write_checkpoint(model, folder, kind)
-            ttl = asked.get("ttl_seconds")
-            record = {
-                "model": model.id,
-                "kind": kind,
-                "seq": seq,
-                "spec": model.record["spec"],
-                "size": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-                "time": time.time(),
-                "expires": None if ttl is None else time.time() + ttl,
-                "metadata": asked.get("user_metadata"),
-            }
-            self.journal.put("checkpoint", path, record)
-            self._drop_snapshots(model, kind)
-        number = asked.get("sampler")
-        if number is None:
-            return _json(type=SAVES[kind], path=path)
-        id = f"{model.record['session']}:sample:{number}"
-        self.journal.put("sampler", id, {"model": model.id, "path": path, "session": model.record["session"]})
-        return _json(type="save_weights_for_sampler", sampling_session_id=id)
+            self._write_checkpoint(model, seq, f"{segment}/{name}", values)
+        if (number := values.get("sampling_session_seq_id")) is None:
+            return _json(type=asked.type, path=path)
+        id = self.create_sampler(model.record["session"], number, path)
+        return _json(type=asked.type, sampling_session_id=id)
 
-    def _write_checkpoint(self, model: Model, folder: Path, kind: str) -> None:
-        trained = self._trained(model)
+    def _write_checkpoint(self, model: Model, seq: int, id: str, asked: Mapping[str, Any]) -> None:
+        """Write its folder, then its record: the SDK's `Checkpoint` and whose it is."""
+        trained, folder = self._trained(model), self._place(model.id) / id
+        kind, path = KINDS[folder.parent.name], f"tinker://{model.id}/{id}"
         with atomic_folder(folder) as beside:
             trained.save(beside) if kind == "training" else save_trained(trained.loaded, beside)
-
-    def _drop_snapshots(self, model: Model, kind: str) -> None:
-        """Delete all but the last unnamed weights for samplers."""
+        record = {
+            "checkpoint_id": id,
+            "checkpoint_type": kind,
+            "time": date(),
+            "tinker_path": path,
+            "size_bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+            "user_metadata": asked.get("user_metadata"),
+            "expires_at": None if asked["ttl_seconds"] is None else date(asked["ttl_seconds"]),
+        }
+        whose = {"model": model.id, "seq": seq, "spec": model.record["spec"]}
+        self.journal.put("checkpoint", path, record | whose)
         if kind == "sampler":
-            place = self._place(model.id) / SEGMENTS[kind]
-            for last in sorted(place.glob("unnamed-*"))[:-SNAPSHOTS]:
-                self.journal.delete("checkpoint", f"tinker://{model.id}/{SEGMENTS[kind]}/{last.name}")
+            for last in sorted(folder.parent.glob("unnamed-*"))[:-SNAPSHOTS]:
+                self.journal.delete("checkpoint", f"tinker://{model.id}/sampler_weights/{last.name}")
                 shutil.rmtree(last, ignore_errors=True)
 
     def _note(self, model: Model, note: Callable[[ServedRecord], None]) -> None:
@@ -467,10 +457,9 @@ class Service:
             UserError: there is none.
         """
         record = self.checkpoint(path)
-        if kind is not None and record["kind"] != kind:
-            raise UserError(f"{path} has {record['kind']} weights, where {kind} weights are needed")
-        *_, segment, name = path.split("/")
-        return self._place(record["model"]) / segment / name
+        if kind not in (None, record["checkpoint_type"]):
+            raise UserError(f"{path} has {record['checkpoint_type']} weights, where {kind} weights are needed")
+        return self._place(record["model"]) / record["checkpoint_id"]
 
     async def delete_checkpoint(self, path: str) -> None:
         """Delete a checkpoint, in the lane of its model, where others are written."""
@@ -484,7 +473,7 @@ class Service:
     async def expire(self) -> None:
         """Delete checkpoints whose time is over."""
         for path, record in self.journal.all("checkpoint"):
-            if record["expires"] is not None and record["expires"] < time.time():
+            if record["expires_at"] is not None and datetime.fromisoformat(record["expires_at"]) < datetime.now(UTC):
                 await self.delete_checkpoint(path)
 
     # ---- samplers ----------------------------------------------------------------------------------------------------
@@ -495,7 +484,7 @@ class Service:
         id = f"{session}:sample:{number}"
         if path is not None:
             self.checkpoint(path)
-        self.journal.put("sampler", id, {"path": path, "session": session})
+        self.journal.put("sampler", id, {"sampler_id": id, "model_path": path, "session": session})
         return id
 
     def sampler(self, id: str) -> dict[str, Any]:
@@ -525,10 +514,13 @@ class Service:
 
     async def _sample(self, record: Mapping[str, Any], request_id: str, order: SampleOrder) -> Answer:
         try:
-            model, path, weights, source = "base", record["path"], "base", lambda: self.base
+            model, path, weights, source = "base", record["model_path"], "base", lambda: self.base
             if path is not None:
                 checkpoint = self.checkpoint(path)
-                model, source = checkpoint["model"], partial(self._weights, path, ModelSpec(**checkpoint["spec"]))
+                model, source = (
+                    checkpoint["model"],
+                    partial(self._weights, path, types.LoraConfig(**checkpoint["spec"])),
+                )
                 weights = f"{path} of {checkpoint['time']}"  # a name may be used again
             return await self.samplers.sample(model, weights, record["session"], source, order), PROTOBUF
         except asyncio.CancelledError as error:
@@ -538,14 +530,14 @@ class Service:
         except Exception as error:
             return self._failed(request_id, error)
 
-    def _weights(self, path: str, spec: ModelSpec) -> LoadedModel:
+    def _weights(self, path: str, spec: types.LoraConfig) -> LoadedModel:
         """The base with the weights of a checkpoint, in a lane."""
         folder = self.checkpoint_folder(path)
         if spec.rank == 0:
             with BUILDING:
                 return _read(path, partial(load, dtype=torch.float32, device=self.settings.device), str(folder))
         loaded = own_copy(self.base, shares=True)
-        attach_adapter(loaded.model, spec, 0)
+        attach_adapter(loaded.model, spec)
         _read(path, partial(read_matrices, loaded.model, field_name="path"), str(folder))
         return loaded
 
@@ -590,8 +582,17 @@ class Service:
         self._lock.release()
 
 
-# kinds of requests whose effect is in the state; others, such as "forward", are not run again after a restart
-CHANGES = ("create", "load", "forward_backward", "optim_step")
+# requests of a model besides passes, which are protocol buffers
+REQUESTS: dict[str, tuple[type[BaseModel], Callable[[Service, Model, int, Any], Answer]]] = {
+    "create_model": (types.CreateModelRequest, Service._do_create),
+    "load_weights": (types.LoadWeightsRequest, Service._do_load),
+    "optim_step": (types.OptimStepRequest, Service._do_optim_step),
+    "save_weights": (types.SaveWeightsRequest, Service._do_save),
+    "save_weights_for_sampler": (types.SaveWeightsForSamplerRequest, Service._do_save),
+    "save_weights_external": (types.SaveWeightsExternalRequest, Service._do_save),
+}
+# those whose effect is in the state; others, such as "forward", are not run again after a restart
+CHANGES = ("create_model", "load_weights", "forward_backward", "optim_step")
 
 
 def _had_effect(kind: str, answer: bytes, media: str | None) -> bool:
@@ -611,6 +612,11 @@ def _read(what: str, read: Callable[[Any], T], place: Any) -> T:
         raise UserError(
             f"{what} can't be read: {type(error).__name__}", remedy="load or sample other weights"
         ) from error
+
+
+def date(later: float = 0.0) -> str:
+    """The time after so many seconds, as the SDK reads it."""
+    return (datetime.now(UTC) + timedelta(seconds=later)).isoformat()
 
 
 def _json(**values: Any) -> Answer:

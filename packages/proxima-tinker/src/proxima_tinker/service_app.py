@@ -6,7 +6,6 @@ import json
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from inspect import isawaitable
 from typing import Any
@@ -26,8 +25,7 @@ from proxima.engine.protocol import Sampling
 from proxima.system.web_requests import LOOPBACK_NAMES, refused
 from proxima_tinker.datum import Array
 from proxima_tinker.samplers import SampleOrder, stop_settings
-from proxima_tinker.service import TYPES, Service
-from proxima_tinker.trained_model import ModelSpec
+from proxima_tinker.service import KINDS, Service, date
 from proxima_tinker.wire import request_place
 
 POLL_SECONDS = 20.0  # the SDK gives up after 45
@@ -41,7 +39,7 @@ LEAST_TEMPERATURE = 1e-4  # logits divided by less may be infinite
 LEAST_TOP_P = 1e-6
 SEED_BITS = 63
 TEN_YEARS = 315_360_000
-NUMBER = (0, 2**53 - 1)
+NUMBER = (0, 2**63 - 1)
 BOUNDS = {  # of fields, in whichever request they are
     "seq_id": NUMBER,
     "model_seq_id": NUMBER,
@@ -52,14 +50,7 @@ BOUNDS = {  # of fields, in whichever request they are
 }
 Handler = Callable[[Request], Awaitable[Any]]
 # what the SDK may do: one connection a pending answer, plain bodies, its usual transport
-CLIENT_CONFIG = {
-    "pjwt_auth_enabled": False,
-    "use_pyqwest_transport": False,
-    "sample_use_retrieve_futures": False,
-    "proto_compress_fwdbwd": False,
-    "sample_join_sampling_session": True,
-    "sample_max_concurrent_requests": 256,
-}
+CLIENT_CONFIG = types.ClientConfigResponse(use_pyqwest_transport=False, sample_max_concurrent_requests=256)
 
 
 class ServiceApp:
@@ -117,7 +108,11 @@ class ServiceApp:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 await self._read(request, body, handler)
-            answer = handler(self, bytes(body) if kind is None else _parsed(kind, bytes(body)))
+            asked: Any = bytes(body) if kind is None else _parsed(kind, bytes(body))
+            name, served = getattr(asked, "base_model", None), self.service.name
+            if name not in (None, served, self.service.settings.path):
+                raise HTTPException(400, f"base_model={name!r:.100} is not served here; {served} is")
+            answer = handler(self, asked)
             return await answer if isawaitable(answer) else answer
         except TimeoutError:
             raise HTTPException(408, f"the body was not complete after {READ_SECONDS:g} s") from None
@@ -152,16 +147,16 @@ class ServiceApp:
 
     def _run_facts(self, id: str, checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
         record = self.service.model(id).record
-        own = [c for c in checkpoints if c["tinker_path"].startswith(f"tinker://{id}/")]
+        latest = {checkpoint["checkpoint_type"]: checkpoint for checkpoint in checkpoints if checkpoint["model"] == id}
         return {
             "training_run_id": id,
             "base_model": self.service.name,
             "model_owner": "local",
             **_of_lora(record["spec"]),
-            "last_request_time": _date(record["created"]),
-            "last_checkpoint": next((c for c in reversed(own) if c["checkpoint_type"] == "training"), None),
-            "last_sampler_checkpoint": next((c for c in reversed(own) if c["checkpoint_type"] == "sampler"), None),
-            "user_metadata": record["metadata"],
+            "last_request_time": record["created"],
+            "last_checkpoint": latest.get("training"),
+            "last_sampler_checkpoint": latest.get("sampler"),
+            "user_metadata": record["user_metadata"],
         }
 
     async def training_run(self, request: Request) -> Any:
@@ -174,19 +169,7 @@ class ServiceApp:
         return {"training_runs": [self._run_facts(id, checkpoints) for id in ids], "cursor": cursor}
 
     def _checkpoints_of(self, run: str | None) -> list[dict[str, Any]]:
-        return [
-            {
-                "checkpoint_id": "/".join(path.split("/")[-2:]),
-                "checkpoint_type": record["kind"],
-                "time": _date(record["time"]),
-                "tinker_path": path,
-                "size_bytes": record["size"],
-                "user_metadata": record["metadata"],
-                "expires_at": None if record["expires"] is None else _date(record["expires"]),
-            }
-            for path, record in self.service.journal.all("checkpoint")
-            if run in (None, record["model"])
-        ]
+        return [record for _, record in self.service.journal.all("checkpoint") if run in (None, record["model"])]
 
     async def checkpoints(self, request: Request) -> Any:
         found, cursor = _page(request, self._checkpoints_of(request.path_params.get("run")))
@@ -194,8 +177,8 @@ class ServiceApp:
 
     def _path(self, request: Request) -> str:
         run, kind, name = (request.path_params[part] for part in ("run", "kind", "name"))
-        if kind not in TYPES:
-            raise HTTPException(404, f"no kind of weights {kind!r:.40}; there are {', '.join(TYPES)}")
+        if kind not in KINDS:
+            raise HTTPException(404, f"no kind of weights {kind!r:.40}; there are {', '.join(KINDS)}")
         return f"tinker://{run}/{kind}/{name}"
 
     async def delete_checkpoint(self, request: Request) -> Any:
@@ -212,7 +195,7 @@ class ServiceApp:
             urls[file.name] = str(request.url.replace(path=path, query=query if self.key else ""))
         if not urls:
             raise HTTPException(404, "these weights were deleted at this moment")
-        return {"urls": urls, "expires": _date(until)}
+        return {"urls": urls, "expires": date(URL_SECONDS)}
 
     async def file(self, request: Request) -> Any:
         folder = self.service.checkpoint_folder(self._path(request))
@@ -231,104 +214,69 @@ class ServiceApp:
             raise HTTPException(404, "there is no such session")
         runs = [model.id for model in self.service.models.values() if model.record["session"] == id]
         samplers = [sampler for sampler, record in journal.all("sampler") if record["session"] == id]
-        return {"training_run_ids": runs, "sampler_ids": samplers, "user_metadata": facts.get("user_metadata")}
+        return facts | {"training_run_ids": runs, "sampler_ids": samplers}
 
     async def finish(self, request: Request) -> Any:
         await self.service.finish_session(request.path_params["session"])
         return Response(status_code=204)
 
     async def sampler(self, request: Request) -> Any:
-        id = request.path_params["sampler"]
-        record = self.service.sampler(id)
-        return {"sampler_id": id, "base_model": self.service.name, "model_path": record["path"]}
+        return self.service.sampler(request.path_params["sampler"]) | {"base_model": self.service.name}
 
     # ---- what is asked for -------------------------------------------------------------------------------------------
 
-    def base_model(self, name: str | None) -> None:
-        """Refuse the name of another base."""
-        served = self.service.name
-        if name not in (None, served, self.service.settings.path):
-            raise HTTPException(400, f"base_model={name!r:.100} is not served here; {served} is")
-
     def create_session(self, asked: Any) -> Any:
-        facts = asked.model_dump(include={"tags", "user_metadata", "sdk_version", "display_name"})
-        return {"type": "create_session", "session_id": self.service.create_session(facts)}
+        return {"session_id": self.service.create_session(asked.model_dump())}
 
     def heartbeat(self, asked: Any) -> Any:
         self.service.heartbeat(asked.session_id)
         return {"type": "session_heartbeat"}
 
     async def create_model(self, asked: Any) -> Any:
-        self.base_model(asked.base_model)
-        lora: dict[str, Any] = {"rank": 0} if asked.lora_config is None else asked.lora_config.model_dump()
+        spec = asked.lora_config or types.LoraConfig(rank=0)
         if asked.lora_config is not None:
-            _within("lora_config.rank", asked.lora_config.rank, 1, MOST_RANK)
-        seed = lora.pop("seed", None)
-        spec = ModelSpec(**lora, seed=(time.time_ns() if seed is None else seed) % 2**31)
-        id = await self.service.create_model(asked.session_id, asked.model_seq_id, spec, asked.user_metadata)
-        return {"request_id": id}
+            _within("lora_config.rank", spec.rank, 1, MOST_RANK)
+        if not (spec.train_mlp or spec.train_attn or spec.train_unembed):
+            raise HTTPException(422, "lora_config trains nothing; set train_mlp, train_attn or train_unembed")
+        seed = time.time_ns() if spec.seed is None else spec.seed
+        return await self._created(asked, spec.model_copy(update={"seed": seed % 2**31}))
 
     async def load_weights(self, asked: Any) -> Any:
-        self.base_model(asked.base_model)
-        source = {"path": asked.path, "optimizer": asked.optimizer}
         if asked.session_id is None:
-            return await self._submit("load", _need(asked, "model_id"), _need(asked, "seq_id"), source)
-        spec, number = ModelSpec(**self.service.checkpoint(asked.path)["spec"]), _need(asked, "model_seq_id")
-        id = await self.service.create_model(asked.session_id, number, spec, asked.user_metadata, source)
-        return {"request_id": id}
+            return await self.of_model(asked)
+        return await self._created(asked, types.LoraConfig(**self.service.checkpoint(asked.path)["spec"]))
 
-    async def _submit(self, kind: str, model: str, seq: int, values: Any) -> Any:
-        body = values if isinstance(values, bytes) else json.dumps(values).encode()
+    async def _created(self, asked: Any, spec: types.LoraConfig) -> Any:
+        number = _need(asked, "model_seq_id")
+        model = self.service.create_model(asked.session_id, number, spec, asked.user_metadata)
+        return await self._accept(asked, model, 0)
+
+    async def of_model(self, asked: Any) -> Any:
+        """A request that its model runs after those before it."""
+        return await self._accept(asked, _need(asked, "model_id"), _need(asked, "seq_id"))
+
+    async def _accept(self, asked: Any, model: str, seq: int) -> Any:
+        return await self._submit(model, seq, asked.type, json.dumps(asked.model_dump()).encode())
+
+    async def _submit(self, model: str, seq: int, kind: str, body: bytes) -> Any:
         return {"request_id": await self.service.submit(model, seq, kind, body), "model_id": model}
 
     async def forward_backward(self, body: bytes) -> Any:
         model, seq, forward_only = await asyncio.to_thread(request_place, body)
-        return await self._submit("forward" if forward_only else "forward_backward", model, seq, body)
-
-    async def optim_step(self, asked: Any) -> Any:
-        if not isinstance(asked.optim_params, types.AdamParams):
-            raise HTTPException(400, "only AdamW is served; leave optimizer_params out and give adam_params")
-        return await self._submit("optim_step", asked.model_id, _need(asked, "seq_id"), asked.optim_params.model_dump())
-
-    async def save(self, asked: Any) -> Any:
-        """Training weights, those of a sampler, or a folder to download, by the type of the request."""
-        values = asked.model_dump(include={"path", "ttl_seconds", "overwrite", "user_metadata"}) | {"kind": "training"}
-        if isinstance(asked, types.SaveWeightsForSamplerRequest):
-            if asked.kind != "snapshot":
-                raise HTTPException(400, "kind=inflight: samplers keep their weights here; save snapshots")
-            values |= {"kind": "sampler", "sampler": asked.sampling_session_seq_id}
-        if isinstance(asked, types.SaveWeightsExternalRequest):
-            if asked.age_encryption_recipients:
-                raise HTTPException(400, "age_encryption_recipients: files are not encrypted here; leave it out")
-            values |= {"kind": "external"}
-        return await self._submit("save", asked.model_id, _need(asked, "seq_id"), values)
+        return await self._submit(model, seq, "forward" if forward_only else "forward_backward", body)
 
     def get_info(self, asked: Any) -> Any:
-        model, name = self.service.model(asked.model_id), self.service.name
-        data = {"arch": self.service.base.model.config.model_type, "model_name": name}
-        return {
-            "type": "get_info",
-            "model_id": model.id,
-            "model_name": name,
-            "model_data": data | {"tokenizer_id": self.service.base.path},
-            **_of_lora(model.record["spec"]),
-        }
+        model, base, name = self.service.model(asked.model_id), self.service.base, self.service.name
+        data = {"arch": base.model.config.model_type, "model_name": name, "tokenizer_id": base.path}
+        return {"model_id": model.id, "model_name": name, "model_data": data, **_of_lora(model.record["spec"])}
 
     def weights_info(self, asked: Any) -> Any:
         spec = self.service.checkpoint(asked.tinker_path)["spec"]
-        trained = {name: spec[name] for name in ("train_unembed", "train_mlp", "train_attn")}
-        return {"base_model": self.service.name, **_of_lora(spec), **trained}
+        return {"base_model": self.service.name, **_of_lora(spec), **spec}
 
     def create_sampling_session(self, asked: Any) -> Any:
-        self.base_model(asked.base_model)
         id = self.service.create_sampler(asked.session_id, asked.sampling_session_seq_id, asked.model_path)
         return {"type": "create_sampling_session", "sampling_session_id": id}
-
-    def join_sampling_session(self, asked: Any) -> Any:
-        record = self.service.sampler(asked.sampling_session_id)
-        record["clients"] = record.get("clients", 0) + 1
-        self.service.journal.put("sampler", asked.sampling_session_id, record)
-        return {"type": "join_sampling_session", "client_counter": record["clients"]}
 
     def sample(self, asked: Any) -> Any:
         if asked.prompt_alt_tokens_k or asked.record_stability_info:
@@ -399,7 +347,7 @@ OTHERS: dict[tuple[str, str], Callable[[ServiceApp, Request], Awaitable[Any]]] =
     ("GET", "samplers/{sampler}"): ServiceApp.sampler,
 }
 POSTS: dict[str, tuple[type[BaseModel] | None, Any]] = {
-    "client/config": (None, lambda app, body: CLIENT_CONFIG),
+    "client/config": (None, lambda app, body: CLIENT_CONFIG.model_dump()),
     "client/dynamic_config": (None, lambda app, body: {"sample_cancel_enabled": True}),
     "create_session": (types.CreateSessionRequest, ServiceApp.create_session),
     "session_heartbeat": (types.SessionHeartbeatRequest, ServiceApp.heartbeat),
@@ -407,14 +355,13 @@ POSTS: dict[str, tuple[type[BaseModel] | None, Any]] = {
     "create_model": (types.CreateModelRequest, ServiceApp.create_model),
     "load_weights": (types.LoadWeightsRequest, ServiceApp.load_weights),
     "forward_backward": (None, ServiceApp.forward_backward),
-    "optim_step": (types.OptimStepRequest, ServiceApp.optim_step),
-    "save_weights": (types.SaveWeightsRequest, ServiceApp.save),
-    "save_weights_for_sampler": (types.SaveWeightsForSamplerRequest, ServiceApp.save),
-    "save_weights_external": (types.SaveWeightsExternalRequest, ServiceApp.save),
+    "optim_step": (types.OptimStepRequest, ServiceApp.of_model),
+    "save_weights": (types.SaveWeightsRequest, ServiceApp.of_model),
+    "save_weights_for_sampler": (types.SaveWeightsForSamplerRequest, ServiceApp.of_model),
+    "save_weights_external": (types.SaveWeightsExternalRequest, ServiceApp.of_model),
     "get_info": (types.GetInfoRequest, ServiceApp.get_info),
     "weights_info": (_WeightsInfo, ServiceApp.weights_info),
     "create_sampling_session": (types.CreateSamplingSessionRequest, ServiceApp.create_sampling_session),
-    "join_sampling_session": (types.JoinSamplingSessionRequest, ServiceApp.join_sampling_session),
     "asample": (types.SampleRequest, ServiceApp.sample),
     "retrieve_future": (types.FutureRetrieveRequest, ServiceApp.retrieve),
     "cancel_future": (types.FutureRetrieveRequest, ServiceApp.cancel),
@@ -505,10 +452,6 @@ def _page(request: Request, items: list[Any]) -> tuple[list[Any], dict[str, int]
 
 def _of_lora(spec: dict[str, Any]) -> dict[str, Any]:
     return {"is_lora": spec["rank"] > 0, "lora_rank": spec["rank"] or None}
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 async def _refused(request: Request, error: Exception) -> Response:

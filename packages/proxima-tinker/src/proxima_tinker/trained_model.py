@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from tinker.types import AdamParams
+from tinker.types import AdamParams, LoraConfig
 from torch import Tensor, nn
 
 from proxima.data import PackedBatch, Trajectory, UserError
@@ -27,49 +27,27 @@ OPTIMIZER = "optimizer.safetensors"
 ATTENTION = ("attn", "attention")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """What a client asked for: an adapter of this rank, on these layers; rank 0: all weights are trained.
-
-    Raises:
-        UserError: nothing would be trained.
-    """
-
-    rank: int
-    seed: int = 0
-    train_mlp: bool = True
-    train_attn: bool = True
-    train_unembed: bool = True
-
-    def __post_init__(self) -> None:
-        if not (self.train_mlp or self.train_attn or self.train_unembed):
-            raise UserError("lora_config trains nothing; set train_mlp, train_attn or train_unembed")
-
-    def targets(self, model: nn.Module) -> tuple[str, ...]:
-        """The last names of the layers that get an adapter."""
-        untyped: Any = model
-        head = untyped.get_output_embeddings()
-        names = set()
-        for name, module in model.named_modules():
-            if type(module) is nn.Linear:
-                attention = any(part in name for part in ATTENTION)
-                chosen = self.train_unembed if module is head else self.train_attn if attention else self.train_mlp
-                names |= {name.rpartition(".")[2]} if chosen else set()
-        return tuple(sorted(names))
+def _targets(spec: LoraConfig, model: nn.Module) -> tuple[str, ...]:
+    """The last names of the layers that get an adapter."""
+    untyped: Any = model
+    head = untyped.get_output_embeddings()
+    names = set()
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear:
+            attention = any(part in name for part in ATTENTION)
+            chosen = spec.train_unembed if module is head else spec.train_attn if attention else spec.train_mlp
+            names |= {name.rpartition(".")[2]} if chosen else set()
+    return tuple(sorted(names))
 
 
-def adam_params(asked: Mapping[str, Any]) -> AdamParams:
-    """The settings of an optimizer step.
-
-    Raises:
-        UserError: one is out of range; names it.
-    """
-    settings = AdamParams(**asked)
+def check_adam(settings: Any) -> None:
+    """Raise UserError if an optimizer step has settings of another optimizer, or one out of range; names it."""
+    if not isinstance(settings, AdamParams):
+        raise UserError("only AdamW is served; leave optimizer_params out and give adam_params")
     for name, value in settings.model_dump().items():
         bound = 1 if name in ("beta1", "beta2") else float("inf")
         if not 0 <= value < bound:
             raise UserError(f"adam_params.{name}={value} must be in [0, {bound})")
-    return settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +61,10 @@ class PassResult:
 BUILDING = threading.Lock()  # torch's random state and what transformers patches while it loads are of the process
 
 
-def attach_adapter(model: nn.Module, spec: ModelSpec, seed: int) -> None:
+def attach_adapter(model: nn.Module, spec: LoraConfig) -> None:
     """Put the adapter of a spec on a model; its first weights depend on the seed alone."""
     with BUILDING:
-        attach(model, Lora(rank=spec.rank, alpha=ALPHA, targets=spec.targets(model)), seed)
+        attach(model, Lora(rank=spec.rank, alpha=ALPHA, targets=_targets(spec, model)), spec.seed or 0)
 
 
 def own_copy(base: LoadedModel, *, shares: bool) -> LoadedModel:
@@ -101,17 +79,17 @@ class TrainedModel:
 
     Args:
         base: model and tokenizer; its weights are read, never written.
-        spec: what is trained.
+        spec: what is trained: an adapter of this rank, on these layers; rank 0: all weights.
         compute_dtype: of the products; weights are float32.
         budget: tokens of one forward pass.
     """
 
-    def __init__(self, base: LoadedModel, spec: ModelSpec, *, compute_dtype: torch.dtype, budget: int) -> None:
+    def __init__(self, base: LoadedModel, spec: LoraConfig, *, compute_dtype: torch.dtype, budget: int) -> None:
         self.spec, self.budget = spec, budget
         self.loaded = own_copy(base, shares=spec.rank > 0)
         if spec.rank > 0:
             self.loaded.model.requires_grad_(False)
-            attach_adapter(self.loaded.model, spec, spec.seed)
+            attach_adapter(self.loaded.model, spec)
         else:
             self.loaded.model.requires_grad_(True)
             self.loaded = replace(self.loaded, base=None)
