@@ -8,7 +8,6 @@ nothing that was accepted is lost, and nothing is done twice.
 import json
 import sqlite3
 import threading
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,25 +15,21 @@ from proxima.data import UserError
 
 VERSION = 1
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS records (
-    kind TEXT, id TEXT, created REAL NOT NULL, value TEXT NOT NULL, PRIMARY KEY (kind, id)
-) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records (kind TEXT, id TEXT, value TEXT NOT NULL, PRIMARY KEY (kind, id));
 CREATE TABLE IF NOT EXISTS requests (
-    model TEXT, seq INTEGER, kind TEXT NOT NULL, body BLOB, answer BLOB, media TEXT, created REAL NOT NULL,
-    PRIMARY KEY (model, seq)
+    model TEXT, seq INTEGER, kind TEXT NOT NULL, body BLOB, answer BLOB, media TEXT, PRIMARY KEY (model, seq)
 ) WITHOUT ROWID;
 """
+ANSWERS_KEPT = 256  # of each model
+Answer = tuple[bytes, str]  # content and media type
 
 
 class StoredRequest(NamedTuple):
-    """A request of a model: `body` until its effect is in the state on disk; `answer` and its media type once it is
-    done."""
+    """A request of a model: `body` until its effect is in the state on disk; `answer` once it is done."""
 
     kind: str
     body: bytes | None
-    answer: bytes | None
-    media: str | None
+    answer: Answer | None
 
 
 class RequestLog:
@@ -52,19 +47,18 @@ class RequestLog:
         except sqlite3.Error as error:
             raise UserError(f"{path} can't be opened: {error}", remedy="choose another --folder") from error
         for name, value in {"version": str(VERSION), "model": model}.items():
-            self._db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, value))
-            (kept,) = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-            if kept != value:
+            if (kept := self.get("server", name) or value) != value:
                 raise UserError(f"{path.parent} is of {name} {kept}, not {value}", remedy="choose another --folder")
+            self.put("server", name, value)
 
     def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:
             return self._db.execute(sql, values).fetchall()
 
     def put(self, kind: str, id: str, value: Any) -> None:
-        """Write or replace a record, a JSON value; the time of its creation stays."""
-        sql = "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
-        self._rows(sql, kind, id, time.time(), json.dumps(value))
+        """Write or replace a record, a JSON value."""
+        sql = "INSERT INTO records VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
+        self._rows(sql, kind, id, json.dumps(value))
 
     def get(self, kind: str, id: str) -> Any:
         """A record, or None."""
@@ -76,50 +70,40 @@ class RequestLog:
 
     def all(self, kind: str) -> list[tuple[str, Any]]:
         """The records of a kind, in the order of their creation: id, value."""
-        rows = self._rows("SELECT id, value FROM records WHERE kind = ? ORDER BY created, id", kind)
+        rows = self._rows("SELECT id, value FROM records WHERE kind = ? ORDER BY rowid", kind)
         return [(id, json.loads(value)) for id, value in rows]
 
     def accept(self, model: str, seq: int, kind: str, body: bytes) -> bool:
         """Write a request; False if there is one of this number already."""
-        sql = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, NULL, NULL, ?) RETURNING seq"
-        return bool(self._rows(sql, model, seq, kind, body, time.time()))
+        sql = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, NULL, NULL) RETURNING seq"
+        return bool(self._rows(sql, model, seq, kind, body))
 
-    def finish(self, model: str, seq: int, answer: bytes, media: str, *, never: bool = False) -> None:
-        """Write the answer of a request; `never`: it was not run, and must not be after a restart."""
-        sql = "UPDATE requests SET answer = ?, media = ?, body = iif(?, NULL, body) WHERE model = ? AND seq = ?"
-        self._rows(sql, answer, media, never, model, seq)
-
-    def kept_until(self, model: str, seq: int, value: Any, answers: int, last: tuple[bytes, str] | None = None) -> None:
-        """The state of a model on disk now has the effects of its requests up to `seq`, whose answer is `last`: write
-        its record, and forget the bodies of these requests and all but their last `answers`."""
+    def finish(self, model: str, seq: int, answer: Answer | None, record: Any = None) -> None:
+        """Write the answer of a request. `record`: of its model, whose state on disk now has the effects of the
+        requests up to this one: their bodies are forgotten, and old answers that an earlier state had."""
         with self._lock, self._db:  # all or nothing
             self._db.execute("BEGIN IMMEDIATE")
-            if last is not None:
-                answered = "UPDATE requests SET answer = ?, media = ? WHERE model = ? AND seq = ? AND answer IS NULL"
-                self._db.execute(answered, (*last, model, seq))
-            sql = "UPDATE records SET value = ? WHERE kind = 'model' AND id = ?"
-            self._db.execute(sql, (json.dumps(value), model))
-            self._db.execute("UPDATE requests SET body = NULL WHERE model = ? AND seq <= ?", (model, seq))
-            self._db.execute("DELETE FROM requests WHERE model = ? AND seq <= ?", (model, seq - answers))
+            if answer is not None:
+                answered = "UPDATE requests SET answer = ?, media = ? WHERE model = ? AND seq = ?"
+                self._db.execute(answered, (*answer, model, seq))
+            if record is not None:
+                sql = "UPDATE records SET value = ? WHERE kind = 'model' AND id = ?"
+                self._db.execute(sql, (json.dumps(record), model))
+                over = "DELETE FROM requests WHERE body IS NULL AND model = ? AND seq <= ?"
+                self._db.execute(over, (model, seq - ANSWERS_KEPT))
+                self._db.execute("UPDATE requests SET body = NULL WHERE model = ? AND seq <= ?", (model, seq))
 
     def pending(self, model: str, after: int) -> dict[int, int]:
-        """The requests of a model after a number whose effects are not in its state: bytes by number."""
-        sql = "SELECT seq, length(body) FROM requests WHERE model = ? AND seq > ? AND body IS NOT NULL ORDER BY seq"
-        return dict(self._rows(sql, model, after))
-
-    def answered(self, model: str) -> int:
-        """The last request of a model that has an answer; -1 if none has."""
-        sql = "SELECT coalesce(max(seq), -1) FROM requests WHERE model = ? AND answer IS NOT NULL"
-        return int(self._rows(sql, model)[0][0])
-
-    def has(self, model: str, seq: int) -> bool:
-        """True if there is such a request."""
-        return bool(self._rows("SELECT 1 FROM requests WHERE model = ? AND seq = ?", model, seq))
+        """The requests of a model after a number, whose effects are not in its state: bytes by number."""
+        return dict(self._rows("SELECT seq, length(body) FROM requests WHERE model = ? AND seq > ?", model, after))
 
     def request(self, model: str, seq: int) -> StoredRequest | None:
         """A request, or None."""
         rows = self._rows("SELECT kind, body, answer, media FROM requests WHERE model = ? AND seq = ?", model, seq)
-        return StoredRequest(*rows[0]) if rows else None
+        if not rows:
+            return None
+        kind, body, answer, media = rows[0]
+        return StoredRequest(kind, body, None if answer is None else (answer, media))
 
     def close(self) -> None:
         with self._lock:

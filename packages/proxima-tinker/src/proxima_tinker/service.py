@@ -12,7 +12,7 @@ import shutil
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -36,7 +36,7 @@ from proxima.model.save import save_trained
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.system.atomic_files import atomic_folder, write_atomic
 from proxima_tinker.losses import ClientLoss
-from proxima_tinker.request_log import RequestLog
+from proxima_tinker.request_log import Answer, RequestLog
 from proxima_tinker.samplers import SampleOrder, Samplers
 from proxima_tinker.served_record import ServedRecord
 from proxima_tinker.served_settings import Settings
@@ -45,14 +45,12 @@ from proxima_tinker.wire import forward_backward_answer, read_forward_backward
 from proxima_tinker.workers import ComputeLane, Workers
 
 T = TypeVar("T")
-Answer = tuple[bytes, str]  # content and media type
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
 MOST_WAITING, MOST_BYTES = 1024, 1 << 30  # requests of one model, or of one sampler, that may wait, and their bytes
 SNAPSHOTS = 8  # unnamed weights for samplers that are kept for each model
 SAMPLES_KEPT, MOST_SAMPLES = 600.0, 16_384  # seconds, number; the SDK asks at once, and samples again what is gone
 GAP_SECONDS = 60.0  # a request waits so long for an earlier one that has not come
 LEFT_SECONDS = 900.0  # without a heartbeat, after which a client has left; the SDK sends one every ten seconds
-ANSWERS_KEPT = 256  # of each model
 STATE_EVERY = 20  # a state is written when the work since the last one took so many times as long as writing it
 SAVES = {  # by request: the part of the path, and what the SDK calls the weights
     "save_weights": ("weights", "training"),
@@ -73,14 +71,14 @@ class Model:
         record: as in the journal.
         lane: where it computes.
 
-    Attributes: `trained`, None until it is needed; `waiting`, bytes of the requests that wait by their number, of which
-    none up to `over` is still to come; `seen`, what the viewer reads, begun with the first request that changes the
-    model; seconds of work since the last state, and of writing that.
+    Attributes: `trained`, None until it is needed; `waiting`, bytes of the requests that wait by their number; `seen`,
+    what the viewer reads, begun with the first request that changes the model; seconds of work since the last state,
+    and of writing that.
     """
 
     def __init__(self, id: str, record: dict[str, Any], lane: ComputeLane) -> None:
         self.id, self.record, self.lane = id, record, lane
-        self.next_seq, self.over = record["state_seq"] + 1, -1
+        self.next_seq = record["state_seq"] + 1
         self.trained: TrainedModel | None = None
         self.seen: ServedRecord | None = None
         self.waiting: dict[int, int] = {}
@@ -136,7 +134,7 @@ class Service:
         again = 0
         for id, record in self.journal.all("model"):
             model = self._add_model(id, record)
-            model.waiting, model.over = self.journal.pending(id, record["state_seq"]), self.journal.answered(id)
+            model.waiting = self.journal.pending(id, record["state_seq"])
             again += len(model.waiting)
             self._seen[record["session"]] = time.monotonic()
         return again
@@ -222,19 +220,12 @@ class Service:
         """Accept a request of a model and return its id; one that was accepted before is not run again."""
         model, request_id = self.model(model_id), f"{model_id}:{seq}"
         self.heartbeat(model.record["session"])
-        if not 0 <= seq < 2**53:
-            raise HTTPException(422, "seq_id must be in [0, 2^53)")
-        if self.journal.has(model_id, seq):
+        if seq in model.waiting or seq < model.next_seq:  # if it has not come before, `answer` tells
             return request_id
-        if seq < model.next_seq:
-            raise HTTPException(410, f"request {seq} of this model is over: later ones have run or failed")
         full = len(model.waiting) >= MOST_WAITING or sum(model.waiting.values()) + len(body) > MOST_BYTES
         if full and seq > model.next_seq:  # for the next one all others wait
             raise HTTPException(429, f"{len(model.waiting)} requests of this model wait")
-        if await asyncio.to_thread(self.journal.accept, model_id, seq, kind, body):
-            if seq < model.next_seq:  # it was given up in the meantime
-                await self._give_up(model, [seq], f"request {seq} of this model came too late")
-                return request_id
+        if await asyncio.to_thread(self.journal.accept, model_id, seq, kind, body) and seq >= model.next_seq:
             model.waiting[seq] = len(body)
             model.arrived.set()
         return request_id
@@ -243,9 +234,6 @@ class Service:
         """Run the requests of a model in their order, forever."""
         while True:
             while model.next_seq not in model.waiting:
-                if model.next_seq <= model.over:  # after a restart: the numbers of requests that had failed are skipped
-                    model.next_seq = min((seq for seq in model.waiting if seq <= model.over), default=model.over + 1)
-                    continue
                 model.arrived.clear()
                 try:
                     async with asyncio.timeout(GAP_SECONDS if model.waiting else None):
@@ -267,18 +255,16 @@ class Service:
             del self.answers[request_id]
 
     async def _fail_gap(self, model: Model) -> None:
-        """Fail the requests that wait for one that does not come."""
-        missing, given_up = model.next_seq, sorted(model.waiting)
-        model.next_seq = given_up[-1] + 1
-        model.waiting.clear()
-        await self._give_up(model, given_up, f"request {missing} of this model has not come for {GAP_SECONDS:.0f} s")
-
-    async def _give_up(self, model: Model, seqs: Sequence[int], reason: str) -> None:
-        failure = _failure(reason, "user")
-        for seq in seqs:
-            finish = partial(self.journal.finish, model.id, seq, *failure, never=True)
-            stored = await asyncio.to_thread(self._tried, f"{model.id}:{seq}", finish)
-            self._tell(f"{model.id}:{seq}", failure, stored)
+        """Fail the requests that wait for one that does not come. The state goes beyond them: a restart runs none."""
+        missing, last = model.next_seq, max(model.waiting)
+        if not await model.lane.run(self._tried, f"{model.id}: no state", partial(self._write_state, model, last)):
+            return  # and try again
+        failure = _failure(f"request {missing} of this model has not come for {GAP_SECONDS:.0f} s", "user")
+        model.next_seq = last + 1
+        for seq in [seq for seq in model.waiting if seq <= last]:
+            del model.waiting[seq]
+            finish = partial(self.journal.finish, model.id, seq, failure)
+            self._tell(f"{model.id}:{seq}", failure, await asyncio.to_thread(self._tried, f"{model.id}:{seq}", finish))
 
     def _perform(self, model: Model, seq: int) -> Generator[None, None, tuple[Answer, bool]]:
         """Run a request, in the model's lane. Returns its answer, and whether it is in the journal."""
@@ -289,16 +275,17 @@ class Service:
         except Exception as error:
             return self._failed(name, error), False
         changes, done = known.kind in CHANGES, known.answer is not None
-        if known.answer is not None and not (changes and _had_effect(known.kind, known.answer, known.media)):
-            return (known.answer, known.media or JSON), True
+        if known.answer is not None and not (changes and _had_effect(known.kind, *known.answer)):
+            return known.answer, True
         began = time.monotonic()
         answer = yield from self._outcome(model, seq, known.kind, known.body)
         model.work_seconds += time.monotonic() - began
         due = known.kind in ("create_model", "load_weights") or model.work_seconds > STATE_EVERY * model.state_seconds
         if due and changes and model.trained is not None:
             # with its answer: what was loaded may be gone after a restart
-            done = self._tried(f"{name}: no state", partial(self._write_state, model, seq, answer)) or done
-        return answer, done or self._tried(name, partial(self.journal.finish, model.id, seq, *answer))
+            write = partial(self._write_state, model, seq, None if done else answer)
+            done = self._tried(f"{name}: no state", write) or done
+        return answer, done or self._tried(name, partial(self.journal.finish, model.id, seq, answer))
 
     def _outcome(self, model: Model, seq: int, kind: str, body: bytes) -> Generator[None, None, Answer]:
         try:
@@ -335,15 +322,14 @@ class Service:
 
     def _write_state(self, model: Model, seq: int, answer: Answer | None = None) -> None:
         """Write the state after a request, and its answer; its requests need not run again."""
-        assert model.trained is not None
         began = time.monotonic()
         if seq == model.record["state_seq"]:
             return
         file = self._state_file(model, seq)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(file, save(model.trained.state()))
+        write_atomic(file, save(self._trained(model).state()))
         record = model.record | {"state_seq": seq}
-        self.journal.kept_until(model.id, seq, record, ANSWERS_KEPT, answer)
+        self.journal.finish(model.id, seq, answer, record)
         model.record = record
         for other in file.parent.glob("state-*"):
             if other != file:
@@ -550,12 +536,10 @@ class Service:
         if request_id not in self.answers:
             model, _, seq = request_id.rpartition(":")
             known = self.journal.request(model, int(seq)) if seq.isdecimal() and len(seq) < 19 else None
-            if known is None:  # the SDK sends a sample again when it hears 410
-                raise HTTPException(410, f"no request {request_id!r:.100}; samples do not outlive the server")
-            if known.answer is not None:
-                return known.answer, known.media or JSON
-            if known.body is None:
-                raise HTTPException(410, f"request {request_id} was run, but its answer could not be written")
+            if known is not None and known.answer is not None:
+                return known.answer
+            if known is None or int(seq) < self.model(model).next_seq:  # the SDK sends samples again when it hears 410
+                raise HTTPException(410, f"no request {request_id!r:.100}: it is over, or samples of an earlier server")
             self.answers[request_id] = asyncio.get_running_loop().create_future()
         done, _ = await asyncio.wait({self.answers[request_id]}, timeout=seconds)
         if not done:
@@ -595,9 +579,9 @@ REQUESTS: dict[str, tuple[type[BaseModel], Callable[[Service, Model, int, Any], 
 CHANGES = ("create_model", "load_weights", "forward_backward", "optim_step")
 
 
-def _had_effect(kind: str, answer: bytes, media: str | None) -> bool:
+def _had_effect(kind: str, content: bytes, media: str) -> bool:
     """False of a request that failed, which must not succeed after a restart; a step that fails drops gradients."""
-    return kind == "optim_step" or media != JSON or "category" not in json.loads(answer)
+    return kind == "optim_step" or media != JSON or "category" not in json.loads(content)
 
 
 def _read(what: str, read: Callable[[Any], T], place: Any) -> T:
