@@ -113,7 +113,7 @@ def test_a_request_over_a_limit_is_refused_before_it_is_scored(shared, judge, co
     calls = len(judge.calls)
     response, answer = post(f"{shared.url}/score", content, **headers)
     assert response == status and why in answer["error"] and len(judge.calls) == calls
-    assert shared.app.held == 0
+    assert shared.app.reader.held == 0
 
 
 def test_a_chunked_body_is_measured_while_it_is_read(shared):
@@ -121,7 +121,7 @@ def test_a_chunked_body_is_measured_while_it_is_read(shared):
         client.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         for _ in range(64):  # 4 MiB, of which it holds 1
             client.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
-            assert shared.app.held <= (1 << 20) + 65536
+            assert shared.app.reader.held <= (1 << 20) + 65536
         client.sendall(b"0\r\n\r\n")
         assert b"413" in client.recv(65536)
 
@@ -207,7 +207,7 @@ def test_a_client_that_leaves_takes_its_work_with_it(shared, judge, capfd):
     eventually(lambda: shared.app.waiting == 0)
     judge.gate.set()
     assert post(f"{shared.url}/score", request_of("a"))[0] == 200
-    assert judge.calls == [SLICE_COMPLETIONS, 1] and shared.app.held == 0
+    assert judge.calls == [SLICE_COMPLETIONS, 1] and shared.app.reader.held == 0
     log = capfd.readouterr().err
     assert "the client left" in log and "Traceback" not in log
 

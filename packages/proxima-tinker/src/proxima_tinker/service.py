@@ -57,7 +57,6 @@ SAVES = {  # by request: the part of the path, and what the SDK calls the weight
     "save_weights_for_sampler": ("sampler_weights", "sampler"),
     "save_weights_external": ("external_weights", "external"),
 }
-KINDS = dict(SAVES.values())
 
 
 def _failure(reason: str, category: str) -> Answer:
@@ -128,9 +127,8 @@ class Service:
 
     def restore(self) -> int:
         """Go on with the models of an earlier process. Returns the number of requests that run again."""
-        for segment in KINDS:  # what a kill left of checkpoints
-            for part in self.settings.folder.glob(f"models/*/{segment}/.*"):
-                shutil.rmtree(part, ignore_errors=True)
+        for part in self.settings.folder.glob("models/*/*weights/.*"):  # what a kill left of checkpoints
+            shutil.rmtree(part, ignore_errors=True)
         again = 0
         for id, record in self.journal.all("model"):
             model = self._add_model(id, record)
@@ -145,9 +143,15 @@ class Service:
         self.heartbeat(id)
         return id
 
+    def known(self, kind: str, id: str) -> dict[str, Any]:
+        """The record of a session or a sampler."""
+        record: dict[str, Any] | None = self.journal.get(kind, id)
+        if record is None:
+            raise HTTPException(404, f"no {kind} {id!r:.80}")
+        return record
+
     def heartbeat(self, session: str) -> None:
-        if self.journal.get("session", session) is None:
-            raise HTTPException(404, f"no session {session!r:.60}")
+        self.known("session", session)
         self._seen[session] = time.monotonic()
 
     async def finish_session(self, session: str) -> None:
@@ -161,7 +165,10 @@ class Service:
         while True:
             await asyncio.sleep(60)
             try:
-                await self.expire()
+                for path, record in self.journal.all("checkpoint"):
+                    ends = record["expires_at"]
+                    if ends is not None and datetime.fromisoformat(ends) < datetime.now(UTC):
+                        await self.delete_checkpoint(path)
                 for session, seen in list(self._seen.items()):
                     if time.monotonic() - seen > LEFT_SECONDS:
                         del self._seen[session]
@@ -394,7 +401,7 @@ class Service:
     def _write_checkpoint(self, model: Model, seq: int, id: str, asked: Mapping[str, Any]) -> None:
         """Write its folder, then its record: the SDK's `Checkpoint` and whose it is."""
         trained, folder = self._trained(model), self._place(model.id) / id
-        kind, path = KINDS[folder.parent.name], f"tinker://{model.id}/{id}"
+        kind, path = SAVES[asked["type"]][1], f"tinker://{model.id}/{id}"
         with atomic_folder(folder) as beside:
             trained.save(beside) if kind == "training" else save_trained(trained.loaded, beside)
         record = {
@@ -456,12 +463,6 @@ class Service:
         self.journal.delete("checkpoint", path)  # first: a kill leaves none that is there in part
         shutil.rmtree(folder, ignore_errors=True)
 
-    async def expire(self) -> None:
-        """Delete checkpoints whose time is over."""
-        for path, record in self.journal.all("checkpoint"):
-            if record["expires_at"] is not None and datetime.fromisoformat(record["expires_at"]) < datetime.now(UTC):
-                await self.delete_checkpoint(path)
-
     # ---- samplers ----------------------------------------------------------------------------------------------------
 
     def create_sampler(self, session: str, number: int, path: str | None) -> str:
@@ -473,15 +474,9 @@ class Service:
         self.journal.put("sampler", id, {"sampler_id": id, "model_path": path, "session": session})
         return id
 
-    def sampler(self, id: str) -> dict[str, Any]:
-        record: dict[str, Any] | None = self.journal.get("sampler", id)
-        if record is None:
-            raise HTTPException(404, f"no sampler {id!r:.80}")
-        return record
-
     def submit_sample(self, sampler: str, seq: int, order: SampleOrder) -> str:
         """Accept a request for samples; one that is running or done is not run again."""
-        request_id, record, now = f"{sampler}:{seq}", self.sampler(sampler), time.monotonic()
+        request_id, record, now = f"{sampler}:{seq}", self.known("sampler", sampler), time.monotonic()
         while self._sampled and (now - self._sampled[0][0] > SAMPLES_KEPT or len(self._sampled) > MOST_SAMPLES):
             del self.answers[self._sampled.popleft()[1]]
         if request_id not in self.answers:
@@ -503,10 +498,7 @@ class Service:
             model, path, weights, source = "base", record["model_path"], "base", lambda: self.base
             if path is not None:
                 checkpoint = self.checkpoint(path)
-                model, source = (
-                    checkpoint["model"],
-                    partial(self._weights, path, types.LoraConfig(**checkpoint["spec"])),
-                )
+                model, source = checkpoint["model"], partial(self._weights, path, checkpoint)
                 weights = f"{path} of {checkpoint['time']}"  # a name may be used again
             return await self.samplers.sample(model, weights, record["session"], source, order), PROTOBUF
         except asyncio.CancelledError as error:
@@ -516,9 +508,9 @@ class Service:
         except Exception as error:
             return self._failed(request_id, error)
 
-    def _weights(self, path: str, spec: types.LoraConfig) -> LoadedModel:
+    def _weights(self, path: str, checkpoint: Mapping[str, Any]) -> LoadedModel:
         """The base with the weights of a checkpoint, in a lane."""
-        folder = self.checkpoint_folder(path)
+        spec, folder = types.LoraConfig(**checkpoint["spec"]), self.checkpoint_folder(path)
         if spec.rank == 0:
             with BUILDING:
                 return _read(path, partial(load, dtype=torch.float32, device=self.settings.device), str(folder))
@@ -557,8 +549,7 @@ class Service:
         stopped = {task for task in tasks if isinstance(task, asyncio.Task)}
         for task in stopped:
             task.cancel()
-        if stopped:
-            await asyncio.wait(stopped)
+        await asyncio.gather(*stopped, return_exceptions=True)
         for model in self.models.values():
             await model.lane.run(self._tried, f"{model.id}: no state", partial(self._rest, model))
         await asyncio.to_thread(self.workers.shutdown, cancel_futures=True)

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from tinker import types
@@ -22,10 +22,10 @@ from tinker import types
 from proxima.data import Prompt, UserError
 from proxima.engine.protocol import Request as EngineRequest
 from proxima.engine.protocol import Sampling
-from proxima.system.web_requests import LOOPBACK_NAMES, refused
+from proxima.reward.server.bounded_server import BoundedReader
 from proxima_tinker.datum import Array
 from proxima_tinker.samplers import SampleOrder, stop_settings
-from proxima_tinker.service import KINDS, Service, date
+from proxima_tinker.service import REQUESTS, Service, date
 from proxima_tinker.wire import request_place
 
 POLL_SECONDS = 20.0  # the SDK gives up after 45
@@ -63,9 +63,8 @@ class ServiceApp:
     """
 
     def __init__(self, service: Service, key: str = "", hosts: Sequence[str] = ()) -> None:
-        self.service, self.largest, self.key = service, service.settings.max_body_mb << 20, key.encode()
-        self.hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
-        self.held = 0  # bytes of bodies that are being read or answered
+        self.service, self.key = service, key.encode()
+        self.reader = BoundedReader(hosts, service.settings.max_body_mb << 20, READ_SECONDS)
         posts = {("POST", path): partial(self._posted, *known) for path, known in POSTS.items()}
         others = {place: partial(handler, self) for place, handler in OTHERS.items()}
         routes = [
@@ -85,9 +84,7 @@ class ServiceApp:
 
     def _admit(self, request: Request) -> None:
         """Raise HTTPException for a client without access, before its body is read."""
-        address = (request.scope.get("server") or ("",))[0]
-        if refusal := refused(request.headers, self.hosts | {address}, "start the server with --allow-host"):
-            raise HTTPException(*refusal)
+        self.reader.admit(request)
         sent = request.headers.get("x-api-key", "").encode()
         if self.key and not hmac.compare_digest(sent, self.key) and not self._signed(request):
             raise HTTPException(401, "the API key is missing or wrong")
@@ -104,36 +101,14 @@ class ServiceApp:
         return hmac.compare_digest(sent, self._signature(path, until).encode())
 
     async def _posted(self, kind: type[BaseModel] | None, handler: Any, request: Request) -> Any:
-        body = bytearray()
-        try:
-            async with asyncio.timeout(READ_SECONDS):
-                await self._read(request, body, handler)
-            asked: Any = bytes(body) if kind is None else _parsed(kind, bytes(body))
+        most = {ServiceApp.forward_backward: self.reader.most, ServiceApp.sample: min(self.reader.most, SAMPLE_BODY)}
+        async with self.reader.body(request, most.get(handler, SMALL_BODY)) as body:
+            asked: Any = body if kind is None else _parsed(kind, body)
             name, served = getattr(asked, "base_model", None), self.service.name
             if name not in (None, served, self.service.settings.path):
                 raise HTTPException(400, f"base_model={name!r:.100} is not served here; {served} is")
             answer = handler(self, asked)
             return await answer if isawaitable(answer) else answer
-        except TimeoutError:
-            raise HTTPException(408, f"the body was not complete after {READ_SECONDS:g} s") from None
-        except ClientDisconnect:
-            raise HTTPException(400, "the client has left") from None
-        finally:
-            self.held -= len(body)
-
-    async def _read(self, request: Request, body: bytearray, handler: Any) -> None:
-        if request.headers.get("content-encoding", "identity") != "identity":
-            raise HTTPException(415, "a compressed body is not read")
-        most = {ServiceApp.forward_backward: self.largest, ServiceApp.sample: min(self.largest, SAMPLE_BODY)}
-        limit = most.get(handler, SMALL_BODY)
-        async for part in request.stream():
-            body += part
-            self.held += len(part)  # what has come, not what was announced: who sends nothing stops nobody
-            if len(body) > limit:
-                option = ", --max-body-mb" if limit == self.largest else ""
-                raise HTTPException(413, f"the body has more than {limit >> 20} MiB{option}")
-            if self.held > 16 * self.largest and len(body) > SMALL_BODY:
-                raise HTTPException(429, "too many bytes of other requests wait")
 
     # ---- what there is -----------------------------------------------------------------------------------------------
 
@@ -176,10 +151,7 @@ class ServiceApp:
         return {"checkpoints": found, "cursor": cursor}
 
     def _path(self, request: Request) -> str:
-        run, kind, name = (request.path_params[part] for part in ("run", "kind", "name"))
-        if kind not in KINDS:
-            raise HTTPException(404, f"no kind of weights {kind!r:.40}; there are {', '.join(KINDS)}")
-        return f"tinker://{run}/{kind}/{name}"
+        return "tinker://{run}/{kind}/{name}".format(**request.path_params)
 
     async def delete_checkpoint(self, request: Request) -> Any:
         await self.service.delete_checkpoint(self._path(request))
@@ -208,20 +180,17 @@ class ServiceApp:
         return {"sessions": [id for id, _ in self.service.journal.all("session")]}
 
     async def session(self, request: Request) -> Any:
-        id, journal = request.path_params["session"], self.service.journal
-        facts = journal.get("session", id)
-        if facts is None:
-            raise HTTPException(404, "there is no such session")
+        id = request.path_params["session"]
         runs = [model.id for model in self.service.models.values() if model.record["session"] == id]
-        samplers = [sampler for sampler, record in journal.all("sampler") if record["session"] == id]
-        return facts | {"training_run_ids": runs, "sampler_ids": samplers}
+        samplers = [sampler for sampler, record in self.service.journal.all("sampler") if record["session"] == id]
+        return self.service.known("session", id) | {"training_run_ids": runs, "sampler_ids": samplers}
 
     async def finish(self, request: Request) -> Any:
         await self.service.finish_session(request.path_params["session"])
         return Response(status_code=204)
 
     async def sampler(self, request: Request) -> Any:
-        return self.service.sampler(request.path_params["sampler"]) | {"base_model": self.service.name}
+        return self.service.known("sampler", request.path_params["sampler"]) | {"base_model": self.service.name}
 
     # ---- what is asked for -------------------------------------------------------------------------------------------
 
@@ -347,6 +316,7 @@ OTHERS: dict[tuple[str, str], Callable[[ServiceApp, Request], Awaitable[Any]]] =
     ("GET", "samplers/{sampler}"): ServiceApp.sampler,
 }
 POSTS: dict[str, tuple[type[BaseModel] | None, Any]] = {
+    **{path: (kind, ServiceApp.of_model) for path, (kind, _) in REQUESTS.items()},  # those that are not named below
     "client/config": (None, lambda app, body: CLIENT_CONFIG.model_dump()),
     "client/dynamic_config": (None, lambda app, body: {"sample_cancel_enabled": True}),
     "create_session": (types.CreateSessionRequest, ServiceApp.create_session),
@@ -355,10 +325,6 @@ POSTS: dict[str, tuple[type[BaseModel] | None, Any]] = {
     "create_model": (types.CreateModelRequest, ServiceApp.create_model),
     "load_weights": (types.LoadWeightsRequest, ServiceApp.load_weights),
     "forward_backward": (None, ServiceApp.forward_backward),
-    "optim_step": (types.OptimStepRequest, ServiceApp.of_model),
-    "save_weights": (types.SaveWeightsRequest, ServiceApp.of_model),
-    "save_weights_for_sampler": (types.SaveWeightsForSamplerRequest, ServiceApp.of_model),
-    "save_weights_external": (types.SaveWeightsExternalRequest, ServiceApp.of_model),
     "get_info": (types.GetInfoRequest, ServiceApp.get_info),
     "weights_info": (_WeightsInfo, ServiceApp.weights_info),
     "create_sampling_session": (types.CreateSamplingSessionRequest, ServiceApp.create_sampling_session),
@@ -460,4 +426,4 @@ async def _refused(request: Request, error: Exception) -> Response:
         status, reason = 422, " ".join(str(error).split())
     elif isinstance(error, HTTPException):
         status, reason = error.status_code, error.detail
-    return JSONResponse({"error": reason, "detail": reason}, status)
+    return JSONResponse({"error": reason, "detail": reason}, status, getattr(error, "headers", None))

@@ -5,8 +5,9 @@
     score_requests    the JSON of a request, validated field by field
     scorer_limits     limits on the requests of clients
     scorer_app        access checks, scores and responses
-    bounded_server    uvicorn with bounds on its connections, also for `proxima view` and the endpoint for agents
+    bounded_server    uvicorn with bounds on its connections, also for `proxima view` and the endpoint for agents;
+                      a reader of bodies with bounds
 
 Imports: uvicorn and starlette (the extra `serve`), reward, model. Imported by `proxima reward serve`; the limits and
-`bounded_server` by `proxima view`, and the latter by the endpoint for agents.
+`bounded_server` by `proxima view`, and the latter by the endpoint for agents and by proxima-tinker.
 """

@@ -1,19 +1,26 @@
-"""An HTTP server with bounds on its connections, for a scorer, `proxima view` and the endpoint for agents."""
+"""An HTTP server with bounds on its connections, for a scorer, `proxima view`, the endpoint for agents and
+`proxima serve-training`; and a reader of bodies with bounds, for the first and the last."""
 
 import asyncio
 import math
 import signal
 import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from proxima.data import UserError
-from proxima.system.web_requests import is_loopback
+from proxima.system.web_requests import LOOPBACK_NAMES, is_loopback, refused
 
 WRITE_SECONDS = 30.0  # for a client that has stopped reading to read again
 GRACE_SECONDS = 1  # for requests that are being answered when the server shuts down
+BUSY = {"Retry-After": "1"}
+GONE = "the client left"
+READ = "proxima.read"  # set in the scope of a request whose body is complete or no longer awaited
 
 
 class BoundedServer(uvicorn.Server):
@@ -82,6 +89,61 @@ class BoundedServer(uvicorn.Server):
             if connection.cycle is not None and connection.cycle.more_body:
                 connection.transport.abort()
         await super().shutdown(sockets)
+
+
+class BoundedReader:
+    """Lets requests in by their host, and reads their bodies.
+
+    Args:
+        hosts: names under which clients may address the server, besides its address and the loopback names.
+        most: bytes of a body; all that are unanswered have at most 16 times as many.
+        seconds: time to receive a body.
+
+    Attributes: `held`, bytes of bodies that are unanswered.
+    """
+
+    def __init__(self, hosts: Sequence[str], most: int, seconds: float) -> None:
+        self.hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
+        self.most, self.seconds, self.held = most, seconds, 0
+
+    def admit(self, request: Request) -> None:
+        """Raise HTTPException for a request to another host or of another site's page, before its body is read."""
+        address = (request.scope.get("server") or ("",))[0]
+        if refusal := refused(request.headers, self.hosts | {address}, "start the server with --allow-host"):
+            raise HTTPException(*refusal)
+
+    @asynccontextmanager
+    async def body(self, request: Request, limit: int) -> AsyncIterator[bytes]:
+        """The body, of at most `limit` bytes, which is answered within the block."""
+        body = bytearray()
+        try:
+            await self._read(request, body, limit)
+            yield bytes(body)
+        finally:
+            self.held -= len(body)
+
+    async def _read(self, request: Request, body: bytearray, limit: int) -> None:
+        """Append the parts of the body to `body` as they arrive."""
+        if (coding := request.headers.get("content-encoding", "")) not in ("", "identity"):
+            raise HTTPException(415, f"Content-Encoding {coding!a:.40} is not read; send the body as it is")
+        try:
+            async with asyncio.timeout(self.seconds):
+                while not request.scope.get(READ):
+                    message = await request.receive()
+                    if message["type"] == "http.disconnect":
+                        raise HTTPException(499, GONE)
+                    part, request.scope[READ] = message.get("body", b""), not message.get("more_body")
+                    if self.held + len(part) > 16 * self.most:
+                        raise HTTPException(503, "too many bytes of other requests wait", BUSY)
+                    self.held += len(part)
+                    body += part
+                    if len(body) > limit:
+                        option = ", --max-body-mb" if limit == self.most else ""
+                        raise HTTPException(413, f"the body has more than {limit >> 20} MiB{option}")
+        except TimeoutError:
+            request.scope[READ] = True
+            reason = f"the body was not complete after {self.seconds:g} s"
+            raise HTTPException(408, reason, {"Connection": "close"}) from None
 
 
 def open_socket(host: str, port: int) -> socket.socket:

@@ -18,15 +18,11 @@ from starlette.routing import Mount, request_response
 from proxima.data import Completion, Group, Prompt
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.model_reward import ModelReward
-from proxima.reward.server.bounded_server import bearer, disconnected
+from proxima.reward.server.bounded_server import BUSY, GONE, READ, BoundedReader, bearer, disconnected
 from proxima.reward.server.score_requests import slices, submitted_group
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
-from proxima.system.web_requests import LOOPBACK_NAMES, refused
 
-BUSY = {"Retry-After": "1"}
-GONE = "the client left"
-READ = "proxima.read"  # set in the scope of a request whose body is complete or no longer awaited
 Scores = list[dict[str, Any]]
 
 
@@ -50,8 +46,8 @@ class ScorerApp:
         hosts: Sequence[str] = (),
     ) -> None:
         self.reward, self.compute, self.limits, self.token = reward, compute, limits, token.encode()
-        self.hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
-        self.held = self.waiting = 0  # bytes of unanswered requests; requests that wait for their scores
+        self.reader = BoundedReader(hosts, limits.body_mb << 20, limits.read_seconds)
+        self.waiting = 0  # requests that wait for their scores
         self.ending = asyncio.Event()  # waiting requests are refused
         handlers: dict[Any, Any] = {HTTPException: self._refuse}
         # one route for all paths: a client without access is not told which there are
@@ -59,56 +55,28 @@ class ScorerApp:
 
     async def _answer(self, request: Request) -> Response:
         self._admit(request)
-        path, start, body = request.url.path, time.monotonic(), bytearray()
+        path, start = request.url.path, time.monotonic()
         if path != "/score" or request.method != "POST":
             why = f"{request.method} {path!a:.60} is not served; POST to /score"
             raise HTTPException(405 if path == "/score" else 404, why)
-        try:
-            await self._read(request, body)
+        async with self.reader.body(request, self.reader.most) as body:
             try:
-                group = submitted_group(parse_json(bytes(body)), self.limits)
+                group = submitted_group(parse_json(body), self.limits)
             except (TooLargeError, UnreadableError) as error:
                 what = " ".join(f"the body: {error}".split())[:200]
                 raise HTTPException(413 if isinstance(error, TooLargeError) else 400, what) from None
             scores = await self._score(request, group)
-        finally:
-            self.held -= len(body)
         seconds, count = time.monotonic() - start, len(scores)
         _log(request, f"200 {count} completions in {seconds:.2f} s, {count / max(seconds, 1e-3):.0f}/s")
         return JSONResponse({"scores": scores})
 
     def _admit(self, request: Request) -> None:
         """Raise HTTPException for a client without access, before any of its body is read."""
-        address = (request.scope.get("server") or ("",))[0]
-        if refusal := refused(request.headers, self.hosts | {address}, "start the server with --allow-host"):
-            raise HTTPException(*refusal)
+        self.reader.admit(request)
         sent = bearer(request).encode()
         if self.token and not hmac.compare_digest(sent, self.token):
             why = "a bearer token is required; the reward http sends that of token_env" if not sent else "wrong token"
             raise HTTPException(401, why, {"WWW-Authenticate": "Bearer"})
-
-    async def _read(self, request: Request, body: bytearray) -> None:
-        """Append the parts of the body to `body` as they arrive."""
-        limit, coding = self.limits.body_mb << 20, request.headers.get("content-encoding", "")
-        if coding not in ("", "identity"):
-            raise HTTPException(415, f"Content-Encoding {coding!a:.40} is not read; send JSON as it is")
-        try:
-            async with asyncio.timeout(self.limits.read_seconds):
-                while not request.scope.get(READ):
-                    message = await request.receive()
-                    if message["type"] == "http.disconnect":
-                        raise HTTPException(499, GONE)
-                    part, request.scope[READ] = message.get("body", b""), not message.get("more_body")
-                    if self.held + len(part) > 16 * limit:
-                        raise HTTPException(503, "too many bytes of other requests wait", BUSY)
-                    self.held += len(part)
-                    body += part
-                    if len(body) > limit:
-                        raise HTTPException(413, f"the body has more than {self.limits.body_mb} MiB, --max-body-mb")
-        except TimeoutError:
-            request.scope[READ] = True
-            reason = f"the body was not complete after {self.limits.read_seconds:g} s"
-            raise HTTPException(408, reason, {"Connection": "close"}) from None
 
     async def _score(self, request: Request, group: Group) -> Scores:
         """The scores of a group, unless the client leaves or the server ends before."""
@@ -153,7 +121,7 @@ class ScorerApp:
 
     async def _discard(self, request: Request) -> None:
         """Read what a refused client is still sending, up to a bound: while it sends, it does not read the refusal."""
-        left = 0 if request.scope.get(READ) or "expect" in request.headers else 8 * (self.limits.body_mb << 20)
+        left = 0 if request.scope.get(READ) or "expect" in request.headers else 8 * self.reader.most
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.read_seconds):
                 while left > 0:
