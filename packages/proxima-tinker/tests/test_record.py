@@ -96,7 +96,7 @@ def test_a_loss_by_a_surrogate_down_to_its_tokens(base, tmp_path):
     trend = get("0/trend")
     assert trend["specs"]["surrogate"] | {"kind": "cppo", "delta": 0.15} == trend["specs"]["surrogate"]
     (line,) = client.lines()
-    loss = first.metrics["loss:sum"] + second.metrics["loss:sum"]
+    loss = first.loss + second.loss
     assert line["loss"] == pytest.approx(loss) and line["lr"] == 1e-3 and line["grad_norm"] > 0
     tokens = [len(row) + 1 for row in ROWS]  # one a byte, and the stop
     assert line["examples"] == 3 and line["length/mean"] == pytest.approx(sum(tokens) / 3)

@@ -1,6 +1,7 @@
 """What a program of the SDK does, against a server in this process."""
 
 import json
+import pickle
 
 import httpx
 import numpy as np
@@ -107,6 +108,13 @@ def test_stops_and_seeds(served):
     assert sampled(seed=1)[0][0] == sampled(seed=1, stop=[258])[0][0] == tokens[: first + 1]
     greedy = [sampled(temperature=0.0, seed=seed)[0] for seed in (1, 2)]
     assert greedy[0] == greedy[1]
+
+
+def test_a_copy_of_a_sampler_for_another_process_samples_the_same(served):
+    sampler = served.client().create_sampling_client(base_model="tests/tiny").result()
+    prompt, params = types.ModelInput.from_ints(PROMPT), types.SamplingParams(max_tokens=5, seed=3)
+    of_copy = pickle.loads(pickle.dumps(sampler)).sample(prompt, 1, params).result()
+    assert of_copy.sequences[0].tokens == sampler.sample(prompt, 1, params).result().sequences[0].tokens
 
 
 def test_a_custom_loss_runs_in_the_client(served, trainer):

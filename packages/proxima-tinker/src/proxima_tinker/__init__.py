@@ -5,7 +5,7 @@
     service.py          sessions, models, samplers, and the requests of each model in their order
     workers.py          threads that serve all models in turn
     trained_model.py    a model being trained: an adapter on the common base, gradients, optimizer, its state
-    datum.py            an example of a client, and how examples are packed
+    datum.py            an example of a client, and the response as which it is packed
     losses.py           the losses by their names in the SDK, and those of `proxima.core`
     samplers.py         engines with the weights of a model at some moment
     wire.py             protocol buffers of the SDK

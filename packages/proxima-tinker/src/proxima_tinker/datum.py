@@ -1,7 +1,7 @@
-"""An example as a client sends it, and its place in a packed batch."""
+"""An example as a client sends it, and as a response to be packed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proxima.data import PackedBatch, Trajectory, UserError
-from proxima.model import Policy
+from proxima.data import Trajectory, UserError
 
 Array = NDArray[Any]
 COLUMNS = (  # inputs of losses: one value a target, or for [T, K] targets K of them
@@ -73,13 +72,6 @@ def trajectories(data: Sequence[Datum]) -> list[Trajectory]:
         sampled = np.ones(len(tokens), bool)
         out.append(Trajectory(group=group, prompt_tokens=first, tokens=tokens, sampled=sampled))
     return out
-
-
-def packed_examples(policy: Policy, items: Sequence[Trajectory], data: Sequence[Datum]) -> PackedBatch:
-    """The examples as a batch whose targets are theirs."""
-    batch = policy.pack(items)
-    targets = torch.from_numpy(np.concatenate([datum.targets for datum in data])).to(batch.target.device)
-    return replace(batch, target=targets) if targets.dim() == 1 else replace(batch, top_k=targets)
 
 
 def column(data: Sequence[Datum], name: str, device: torch.device) -> Tensor | None:

@@ -19,7 +19,7 @@ an unknown key of the config is refused.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch import Tensor
 from proxima.config import ConfigError, dump, resolve
 from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.core.loss import policy_loss
+from proxima.core.metrics import Metrics, on_host
 from proxima.data import PolicyBatch, UserError
 from proxima.data.errors import nearest
 
@@ -41,11 +42,11 @@ FIELDS = ("surrogate", "correction", "penalty", "aggregate", "proximal")  # of a
 
 @dataclass(frozen=True, kw_only=True)
 class LossResult:
-    """loss [] with gradient; metrics by name; `outputs`, more values [N] for each target."""
+    """loss [] with gradient; `outputs`, more values [N] for each target; statistics by name."""
 
     loss: Tensor
-    metrics: dict[str, float]
     outputs: dict[str, Tensor]
+    metrics: Metrics = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +104,8 @@ class ClientLoss:
 def _summed(targets: Targets, per_token: Tensor, keep: Tensor | None = None) -> LossResult:
     if "mask" in targets.columns:
         per_token = per_token * targets.columns["mask"]
-    loss = per_token.sum(dtype=torch.float64)
-    outputs = {} if keep is None else {"keep": keep.to(torch.float32)}
-    return LossResult(loss=loss, metrics={"loss:sum": float(loss.detach())}, outputs=outputs)
+    outputs = {} if keep is None else {"keep": keep}
+    return LossResult(loss=per_token.sum(dtype=torch.float64), outputs=outputs)
 
 
 def _number(key: str, value: float | str) -> float:
@@ -237,6 +237,4 @@ def _core_loss(algorithm: AlgorithmConfig, b: Targets) -> LossResult:
         )
     except ValueError as error:
         raise UserError(str(error)) from error
-    metrics = {f"{name.replace(':', '_')}:mean": number.value for name, number in result.metrics.items()}
-    loss, outputs = result.value, {"keep": result.keep.to(torch.float32)}
-    return LossResult(loss=loss, metrics={"loss:sum": float(loss.detach())} | metrics, outputs=outputs)
+    return LossResult(loss=result.value, outputs={"keep": result.keep}, metrics=on_host(result.metrics))

@@ -8,7 +8,7 @@ clients. An idle engine makes room for newer weights of its model, and the one t
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -70,17 +70,13 @@ class _LoadedEngine:
     async def places(self, client: str, count: int) -> AsyncIterator[None]:
         """So many places for completions, within the block. A client takes about as many as the engine has slots, and
         another client's next completion waits for no more than these."""
-        most, taken = self.slots + self.slots // 8, 0
+        most = self.slots + self.slots // 8
         turn, free = self._clients.setdefault(client, (asyncio.Lock(), asyncio.Semaphore(most)))
-        try:
+        async with AsyncExitStack() as taken:
             async with turn:
-                while taken < count:
-                    await free.acquire()
-                    taken += 1
+                for _ in range(count):
+                    await taken.enter_async_context(free)
             yield
-        finally:
-            for _ in range(taken):
-                free.release()
 
 
 class Samplers:

@@ -25,6 +25,7 @@ import numpy as np
 import yaml
 from tinker.types import LoraConfig
 
+from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data.episode import Episode, Span
 from proxima.experiments.run_reader import read_config
 from proxima.model import LoadedModel
@@ -99,12 +100,12 @@ class StepExamples:
     """The requests since the last step.
 
     examples: those that are recorded. totals: sums over all examples, `k3` in nats; `measured` are the targets in the
-    loss that have a behavior log-prob, `mean …` a metric times the targets in the loss. extremes: metrics by name.
+    loss that have a behavior log-prob. of_loss: the statistics of the losses.
     """
 
     examples: list[Example] = field(default_factory=list)
     algorithms: list[dict[str, Any]] = field(default_factory=list)
-    extremes: dict[str, float] = field(default_factory=dict)
+    of_loss: Metrics = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, data: Sequence[Datum], loss: ClientLoss, result: PassResult) -> None:
@@ -114,17 +115,10 @@ class StepExamples:
             algorithm["surrogate"] = {"kind": f"{loss.name} with bounds of each example"}
         if algorithm not in self.algorithms:
             self.algorithms.append(algorithm)
-        before = self.totals["targets"]
+        self.totals["loss"] += result.loss
+        self.of_loss = merge_metrics([self.of_loss, result.metrics])
         for datum, output in zip(data, result.outputs, strict=True):
             self._add(len(datum.tokens), Example.of(datum, loss, output))
-        for name, value in result.metrics.items():
-            short, _, kind = name.rpartition(":")
-            if short.endswith(("_max", "_min")):
-                pick = max if short.endswith("_max") else min
-                self.extremes[short] = pick(value, self.extremes.get(short, value))
-            else:
-                weight = 1.0 if kind == "sum" else self.totals["targets"] - before
-                self.totals[f"{kind} {short}"] += value * weight
 
     def _add(self, length: int, example: Example) -> None:
         totals, inside, behavior = self.totals, example.in_loss, example.behavior_log_prob
@@ -144,16 +138,15 @@ class StepExamples:
         """Those of a step, by the names that the viewer explains."""
         totals = self.totals
         number, targets, measured = int(totals["examples"]), totals["targets"], totals["measured"]
-        out: dict[str, float] = {"examples": number, "tokens/trained": int(totals["tokens"])}
-        out |= {name[4:]: value for name, value in totals.items() if name.startswith("sum ")}
+        out: dict[str, float] = {"examples": number, "tokens/trained": int(totals["tokens"]), "loss": totals["loss"]}
+        out |= {name: metric.value for name, metric in self.of_loss.items()}
         if targets:
-            out |= {name[5:]: value / targets for name, value in totals.items() if name.startswith("mean ")}
-            out |= {"length/mean": targets / number, "loss_per_token": totals["sum loss"] / targets}
+            out |= {"length/mean": targets / number, "loss_per_token": totals["loss"] / targets}
         if measured:
             out |= {"masked_fraction": totals["masked"] / measured, "mismatch/k3_kl": totals["k3"] / measured}
         if number > len(self.examples):
             out["not_recorded"] = number - len(self.examples)
-        return out | self.extremes
+        return out
 
 
 # ---- the folder ----------------------------------------------------------------------------------------------------

@@ -355,7 +355,8 @@ class Service:
         result = yield from self._trained(model).run(data, loss, backward=backward)
         if backward:
             self._note(model, lambda record: record.pending.add(data, loss, result))
-        return forward_backward_answer(result.outputs, result.metrics), PROTOBUF
+        metrics = {f"{name.replace(':', '_')}:mean": metric.value for name, metric in result.metrics.items()}
+        return forward_backward_answer(result.outputs, {"loss:sum": result.loss} | metrics), PROTOBUF
 
     def _do_optim_step(self, model: Model, seq: int, asked: Any) -> Answer:
         settings = asked.optim_params

@@ -13,13 +13,14 @@ from safetensors.torch import save_file
 from tinker.types import AdamParams, LoraConfig
 from torch import Tensor, nn
 
-from proxima.data import PackedBatch, Trajectory, UserError
+from proxima.core.metrics import Metrics, merge_metrics
+from proxima.data import Trajectory, UserError
 from proxima.model import LoadedModel, Policy
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
 from proxima.model.micro_batch import micro_batches
 from proxima.model.save import save_trained
-from proxima_tinker.datum import COLUMNS, Array, Datum, column, packed_examples, trajectories
+from proxima_tinker.datum import COLUMNS, Array, Datum, column, trajectories
 from proxima_tinker.losses import ClientLoss, LossResult, Targets
 
 ALPHA = 32.0  # of LoRA: the product of the adapters is scaled by 32 / rank
@@ -52,10 +53,11 @@ def check_adam(settings: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PassResult:
-    """Of each example, its log-probs and what else the loss gave, and the metrics of the request."""
+    """Of each example, its log-probs and what else the loss gave; the loss of the request, and its statistics."""
 
     outputs: list[dict[str, Array]]
-    metrics: dict[str, float]
+    loss: float
+    metrics: Metrics
 
 
 BUILDING = threading.Lock()  # torch's random state and what transformers patches while it loads are of the process
@@ -114,18 +116,16 @@ class TrainedModel:
                     f"example {number}: target_tokens of shape {shapes}; send them in requests of their own"
                 )
         before = [(parameter, parameter.grad) for parameter in self.trained.values()]
-        for parameter, _ in before:
-            parameter.grad = None
+        self.optimizer.zero_grad()
         try:
-            result = yield from self._run(data, loss, backward=backward)
+            return (yield from self._run(data, loss, backward=backward))
         except BaseException:
-            for parameter, earlier in before:
-                parameter.grad = earlier
+            self.optimizer.zero_grad()
             raise
-        for parameter, earlier in before:
-            if earlier is not None:
-                parameter.grad = earlier if parameter.grad is None else earlier.add_(parameter.grad)
-        return result
+        finally:
+            for parameter, earlier in before:
+                if earlier is not None:
+                    parameter.grad = earlier if parameter.grad is None else earlier.add_(parameter.grad)
 
     def _run(self, data: Sequence[Datum], loss: ClientLoss, *, backward: bool) -> Generator[None, None, PassResult]:
         items = trajectories(data)
@@ -133,8 +133,13 @@ class TrainedModel:
         parts = [([items[i] for i in cut], [data[i] for i in cut]) for cut in cuts]
         if len(parts) == 1 or not loss.whole:
             done = []
-            for part in parts:
-                done.append(self._part(*part, loss, backward=backward))
+            for of_part, examples in parts:
+                with torch.set_grad_enabled(backward):
+                    log_prob = self._log_prob(of_part, examples)
+                    result = loss(self._targets(log_prob, examples))
+                if backward and result.loss.requires_grad:
+                    result.loss.backward()
+                done.append(_result(log_prob.detach(), result, examples))
                 yield
             return _joined(done)
         # the loss depends on all examples: first its gradient by the log-probs, then that of the weights
@@ -154,21 +159,12 @@ class TrainedModel:
                 yield
         return _joined([_result(leaf.detach(), result, data)])
 
-    def _part(
-        self, items: Sequence[Trajectory], data: Sequence[Datum], loss: ClientLoss, *, backward: bool
-    ) -> PassResult:
-        with torch.set_grad_enabled(backward):
-            log_prob = self._log_prob(items, data)
-            result = loss(self._targets(log_prob, data))
-        if backward and result.loss.requires_grad:
-            result.loss.backward()
-        return _result(log_prob.detach(), result, data)
-
     def _log_prob(self, items: Sequence[Trajectory], data: Sequence[Datum]) -> Tensor:
-        batch: PackedBatch = packed_examples(self.policy, items, data)
-        if batch.top_k is None:
-            return self.policy(batch).need("log_prob")
-        return self.policy(batch, frozenset({"top_k_gradient"})).need("top_k_log_prob")
+        batch = self.policy.pack(items)
+        targets = torch.from_numpy(np.concatenate([datum.targets for datum in data])).to(batch.target.device)
+        if targets.dim() == 1:
+            return self.policy(replace(batch, target=targets)).need("log_prob")
+        return self.policy(replace(batch, top_k=targets), frozenset({"top_k_gradient"})).need("top_k_log_prob")
 
     def _targets(self, log_prob: Tensor, data: Sequence[Datum]) -> Targets:
         device = log_prob.device
@@ -245,10 +241,13 @@ def _result(log_prob: Tensor, result: LossResult, data: Sequence[Datum]) -> Pass
     columns = {"logprobs": log_prob, **result.outputs}
     split = {name: values.detach().float().cpu().split(lengths) for name, values in columns.items()}
     outputs = [{name: values[i].numpy() for name, values in split.items()} for i in range(len(data))]
-    return PassResult(outputs=outputs, metrics=result.metrics)
+    return PassResult(outputs=outputs, loss=float(result.loss.detach()), metrics=result.metrics)
 
 
 def _joined(parts: Sequence[PassResult]) -> PassResult:
     """The results of micro-batches, whose losses add up."""
-    total = {"loss:sum": sum(part.metrics["loss:sum"] for part in parts)}
-    return PassResult(outputs=[out for part in parts for out in part.outputs], metrics=parts[0].metrics | total)
+    return PassResult(
+        outputs=[output for part in parts for output in part.outputs],
+        loss=sum(part.loss for part in parts),
+        metrics=merge_metrics([part.metrics for part in parts]),
+    )
