@@ -15,8 +15,6 @@ from proxima.engine.sampling_rows import SamplingRows
 if TYPE_CHECKING:
     from proxima.kernels.sample import Draw
 
-BLOCK = 8  # rows per block on a CPU: their logits stay in the cache
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
@@ -56,28 +54,19 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
             sample_tokens(logits[group], rows.of_rows(group), uniform[group], top, masks=masks) for group in rows.alike
         ]
         return _in_order(drawn, torch.cat(rows.alike).argsort())
-    step = BLOCK if logits.device.type == "cpu" else max(1, len(logits))
     truncates = bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
     if not (truncates or top or masks) and (draw := _kernel(logits)) is not None:
         token, log_prob = draw(logits, rows.temperature, uniform)
         return Sampled(token=token, sampled_log_prob=log_prob, untruncated_log_prob=log_prob)
-    options = truncates, bool((rows.temperature == 0).any()), top, masks
-    blocks = [slice(at, at + step) for at in range(0, len(logits), step)]
-    parts = [
-        _sample_block(logits[b].to(torch.float32, copy=True), rows.of_rows(b), uniform[b], *options) for b in blocks
-    ]
-    return Sampled(**_joined(parts))
+    from proxima.engine.block_sampler import sample_blocks
 
-
-def _joined(parts: Sequence[Sampled]) -> dict[str, Tensor]:
-    """The rows of all parts."""
-    names = [name for name, value in vars(parts[0]).items() if value is not None]
-    return {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return Sampled(**sample_blocks(logits, rows, uniform, truncates, top, masks))
 
 
 def _in_order(parts: Sequence[Sampled], order: Tensor) -> Sampled:
     """Concatenate the rows of all parts and reorder them."""
-    joined = _joined(parts)
+    names = [name for name, value in vars(parts[0]).items() if value is not None]
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     if "mask_ids" not in joined:
         return Sampled(**{name: column[order] for name, column in joined.items()})
     masks = joined.pop("mask_ids").split(joined["mask_counts"].tolist())
@@ -92,45 +81,3 @@ def _kernel(logits: Tensor) -> "Draw | None":
     from proxima.kernels.sample import sample_kernel
 
     return sample_kernel()
-
-
-def _sample_block(
-    logits: Tensor, rows: SamplingRows, uniform: Tensor, truncates: bool, any_greedy: bool, top: int, masks: bool
-) -> Sampled:
-    """As `sample_tokens`, for rows that are truncated alike; `logits` [n, V] float32 is overwritten."""
-    greedy = rows.temperature == 0
-    logits.div_(torch.where(greedy, 1.0, rows.temperature)[:, None])
-    argmax = logits.argmax(dim=1, keepdim=True) if any_greedy else None
-    kept = None
-    if not truncates:
-        largest = logits.amax(dim=1)
-        cumulative = logits.sub(largest[:, None]).exp_()
-        total = cumulative.sum(dim=1)
-        log_z = kept_log_z = largest + total.log()
-        cumulative = torch.cumsum(cumulative, dim=1, out=cumulative)
-    else:
-        from proxima.engine.truncation import truncate
-
-        log_z = logits.logsumexp(dim=1)
-        kept, kept_log_z = truncate(logits, rows)
-        cumulative = kept.sub(kept_log_z[:, None]).exp_().cumsum_(dim=1)
-    mass = cumulative[:, -1:]
-    point = torch.minimum(uniform[:, None] * mass, torch.nextafter(mass, torch.zeros_like(mass)))
-    token = torch.searchsorted(cumulative, point, right=True).clamp_(max=logits.shape[1] - 1)
-    if argmax is not None:
-        token = torch.where(greedy[:, None], argmax, token)
-    chosen = logits.gather(1, token).squeeze(1)
-    more = dict[str, Tensor]()
-    if top:
-        values, more["top_k"] = logits.topk(top, dim=1)
-        more["top_k_log_prob"] = values - log_z[:, None]
-    if masks:
-        from proxima.engine.truncation import kept_tokens
-
-        more["mask_ids"], more["mask_counts"] = kept_tokens(logits[:, :0] if kept is None else kept, rows)
-    return Sampled(
-        token=token.squeeze(1),
-        sampled_log_prob=chosen - torch.where(greedy, log_z, kept_log_z),
-        untruncated_log_prob=chosen - log_z,
-        **more,
-    )
