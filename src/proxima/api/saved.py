@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.config.families import OFFLINE, Family
 from proxima.data import UserError
-from proxima.data.errors import suggestion
+from proxima.data.suggestions import suggestion
 from proxima.experiments.run_reader import Run, read_mapping, read_run
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.runtime.watch.observer import Record

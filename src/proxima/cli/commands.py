@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from proxima.cli.command_module import load_command
 from proxima.cli.parameters import add_command, bound, option_strings
-from proxima.data.errors import UserError, suggestion
+from proxima.data.errors import UserError
 
 # other distributions: other frameworks' files, forecasts, training as a service
 PEERS, PLAN, TINKER = "proxima-peers", "proxima-plan", "proxima-tinker"
@@ -57,6 +57,8 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
+            from proxima.data.suggestions import suggestion  # a command without mistakes needs none
+
             raise argparse.ArgumentError(
                 action, f"invalid choice: {value!r}; {suggestion(str(value), map(str, action.choices))}"
             )

@@ -140,8 +140,8 @@ def compare_sets(
     """
     from dataclasses import asdict
 
-    from proxima.config.problems import suggestion
     from proxima.data.outcomes import METRIC_ALIASES
+    from proxima.data.suggestions import suggestion
     from proxima.evaluate.question_pairs import compare_results, metrics_of
     from proxima.evaluate.results import read_result
     from proxima.view.eval_tables import comparison_table

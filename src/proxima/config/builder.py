@@ -8,7 +8,7 @@ from typing import Any
 
 from proxima.config.coerce import NONE, Mismatch, coerce
 from proxima.config.describe import FieldInfo, canonical_kind, fields_of, lookup, options_of, table_of
-from proxima.config.problems import ConfigError, Problem, suggestion
+from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolved import ResolvedValue
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.slots import Slot
@@ -123,6 +123,8 @@ class Builder:
         if info.presets is not None and (chosen := (node.mapping or {}).get("preset")) is not None:
             presets = table_of(info.presets)
             if chosen.value not in (None, *presets):
+                from proxima.data.suggestions import suggestion  # a recipe without mistakes needs none
+
                 message = f"no preset {chosen.shown()!r}; {suggestion(chosen.shown(), presets)}"
                 return self.fail(f"{path}.preset", message, chosen)
         return self.dataclass(inner, node, path, info.name)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from proxima.config.describe import options_of
-from proxima.config.problems import nearest
 from proxima.config.tree import COMMAND_LINE, Node
 
 NONE = type(None)
@@ -82,6 +81,8 @@ def _literal(node: Node, choices: tuple[Any, ...]) -> Any:
             return choice
     if len(choices) == 1:
         raise Mismatch(f"{choices[0]}")
+    from proxima.data.suggestions import nearest  # a recipe without mistakes needs none
+
     names = [str(choice) for choice in choices]
     near = nearest(str(node.to_python()), names)
     raise Mismatch(f"one of {', '.join(names)}" + (f"; did you mean {near!r}?" if near else ""))

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from proxima.config.problems import one_problem, suggestion
+from proxima.config.problems import one_problem
 from proxima.config.slots import Slot
 from proxima.config.tree import Layout
 from proxima.data.kinds import Kinds
@@ -121,6 +121,8 @@ def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
     name = path.rstrip("0123456789.").rpartition(".")[2]
     what = name if name.endswith("ss") else name.removesuffix("s")
     if ":" not in kind:
+        from proxima.data.suggestions import suggestion  # a recipe without mistakes needs none
+
         names = [*table, *(table_of(slot.presets) if slot.presets else ())]
         message = f"no {what} {kind!r}; {suggestion(kind, names, 'package.module:Class')}"
         raise one_problem(f"{path}.kind", message, kind, source)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxima.data.errors import LONGEST_LINE, LONGEST_VALUE, UserError, abbreviated, nearest, suggestion
+from proxima.data.errors import LONGEST_LINE, LONGEST_VALUE, UserError, abbreviated
 from proxima.system.secret_values import without_secrets
 
 
@@ -44,6 +44,3 @@ class ConfigError(UserError):
 def one_problem(path: str, message: str, value: str | None = None, source: str | None = None) -> ConfigError:
     """A `ConfigError` with a single problem."""
     return ConfigError([Problem(path, message, value, source)])
-
-
-__all__ = ["ConfigError", "Problem", "nearest", "one_problem", "suggestion"]

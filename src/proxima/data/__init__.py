@@ -10,7 +10,8 @@
     outcomes       tensors, one entry per completion: the input of advantages and selections
     packed_batch   tensors, the input of the model               policy_batch   tensors, the input of the loss
     padding        the same from padded tensors                  field_names, field_checks   checks at construction
-    errors         UserError, FieldError                         random         all random draws
+    errors         UserError, FieldError                         suggestions    what the user may have meant
+    random         all random draws
     kinds          tables of kinds, and packages that import at first use
 
 Host objects are frozen dataclasses of numpy columns. Tensor objects check the shape and dtype of each field at

@@ -4,7 +4,8 @@ from collections.abc import Collection
 from dataclasses import MISSING, fields
 from typing import Any
 
-from proxima.data.errors import NoFieldError, suggestion
+from proxima.data.errors import NoFieldError
+from proxima.data.suggestions import suggestion
 
 
 def check_names(cls: type[Any], given: Collection[str], label: str, *, without: Collection[str] = ()) -> None:

@@ -14,7 +14,8 @@ from time import monotonic
 from typing import Any, Literal
 
 from proxima.data import FieldError, ToolCall, require
-from proxima.data.errors import abbreviated, suggestion
+from proxima.data.errors import abbreviated
+from proxima.data.suggestions import suggestion
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.tool_calls import DECODER, parameters_of
 from proxima.process.keeper import KeptWorker

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from proxima.data.errors import nearest, suggestion
+from proxima.data.suggestions import nearest, suggestion
 from proxima.evaluate.headline import Headline
 from proxima.evaluate.intervals import bound_keys
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from proxima.config.comparable import Purpose, compared, may_differ
-from proxima.config.problems import suggestion
 from proxima.data import UserError
+from proxima.data.suggestions import suggestion
 from proxima.evaluate.headline import REWARD, Headline
 from proxima.experiments.cell_statistics import EPISODE_FIGURES, EXAMPLE_FIGURES, CellRuns, CellSummary, summarize
 from proxima.experiments.metric_names import canonical_metric

@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from proxima.config.problems import nearest
 from proxima.data import UserError
+from proxima.data.suggestions import nearest
 from proxima.experiments.run_reader import read_mapping
 from proxima.runtime.state.folder import RunFolder
 

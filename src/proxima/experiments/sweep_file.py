@@ -16,10 +16,11 @@ from pathlib import Path
 
 from proxima.config.describe import fields_of, layout_of
 from proxima.config.families import family_of
-from proxima.config.problems import ConfigError, Problem, one_problem, suggestion
+from proxima.config.problems import ConfigError, Problem, one_problem
 from proxima.config.recipe_reader import read_recipe, read_yaml
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Layout, Node, Source, merge
+from proxima.data.suggestions import suggestion
 from proxima.experiments.sweep_plan import Sweep, SweepCell
 from proxima.system.recipe_files import find_recipe, shown_path
 

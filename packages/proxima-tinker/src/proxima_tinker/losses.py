@@ -32,7 +32,7 @@ from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.core.loss import policy_loss
 from proxima.core.metrics import Metrics, on_host
 from proxima.data import PolicyBatch, UserError
-from proxima.data.errors import nearest
+from proxima.data.suggestions import nearest
 
 Config = Mapping[str, float | str]
 Columns = Mapping[str, Tensor]

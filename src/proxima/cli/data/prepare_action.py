@@ -172,7 +172,8 @@ def _eval_sets(folder: Path, made: "Sequence[PreparedFolder]", against: Sequence
 
 def _parts(name: str) -> tuple["Part", ...]:
     """The parts of a source, or the one part of that name."""
-    from proxima.config.problems import one_problem, suggestion
+    from proxima.config.problems import one_problem
+    from proxima.data.suggestions import suggestion
     from proxima.prepare import SOURCES
 
     if name in SOURCES:

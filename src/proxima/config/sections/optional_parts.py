@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.describe import kind_of
-from proxima.config.problems import suggestion
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections import CRITICS
 from proxima.config.sections.algorithm_section import AlgorithmConfig, asks_routers, replays_sampling_masks
@@ -20,6 +19,7 @@ from proxima.core.aggregate import TokenMean
 from proxima.core.correction.score_centering import ScoreCentering
 from proxima.data import FieldError, UserError
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
+from proxima.data.suggestions import suggestion
 from proxima.engine.protocol import Sampling
 from proxima.evaluate.estimators import powers_of_two
 from proxima.evaluate.intervals import PART
