@@ -15,7 +15,7 @@ from proxima.prepare.eval_sets import load_eval_set, sibling_eval_sets
 from proxima.prepare.locate import locate_files
 from proxima.prepare.pipeline import refuse_existing
 from proxima.prepare.write_files import COLUMNS
-from proxima.system.atomic_files import atomic_folder
+from proxima.system.atomic_folders import atomic_folder
 from proxima.task.prepared import PREPARED
 
 from .published import AFTER, BEFORE, GSM8K_TRAIN, LONG, PARTS, gsm8k_folder, lines, table, write_dapo

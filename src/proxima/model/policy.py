@@ -15,7 +15,6 @@ from proxima.model.lora import base_layer, weight_of
 from proxima.model.packed_model import PackedModel, TokenOutputs
 from proxima.model.parallel.sharded import is_sharded, plain_type
 from proxima.model.pretrained import LoadedModel
-from proxima.model.scalar_head import scalar_head
 
 if TYPE_CHECKING:
     from proxima.model.kept_tokens import KeptTokens
@@ -85,6 +84,8 @@ class Policy(PackedModel):
     def values_of(self, hidden: Tensor) -> Tensor:
         if self.value_head is None:
             raise ValueError("this policy has no value head: `value` needs one")
+        from proxima.model.scalar_head import scalar_head
+
         return scalar_head(hidden, self.value_head)
 
     def __call__(self, batch: PackedBatch, needs: frozenset[str] = frozenset()) -> TokenOutputs:

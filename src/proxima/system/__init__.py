@@ -1,6 +1,7 @@
 """What the machine gives, for every room: its files, its disk, its processor, and who may ask it.
 
     atomic_files     a file is whole or absent             full_disk        recognises a full disk
+    atomic_folders   the same of a folder
     jsonl            JSON lines that survive a kill        checksum         of files
     text_files       reads what a user names               recipe_files     recipes by name
     bounded_reading  answers of other processes, up to a limit

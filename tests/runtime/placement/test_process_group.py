@@ -10,7 +10,8 @@ from proxima.cli.main import main
 from proxima.config.sections.ranks_section import TorchrunPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import meeting
-from proxima.runtime.placement.process_group import adopt_launcher, is_first, is_rank, slurm_variables
+from proxima.runtime.placement.process_group import adopt_launcher, is_first, is_rank
+from proxima.runtime.placement.slurm import slurm_variables
 from tests.ports import kept_port
 
 PLACE = {"SLURM_JOB_ID": "40123", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}

@@ -34,7 +34,8 @@ from proxima.model.adapter_folder import base_in_memory
 from proxima.model.pretrained import DTYPES
 from proxima.model.save import save_trained
 from proxima.runtime.state.folder_lock import FolderLock
-from proxima.system.atomic_files import atomic_folder, write_atomic
+from proxima.system.atomic_files import write_atomic
+from proxima.system.atomic_folders import atomic_folder
 from proxima_tinker.losses import ClientLoss
 from proxima_tinker.request_log import Answer, RequestLog
 from proxima_tinker.samplers import SampleOrder, Samplers

@@ -10,7 +10,6 @@ from proxima.evaluate.held_out import Evaluation, HeldOutSet
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.runner import RewardRunner
-from proxima.rollout.admission import Admission
 from proxima.rollout.collector import BatchCollector, Pending, Refill, Reject
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
@@ -84,6 +83,9 @@ def make_collector(
             listener=listener,
             carried=pending.groups,
         )
+    from proxima.rollout.admission import Admission
+    from proxima.rollout.async_collector import AsyncCollector
+
     admission = Admission(
         prompts=prompts,
         concurrent=runtime.max_concurrent_rollouts or 1,
@@ -91,8 +93,6 @@ def make_collector(
         steps=config.train.steps,
         over_age=runtime.over_age,
     )
-    from proxima.rollout.async_collector import AsyncCollector
-
     collector = AsyncCollector(
         generator, source, admission, refill=refill, listener=listener, pending=pending, finished=finished
     )

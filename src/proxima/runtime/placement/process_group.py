@@ -1,8 +1,6 @@
 """Lets the processes of a run that torchrun, srun or Ray has started find one another."""
 
 import os
-import re
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,25 +21,10 @@ START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=
 def adopt_launcher() -> None:
     """Set the variables of torchrun in a task of `srun`. Called when a command line starts, and when a run starts
     without one."""
-    os.environ.update(slurm_variables(os.environ))
+    if "SLURM_STEP_NUM_TASKS" in os.environ:
+        from proxima.runtime.placement.slurm import slurm_variables
 
-
-def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torchrun would set, for a task of an `srun` whose script has exported MASTER_ADDR."""
-    if "RANK" in environment or "MASTER_ADDR" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
-        return {}
-    node = int(environment["SLURM_NODEID"])
-    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # as "2(x3),1"
-    tasks = [number for number, times in counts for _ in range(int(times or 1))]  # of each node
-    port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000
-    return {
-        "RANK": environment["SLURM_PROCID"],
-        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
-        "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": tasks[node],
-        "GROUP_RANK": str(node),
-        "MASTER_PORT": environment.get("MASTER_PORT", str(port)),
-    }
+        os.environ.update(slurm_variables(os.environ))
 
 
 def is_rank() -> bool:
