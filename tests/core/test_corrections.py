@@ -25,8 +25,8 @@ from proxima.core import (
 )
 from proxima.core.correction.importance import CapFloor
 from proxima.core.correction.rejection import OffPolicySequence, SecondMoment, TopEntropy
+from proxima.core.loss import needs_precompute
 from proxima.core.metrics import QuantileSketch
-from proxima.core.precompute import needs_precompute
 from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
 from proxima.laws.batches import make_batch

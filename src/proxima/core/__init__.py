@@ -2,12 +2,13 @@
 
     advantage/   rewards → advantages                surrogate/   ratio and advantage → per-token loss
     selection/   which completions are used          correction/  behavior → proximal weights, rejections, their health
-    divergence   how far a token has moved           penalty      KL from the reference, entropy
+    divergence   how far a token has moved, also by  penalty      KL from the reference, entropy
+                 the top K: `top_k_divergence`
     aggregate    per-token losses → one number       loss         all of them together: `policy_loss`
-    precompute   decisions over the whole batch      proximal     the centre, if no forward pass was run for it
-    distillation divergence from a teacher
+    distillation divergence from a teacher           proximal     the centre, if no forward pass was run for it
+    batch_decisions  decisions over the whole batch, before it is split: `precompute`
     preference/  DPO's family, KTO                   value        the critic's and the reward model's loss
-    metrics      statistics that merge               segment      sums and quantiles of packed sequences
+    metrics, exact_quantile  that merge              segment      sums and quantiles of packed sequences
     gradient     the gradient weight of a token      ratio        log-ratio and ratio
 
 Usable from any training loop, without the rest of this project:
@@ -23,7 +24,6 @@ To add a method: one dataclass, one line in the slot's table (a kind and its `pa
 
 from typing import TYPE_CHECKING
 
-from proxima.core.precompute import needs_precompute, precompute
 from proxima.core.tables import AGGREGATE_ALIASES, AGGREGATES, DISTILLATIONS, PENALTIES
 from proxima.data.kinds import lazy_imports
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         TokenMean,
         TokenSum,
     )
+    from proxima.core.batch_decisions import precompute
     from proxima.core.correction import CORRECTIONS
     from proxima.core.correction.guard import MismatchGuard
     from proxima.core.correction.health import health
@@ -45,9 +46,19 @@ if TYPE_CHECKING:
     from proxima.core.correction.presets import CORRECTION_PRESETS
     from proxima.core.correction.rejection import Rejection
     from proxima.core.distillation import distillation_loss
+    from proxima.core.exact_quantile import Quantile
     from proxima.core.gradient import gradient_weight
-    from proxima.core.loss import Aggregate, Correction, Loss, Penalty, Surrogate, TokenLoss, policy_loss
-    from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
+    from proxima.core.loss import (
+        Aggregate,
+        Correction,
+        Loss,
+        Penalty,
+        Surrogate,
+        TokenLoss,
+        needs_precompute,
+        policy_loss,
+    )
+    from proxima.core.metrics import Peak, Spread, SumCount, merge_metrics
     from proxima.core.preference import PREFERENCES
     from proxima.core.preference.protocol import PreferencePairs
     from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob

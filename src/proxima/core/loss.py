@@ -217,6 +217,11 @@ def policy_loss(
     )
 
 
+def needs_precompute(surrogate: Surrogate, corrections: Sequence[Correction] = ()) -> bool:
+    """True when loss and gradient of micro-batches are only exact after `core.precompute`."""
+    return surrogate.whole_batch or any(spec.whole_batch for spec in corrections)
+
+
 def as_list(specs: Any) -> list[Any]:
     """None, one spec or several, as a list."""
     return [] if specs is None else list(specs) if isinstance(specs, (list, tuple)) else [specs]

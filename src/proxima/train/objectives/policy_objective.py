@@ -11,9 +11,18 @@ from torch import Tensor
 
 from proxima.core.correction.mismatch import mismatch_metrics
 from proxima.core.divergence import divergence
-from proxima.core.loss import Aggregate, Correction, Loss, NextMissing, Penalty, PolicyLoss, Surrogate, policy_loss
+from proxima.core.loss import (
+    Aggregate,
+    Correction,
+    Loss,
+    NextMissing,
+    Penalty,
+    PolicyLoss,
+    Surrogate,
+    needs_precompute,
+    policy_loss,
+)
 from proxima.core.metrics import Metrics, Peak, SumCount
-from proxima.core.precompute import Precomputed, needs_precompute, precompute
 from proxima.data import PackedBatch, PolicyBatch, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.policy_batch import HostCounts
@@ -22,6 +31,7 @@ from proxima.model import TokenOutputs
 from proxima.train.objectives.protocol import INVALID, FirstForward, Objective, loss_masks
 
 if TYPE_CHECKING:
+    from proxima.core.batch_decisions import Precomputed
     from proxima.core.distillation import Distillation
     from proxima.train.objectives.router_balance import RouterBalance
     from proxima.train.objectives.value_objective import ValueObjective
@@ -110,11 +120,13 @@ class PolicyObjective(Objective[Trajectory]):
     def skippable(self, item: Trajectory) -> bool:
         return self.skips_zero_advantage and not item.advantage.any()
 
-    def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> Precomputed:
+    def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> "Precomputed":
+        from proxima.core.batch_decisions import precompute
+
         batch = PolicyBatch.cat([self._policy_batch(packed, outputs) for packed, outputs in parts])
         return precompute(batch, surrogate=self.surrogate, correction=self.corrections)
 
-    def denominators(self, items: Sequence[Trajectory], statistics: Precomputed | None = None) -> list[Tensor]:
+    def denominators(self, items: Sequence[Trajectory], statistics: "Precomputed | None" = None) -> list[Tensor]:
         masks = loss_masks(items) if statistics is None else (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
         aggregates = [self.aggregate, *([self.distillation.aggregate] if self.distillation else [])]
         policy = [aggregate.denominator(*masks) for aggregate in aggregates]
@@ -122,7 +134,7 @@ class PolicyObjective(Objective[Trajectory]):
             d for term in (self.value, self.router_balance) if term is not None for d in term.denominators(items)
         ]
 
-    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Precomputed | None = None) -> list[Loss]:
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: "Precomputed | None" = None) -> list[Loss]:
         if statistics is None:
             policy_batch = self._policy_batch(batch, outputs)
         else:

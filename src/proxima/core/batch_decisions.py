@@ -29,11 +29,6 @@ class Precomputed:
         return Precomputed(self.batch.take(sequences), {})
 
 
-def needs_precompute(surrogate: Surrogate, corrections: Sequence[Correction] = ()) -> bool:
-    """True when loss and gradient of micro-batches are only exact after `precompute`."""
-    return surrogate.whole_batch or any(spec.whole_batch for spec in corrections)
-
-
 @torch.no_grad()
 def precompute(
     batch: PolicyBatch, *, surrogate: Surrogate, correction: Correction | Sequence[Correction] | None = None
