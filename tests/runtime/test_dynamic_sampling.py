@@ -12,7 +12,8 @@ import torch
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.selection.group_selection import DropTruncated, DropUniformGroups
 from proxima.data import Score
-from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance
+from proxima.rollout.dynamic_sampling import DynamicSampling
+from proxima.rollout.running_acceptance import running_acceptance
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.pending_files import read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows

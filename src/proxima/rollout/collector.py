@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from proxima.data import Completion, Group, Prompt
-from proxima.rollout.dynamic_sampling import MAX_OVERSAMPLE, DynamicSampling, running_acceptance
+from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.task.prompts import PromptSource
 
@@ -300,6 +300,8 @@ class BatchCollector(Collector):
             return missing
         if (fixed := self.refill.sampling.generation_batch(self.prompts)) is not None:
             return fixed
+        from proxima.rollout.running_acceptance import MAX_OVERSAMPLE, running_acceptance
+
         rate = running_acceptance(history(), len(generated) - without_score(generated), accepted)
         return min(math.ceil(missing / rate), MAX_OVERSAMPLE * self.prompts)
 

@@ -2,7 +2,7 @@
 
     observer.py       `Observer`: the loop reports to it, views and trackers implement it
     activity.py       the running stage and the state of each prompt; what has ended goes to the timeline
-    timeline.py       timeline.json, Chrome trace events
+    timeline.py       timeline.json, Chrome trace events; `episode_spans` writes those of an episode
     stall.py          notices a stalled run; `stall_report` says what it waits for
     engine_watch.py   what an engine reports about itself: weights received, servers lost and returned
     disk.py           writes that wait while the disk is full

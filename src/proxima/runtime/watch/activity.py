@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from proxima.runtime.watch.clock import Clock
-from proxima.runtime.watch.timeline import ENGINE, EPISODES, REWARDS, TRAINER, Lane, Timeline
+from proxima.runtime.watch.timeline import ENGINE, REWARDS, TRAINER, Lane, Timeline
 
 if TYPE_CHECKING:
     from proxima.data.episode import EpisodeLife
@@ -125,22 +125,10 @@ class Activity:
 
     def played(self, life: "EpisodeLife") -> None:
         """Note an episode that has ended: its turns, and its environment between them."""
-        begin, end = life.begin - self._start, life.end - self._start
-        if not self.timeline.has_room(self.moved()):
-            return
-        number = next((i for i, until in enumerate(self._episode_lanes) if until <= begin), len(self._episode_lanes))
-        self._episode_lanes[number : number + 1] = [end]
-        lane, facts = Lane(EPISODES, number + 1), {"prompt": life.uid, "sample": life.sample}
-        self.timeline.span(f"episode {life.uid}.{life.sample}", begin, end, lane, **facts)
-        at = begin
-        for turn, moments in enumerate(sorted(life.turns)):
-            asked, answered = (max(at, moment - self._start) for moment in moments)  # agents may ask several at once
-            if asked > at:
-                self.timeline.span("environment", at, asked, lane, **facts)
-            self.timeline.span("turn", asked, answered, lane, **facts, turn=turn)
-            at = answered
-        if end > at:
-            self.timeline.span("environment", at, end, lane, **facts)
+        from proxima.runtime.watch.episode_spans import write_episode
+
+        if self.timeline.has_room(self.moved()):
+            write_episode(self.timeline, life, self._start, self._episode_lanes)
 
     def _changed(self, at: float) -> None:
         for lane, name, waiting in ((ENGINE, "generating", self.generating), (REWARDS, "scoring", self.scoring)):
