@@ -8,7 +8,8 @@ import pytest
 
 from proxima.data import FieldError, NotFiniteError, UserError
 from proxima.engine.channel import MOST, receive, send
-from proxima.engine.protocol import Health, ScoreRequest
+from proxima.engine.inspection import ScoreRequest
+from proxima.engine.protocol import Health
 from tests.engine.helpers import engine, requests, run
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from proxima.data import SamplingMask
 from proxima.engine import Local
-from proxima.engine.protocol import EngineSpec, ScoreRequest
+from proxima.engine.inspection import ScoreRequest
+from proxima.engine.protocol import EngineSpec
 
 
 @dataclass(frozen=True)

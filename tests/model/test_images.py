@@ -13,7 +13,7 @@ import transformers as hf
 from proxima.data import FieldError, Prompt, Trajectory, UserError
 from proxima.data.image_tokens import image_and_patch
 from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
-from proxima.engine.protocol import ScoreRequest
+from proxima.engine.inspection import ScoreRequest
 from proxima.engine.local import collect
 from proxima.model import Policy, images, load
 from proxima.model.chat import SafeMessage, prompt_tokens

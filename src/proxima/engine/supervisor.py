@@ -21,7 +21,8 @@ from typing import Any
 from proxima.data import UserError
 from proxima.engine.channel import MOST, ProcessSetup, receive, send
 from proxima.engine.event_loop_thread import CLOSED, Arrivals, EventLoopThread
-from proxima.engine.protocol import InFlight, Request
+from proxima.engine.inspection import InFlight
+from proxima.engine.protocol import Request
 from proxima.engine.shared_weights import SharedWeights
 from proxima.process.kill import describe_exit
 from proxima.process.start import start_module
@@ -107,7 +108,8 @@ class Supervisor:
         completions = []
         for call in [call for call in list(self._calls.values()) if call.method == "generate"]:
             values = [reply[1] for reply in tuple(call.replies.items) if isinstance(reply, tuple)]
-            completions += InFlight.not_taken(call.arguments[0], values)
+            prompts = {request.key: request.prompt.tokens for request in call.arguments[0]}
+            completions += InFlight.not_taken(prompts, values)
         return completions
 
     async def replies(self, method: str, *arguments: Any) -> AsyncIterator[tuple[str, Any]]:
