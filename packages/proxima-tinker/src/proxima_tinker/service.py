@@ -454,7 +454,7 @@ class Service:
         record = self.checkpoint(path)
         if kind not in (None, record["checkpoint_type"]):
             raise UserError(f"{path} has {record['checkpoint_type']} weights, where {kind} weights are needed")
-        return self._place(record["model"]) / record["checkpoint_id"]
+        return self._place(record["model"]).joinpath(record["checkpoint_id"])
 
     async def delete_checkpoint(self, path: str) -> None:
         """Delete a checkpoint, in the lane of its model, where others are written."""
