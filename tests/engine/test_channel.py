@@ -8,8 +8,7 @@ import pytest
 
 from proxima.data import FieldError, NotFiniteError, UserError
 from proxima.engine.channel import MOST, receive, send
-from proxima.engine.inspection import ScoreRequest
-from proxima.engine.protocol import Health
+from proxima.engine.protocol import Health, ScoreRequest
 from tests.engine.helpers import engine, requests, run
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.engine.executor import Executor, HookError
-from proxima.engine.inspection import ScoreRequest
 from proxima.engine.local import collect
 from proxima.engine.pause_hooks import Stage
+from proxima.engine.protocol import ScoreRequest
 from tests.engine.helpers import engine, requests
 
 STAGES = get_args(Stage)

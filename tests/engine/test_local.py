@@ -15,10 +15,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from proxima.data import FieldError, UserError
 from proxima.engine.decoder import Matrix, cached_attention, reach_mask, reach_of
 from proxima.engine.general_decoder import SteadyRows
-from proxima.engine.inspection import ScoreRequest
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.local_process import LocalProcess
-from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
+from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model import LoadedModel
 from tests.engine.helpers import agree, behavior, engine, prompt, requests, run, steps, threads, trainer_log_prob
 from tests.model.rows import loaded

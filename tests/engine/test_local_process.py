@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from proxima.data import UserError
-from proxima.engine.inspection import ScoreRequest
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.local_process import LocalProcess
-from proxima.engine.protocol import Engine, EngineSetup, Sampling, WeightUpdate
+from proxima.engine.protocol import Engine, EngineSetup, Sampling, ScoreRequest, WeightUpdate
 from proxima.laws import engine_laws
 from proxima.laws.engine_case import EngineUnderTest
 from proxima.runtime.state.folder import RunFolder

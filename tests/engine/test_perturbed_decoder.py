@@ -15,7 +15,6 @@ from proxima.data.random import LOGIT_BIAS, normals
 from proxima.engine.decoder import Matrix
 from proxima.engine.fast_decoder import FastDecoder
 from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
-from proxima.engine.inspection import ScoreRequest
 from proxima.engine.local import Local, LocalEngine, make_decoder
 from proxima.engine.local_process import LocalProcess
 from proxima.engine.perturbed_decoder import (
@@ -24,7 +23,7 @@ from proxima.engine.perturbed_decoder import (
     PerturbedRecomputeDecoder,
     fake_quantized,
 )
-from proxima.engine.protocol import EngineSetup
+from proxima.engine.protocol import EngineSetup, ScoreRequest
 from proxima.model import LoadedModel
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import merge_adapter

@@ -10,8 +10,8 @@ import torch
 from proxima.core import AGGREGATES, SURROGATES
 from proxima.data import Prompt, Trajectory
 from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
-from proxima.engine.inspection import ScoreRequest
 from proxima.engine.local import collect
+from proxima.engine.protocol import ScoreRequest
 from proxima.model import Policy, load
 from proxima.train import PolicyObjective, TrainStack
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from proxima.data import SamplingMask
 from proxima.engine import Local
-from proxima.engine.inspection import ScoreRequest
-from proxima.engine.protocol import EngineSpec
+from proxima.engine.protocol import EngineSpec, ScoreRequest
 
 
 @dataclass(frozen=True)

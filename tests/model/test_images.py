@@ -13,16 +13,15 @@ import transformers as hf
 from proxima.data import FieldError, Prompt, Trajectory, UserError
 from proxima.data.image_tokens import image_and_patch
 from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
-from proxima.engine.inspection import ScoreRequest
 from proxima.engine.local import collect
+from proxima.engine.protocol import ScoreRequest
 from proxima.model import Policy, images, load
 from proxima.model.chat import SafeMessage, prompt_tokens
-from proxima.model.image_towers import beside_decoder
 from proxima.model.images import ImageStore, ImageTokenizer
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import target_layers
 from proxima.model.model_source import ModelSource
-from proxima.model.pretrained import load_tokenizer
+from proxima.model.pretrained import beside_decoder, load_tokenizer
 from tests.campaigns import campaign
 from tests.tiny_images import FAMILIES, make_tiny_reader, picture
 

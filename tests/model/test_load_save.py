@@ -16,8 +16,7 @@ from proxima.data import FieldError
 from proxima.engine.decoder import packs_bfloat16
 from proxima.model import Policy, load, save
 from proxima.model.load import ALIGNMENT
-from proxima.model.model_facts import load_shape
-from proxima.model.pretrained import check_path, load_config, load_tokenizer
+from proxima.model.pretrained import check_path, load_config, load_shape, load_tokenizer
 from tests.model.folders import edited
 from tests.model.rows import loaded, policy, rows
 from tests.tiny import CONTEXT, KINDS, tiny

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from proxima.data import Score
 from proxima.reward.http import Http
@@ -124,6 +126,25 @@ def test_a_chunked_body_is_measured_while_it_is_read(shared):
             assert shared.app.reader.held <= (1 << 20) + 65536
         client.sendall(b"0\r\n\r\n")
         assert b"413" in client.recv(65536)
+
+
+@pytest.mark.parametrize(("spared", "busy", "told"), [(0, 503, 503), (64, 429, 20), (8, 429, 429)])
+def test_whoever_holds_all_bytes_leaves_small_bodies_to_others(spared, busy, told):
+    """As many as are spared; `told`: the status, or the bytes of the body."""
+    reader = bounded_server.BoundedReader((), 1 << 10, 10.0, spared=spared, busy=busy)
+    reader.held = 16 << 10
+
+    async def read():
+        async def receive():
+            return {"type": "http.request", "body": b" " * 20, "more_body": False}
+
+        try:
+            async with reader.body(Request({"type": "http", "headers": []}, receive), 1 << 10) as body:
+                return len(body)
+        except HTTPException as refusal:
+            return refusal.status_code
+
+    assert asyncio.run(read()) == told and reader.held == 16 << 10
 
 
 def test_what_is_no_http_is_refused(shared):

@@ -19,12 +19,11 @@ from proxima.core.value import ValueLoss
 from proxima.data import NotFiniteError, Trajectory
 from proxima.model import PackedModel
 from proxima.model.chat import prompt_tokens
-from proxima.model.image_towers import beside_decoder
 from proxima.model.images import ImageStore, ImageTokenizer
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.pretrained import load_tokenizer
+from proxima.model.pretrained import beside_decoder, load_tokenizer
 from proxima.model.scalar_model import make_value_head
 from proxima.runtime.placement.follower import RankModels
 from proxima.train import (

@@ -10,8 +10,7 @@ import torch
 
 from proxima.data import Completion, Group, Trajectory
 from proxima.engine.executor import Executor
-from proxima.engine.inspection import InFlight
-from proxima.engine.protocol import Capabilities, Health, WeightUpdate
+from proxima.engine.protocol import Capabilities, Health, InFlight, WeightUpdate
 from proxima.model import Policy
 from proxima.rollout.collector import Pending
 from proxima.runtime.state.pending_files import read_next_policy, write_next_policy

@@ -83,6 +83,26 @@ class Client:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_what_waits_for_a_step_does_not_grow_with_the_statistics_of_its_losses(base, tmp_path):
+    client = Client(base, tmp_path / "run")
+    corrected = "ppo", {"surrogate": "ppo_clip", "correction": "importance"}  # with quantiles of the weights
+
+    def numbers():
+        of_loss = client.record.pending.of_loss.values()
+        return sum(part.numel() for metric in of_loss for part in vars(metric).values() if torch.is_tensor(part))
+
+    data = [client.datum(*ROWS[:2], advantage=1.0)]
+    client.forward_backward(data, corrected)
+    first = numbers()
+    for _ in range(3):
+        client.forward_backward(data, corrected)
+    assert numbers() == first > 0
+    metrics = client.record.pending.metrics()
+    assert metrics["loss"] < 0 and all(np.isfinite(value) for value in metrics.values())
+    client.start()  # what waited is forgotten, and is no loss of 0
+    assert "loss" not in client.record.pending.metrics()
+
+
 def test_a_loss_by_a_surrogate_down_to_its_tokens(base, tmp_path):
     client = Client(base, tmp_path / "models" / "one")
     data = [client.datum("What", row, a) for row, a in zip(ROWS[:2], (1.0, -2.0), strict=True)]

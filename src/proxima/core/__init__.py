@@ -8,7 +8,7 @@
     distillation divergence from a teacher           proximal     the centre, if no forward pass was run for it
     batch_decisions  decisions over the whole batch, before it is split: `precompute`
     preference/  DPO's family, KTO                   value        the critic's and the reward model's loss
-    metrics, exact_quantile  that merge              segment      sums and quantiles of packed sequences
+    metrics      statistics that merge               segment      sums and quantiles of packed sequences
     gradient     the gradient weight of a token      ratio        log-ratio and ratio
 
 Usable from any training loop, without the rest of this project:
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from proxima.core.correction.presets import CORRECTION_PRESETS
     from proxima.core.correction.rejection import Rejection
     from proxima.core.distillation import distillation_loss
-    from proxima.core.exact_quantile import Quantile
     from proxima.core.gradient import gradient_weight
     from proxima.core.loss import (
         Aggregate,
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
         needs_precompute,
         policy_loss,
     )
-    from proxima.core.metrics import Peak, Spread, SumCount, merge_metrics
+    from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
     from proxima.core.preference import PREFERENCES
     from proxima.core.preference.protocol import PreferencePairs
     from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob

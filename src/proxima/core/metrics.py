@@ -2,13 +2,10 @@
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from proxima.core.exact_quantile import Quantile
 
 
 @dataclass(frozen=True)
@@ -118,6 +115,40 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Quantile:
+    """An exact quantile, linearly interpolated. It keeps all values.
+
+    Args:
+        values: [n] float64, detached, in any order.
+        q: in [0, 1].
+    """
+
+    values: Tensor
+    q: float
+
+    @classmethod
+    def over(cls, values: Tensor, mask: Tensor, q: float) -> Self:
+        """The quantile of `values` [N] where `mask` [N] bool. Costs a device sync."""
+        return cls(values.detach()[mask].to(torch.float64), q)
+
+    def __add__(self, other: "Quantile") -> Self:
+        if self.q != other.q:
+            raise ValueError(f"Quantile: q={self.q} and q={other.q} don't merge.")
+        return type(self)(torch.cat([self.values, other.values]), self.q)
+
+    @property
+    def value(self) -> float:
+        """The quantile; NaN without values."""
+        if not len(self.values):
+            return float("nan")
+        position = self.q * (len(self.values) - 1)
+        ordered = self.values.sort().values
+        low = int(position)
+        high = min(low + 1, len(self.values) - 1)
+        return float(torch.lerp(ordered[low], ordered[high], position - low))
+
+
+@dataclass(frozen=True)
 class QuantileSketch:
     """A quantile of exp(x), from a histogram of x whose size does not depend on the number of values.
 
@@ -164,7 +195,7 @@ class QuantileSketch:
         return math.exp(magnitude if index >= self.BINS else -magnitude)
 
 
-Metrics = dict[str, "SumCount | Peak | Spread | Quantile | QuantileSketch"]
+Metrics = dict[str, SumCount | Peak | Spread | Quantile | QuantileSketch]
 
 
 def merge_metrics(parts: list[Metrics]) -> Metrics:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, Any
 
 import torch
@@ -102,15 +103,29 @@ class PolicyBatch:
         put = object.__setattr__
         if self.proximal_log_prob is None and self.behavior_log_prob is not None:
             put(self, "proximal_log_prob", self.behavior_log_prob)
-        sampled = torch.ones_like(self.loss_mask) if self.sampled is None else self.sampled
-        put(self, "sampled", sampled)
+        if self.sampled is None:
+            put(self, "sampled", torch.ones_like(self.loss_mask))
         if self.group is None:
             put(self, "group", torch.arange(sizes["S"], device=self.loss_mask.device))
         if self.host_counts is None or not self.host_counts.describes(self):
-            from proxima.data.batch_counts import counted  # our own batches bring theirs
+            put(self, "host_counts", self._counted(sizes["N"]))
 
-            of_sequences = counted(self.cu_seqlens, sampled, self.loss_mask, sizes["N"])
-            put(self, "host_counts", HostCounts(*of_sequences, self.cu_seqlens, sampled, self.loss_mask))
+    def _counted(self, tokens: int) -> HostCounts:
+        """Validate edges and masks; this takes two device syncs."""
+        cut: list[int] = self.cu_seqlens.tolist()
+        lengths = tuple(end - start for start, end in pairwise(cut))
+        if not cut or cut[0] != 0 or cut[-1] != tokens or min(lengths, default=0) < 0:
+            raise ValueError(f"PolicyBatch.cu_seqlens: {cut[:8]}, expected 0 … N = {tokens}, ascending.")
+        assert self.sampled is not None
+        masks = torch.stack([self.sampled, self.loss_mask]).cumsum(1)
+        ends = torch.cat([masks.new_zeros(2, 1), masks], 1)[:, self.cu_seqlens.long()].diff().flatten()
+        *counts, wrong = torch.cat([ends, (self.loss_mask & ~self.sampled).sum()[None]]).tolist()
+        if wrong:
+            at = int((self.loss_mask & ~self.sampled).nonzero()[0])
+            token = f"token {at} is in the loss but not sampled: no policy chose it"
+            raise ValueError(f"PolicyBatch.loss_mask: {token}. Mask it, or mark it sampled.")
+        sampled, in_loss = tuple(counts[: len(lengths)]), tuple(counts[len(lengths) :])
+        return HostCounts(lengths, sampled, in_loss, self.cu_seqlens, self.sampled, self.loss_mask)
 
     @property
     def counts(self) -> HostCounts:

@@ -1,7 +1,7 @@
 """Engines: prompts in, completions with log-probs and versions out. One protocol, one file an engine.
 
-`protocol.py` defines an engine, `inspection.py` what it may be asked besides completions, `choice.py` is one before it
-is built, `requirements.py` checks whether an engine outside this process meets a run's requirements.
+`protocol.py` defines an engine, `choice.py` is one before it is built, `requirements.py` checks whether an engine
+outside this process meets a run's requirements.
 `local.py` is the one in this process: a scheduler (`scheduler.py`: continuous batching, a group's prompt run once;
 `token_table.py`: the columns of the running completions) over a decoder (`fast_decoder.py` for Llama, Qwen2 and Qwen3
 shapes, `general_decoder.py` for any Hugging Face decoder), with `sampler.py`, `truncation.py`, `cache.py` and the C++
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from proxima.engine.executor import Executor, HookError
     from proxima.engine.http.sglang import Sglang
     from proxima.engine.http.vllm import Vllm
-    from proxima.engine.inspection import InFlight, ScoreRequest
     from proxima.engine.local import Local, LocalEngine
     from proxima.engine.local_process import LocalProcess, ProcessEngine
     from proxima.engine.protocol import (
@@ -36,8 +35,10 @@ if TYPE_CHECKING:
         EngineSetup,
         EngineSpec,
         Health,
+        InFlight,
         Request,
         Sampling,
+        ScoreRequest,
         WeightUpdate,
     )
     from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from proxima.data import Completion, NotFiniteError, Prompt, SamplingMask, UserError
-from proxima.engine.inspection import InFlight, ScoreRequest
 from proxima.engine.local import Local
-from proxima.engine.protocol import Health, Request, Sampling
+from proxima.engine.protocol import Health, InFlight, Request, Sampling, ScoreRequest
 from proxima.engine.shared_weights import TensorPlace
 from proxima.process.values import decode, encode
 

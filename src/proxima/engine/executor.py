@@ -6,10 +6,19 @@ from typing import TYPE_CHECKING
 
 from proxima.data import Completion
 from proxima.data.columns import Floats
-from proxima.engine.protocol import Capabilities, Engine, Health, PauseMode, Request, WeightUpdate, close_engine
+from proxima.engine.protocol import (
+    Capabilities,
+    Engine,
+    Health,
+    InFlight,
+    PauseMode,
+    Request,
+    ScoreRequest,
+    WeightUpdate,
+    close_engine,
+)
 
 if TYPE_CHECKING:
-    from proxima.engine.inspection import InFlight, ScoreRequest
     from proxima.engine.pause_hooks import Hook, PauseHooks, RemoveHook, Stage
 
 
@@ -128,10 +137,10 @@ class Executor:
         self._refuse_in_hook("generate", "post_pause", "pre_resume")
         return self.engine.generate(requests)
 
-    async def score(self, requests: "Sequence[ScoreRequest]") -> list[Floats]:
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         return await self.engine.score(requests)
 
-    async def in_flight(self) -> "list[InFlight]":
+    async def in_flight(self) -> list[InFlight]:
         return await self.engine.in_flight()
 
     async def publish(self, update: WeightUpdate) -> None:

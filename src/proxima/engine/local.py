@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -20,18 +20,17 @@ from proxima.engine.protocol import (
     EngineSetup,
     EngineSpec,
     Health,
+    InFlight,
     Interrupt,
     PauseMode,
     Request,
+    ScoreRequest,
     WeightUpdate,
 )
 from proxima.engine.scheduler import Scheduler
 from proxima.model.attention import unpackable
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import DTYPES, LoadedModel
-
-if TYPE_CHECKING:
-    from proxima.engine.inspection import InFlight, ScoreRequest
 
 STEPS_PER_TURN = 8  # steps decoded before another call may interrupt
 
@@ -233,25 +232,22 @@ class LocalEngine:
             if self.compute.wanted:
                 return
 
-    async def score(self, requests: "Sequence[ScoreRequest]") -> list[Floats]:
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         from proxima.engine.scoring import score_batches, scored
 
         batches = score_batches(requests, self.spec.prefill_tokens)
         parts = [await self.compute.run(scored, self.scheduler.decoder, batch) for batch in batches]
         return [column for part in parts for column in part]
 
-    async def in_flight(self) -> "list[InFlight]":
+    async def in_flight(self) -> list[InFlight]:
         return await self.compute.run(self._in_flight)
 
-    def _in_flight(self) -> "list[InFlight]":
+    def _in_flight(self) -> list[InFlight]:
         """Runs in the compute thread, the only one that ends completions, so that none is missed between the running
         ones and those waiting for their callers."""
-        from proxima.engine.inspection import InFlight
-
         parts = self.scheduler.in_flight()
         for requests, done in list(self._callers.values()):
-            prompts = {request.key: request.prompt.tokens for request in requests}
-            parts += InFlight.not_taken(prompts, tuple(done))
+            parts += InFlight.not_taken(requests, tuple(done))
         return parts
 
     async def publish(self, update: WeightUpdate) -> None:

@@ -10,9 +10,18 @@ import torch
 from proxima.data import Completion, Prompt, UserError, require, require_threads
 from proxima.data.columns import Floats
 from proxima.engine.channel import ProcessSetup
-from proxima.engine.inspection import InFlight, ScoreRequest
 from proxima.engine.local import Local, check_decoder
-from proxima.engine.protocol import Capabilities, Engine, EngineSetup, Health, PauseMode, Request, WeightUpdate
+from proxima.engine.protocol import (
+    Capabilities,
+    Engine,
+    EngineSetup,
+    Health,
+    InFlight,
+    PauseMode,
+    Request,
+    ScoreRequest,
+    WeightUpdate,
+)
 from proxima.engine.shared_weights import SharedWeights, model_as_files
 from proxima.engine.supervisor import Supervisor
 from proxima.model.compute_thread import ComputeThread

@@ -1,19 +1,18 @@
 """The engine protocol: prompts in, completions out, with log-probs and versions."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from proxima.data import Completion, Prompt, UserError, require
-from proxima.data.columns import Floats, Ints
+from proxima.data.columns import Columns, Floats, Ints
 from proxima.data.flow import Key
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from proxima.engine.inspection import InFlight, ScoreRequest
     from proxima.model.compute_thread import ComputeThread
     from proxima.model.pretrained import LoadedModel, UnloadedModel
 
@@ -91,8 +90,6 @@ class Request:
 
     def in_flight(self, tokens: Ints, policy_version: Ints) -> "InFlight":
         """Its completion so far."""
-        from proxima.engine.inspection import InFlight
-
         return InFlight(
             key=self.key,
             prompt_tokens=self.prompt.tokens,
@@ -107,6 +104,62 @@ def check_prompt(prompt: Prompt, limit: int) -> None:
     if not 0 < (count := len(prompt.tokens)) < limit:
         said = f"{count} tokens; the limit, one new token included, is {limit}."
         raise UserError(f"prompt {prompt.uid} has {said if count else 'no tokens; nothing predicts the first one.'}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScoreRequest(Columns):
+    """Tokens to be scored.
+
+    Args:
+        prompt_tokens: [P] int32, the tokens that they are conditioned on; at least one.
+        tokens: [T] int32.
+        temperature: the logits are divided by it; 0 counts as 1, as for a greedy completion.
+    """
+
+    other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
+
+    prompt_tokens: Ints
+    tokens: Ints
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not len(self.prompt_tokens):
+            raise ValueError("ScoreRequest.prompt_tokens: empty; nothing predicts the first token.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InFlight(Columns):
+    """A completion not yet delivered to its caller: it is running, or has ended and waits to be yielded.
+
+    Args:
+        key: prompt uid, sample and turn; the `key` that the completion will have.
+        prompt_tokens: [P] int32, of its request.
+        tokens: [T] int32, sampled so far.
+        policy_version: [T] int32, the version of the weights that sampled each token.
+        temperature: of its request.
+    """
+
+    other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
+
+    key: Key
+    prompt_tokens: Ints
+    tokens: Ints
+    policy_version: Ints
+    temperature: float = 1.0
+
+    @classmethod
+    def of(cls, completion: Completion, prompt_tokens: Ints) -> "InFlight":
+        """Convert a finished completion. No column is copied."""
+        names = ("key", "tokens", "policy_version", "temperature")
+        return cls(prompt_tokens=prompt_tokens, **{name: getattr(completion, name) for name in names})
+
+    @classmethod
+    def not_taken(cls, requests: Iterable[Request], replies: Iterable[Any]) -> "list[InFlight]":
+        """The finished completions among the replies to requests that their caller has not taken yet."""
+        prompts = {request.key: request.prompt.tokens for request in requests}
+        completions = [reply for reply in replies if isinstance(reply, Completion)]
+        return [cls.of(completion, prompts[completion.key]) for completion in completions]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,11 +354,11 @@ class Engine(Protocol):
         """Stream one completion per request, each as soon as it ends, in any order."""
         ...
 
-    async def score(self, requests: "Sequence[ScoreRequest]") -> list[Floats]:
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         """Return [T] float32, nats, for each request, in order: log-probs of its tokens under the current weights."""
         ...
 
-    async def in_flight(self) -> "list[InFlight]":
+    async def in_flight(self) -> list[InFlight]:
         """Return every completion with a token that had not been yielded at the time of the call; changes nothing. A
         token sampled before the call is in the result, in a completion that was yielded before the result arrived, or
         in both."""

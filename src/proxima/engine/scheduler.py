@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,11 @@ from proxima.data.random import completion_uniforms
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.decoder import ROWS, Decoder, padded_rows
 from proxima.engine.kept_prefixes import Beginning, KeptPrefixes
-from proxima.engine.protocol import Request, check_prompt
+from proxima.engine.protocol import InFlight, Request, check_prompt
 from proxima.engine.sampler import Sampled, sample_tokens
 from proxima.engine.sampling_rows import SamplingRows
 from proxima.engine.token_table import Lines, TokenTable
 from proxima.model.pretrained import LoadedModel
-
-if TYPE_CHECKING:
-    from proxima.engine.inspection import InFlight
 
 Sink = Callable[[Completion], None]
 WINDOW = 64  # most steps whose tokens are buffered before they are written to the table
@@ -181,7 +178,7 @@ class Scheduler:
             for request, sink in entry.requests:
                 self._deliver(sink, self._completion(request, self.table.empty(), "abort"))
 
-    def in_flight(self) -> "list[InFlight]":
+    def in_flight(self) -> list[InFlight]:
         """The running completions, including tokens not yet in the table; changes nothing."""
         batch, unwritten = self._batch, dict[int, Ints]()
         if batch is not None and batch.sampled:
@@ -189,7 +186,7 @@ class Scheduler:
             unwritten = dict(zip(batch.lines.tolist(), sampled, strict=True))
         return [self._so_far(running, unwritten.get(running.line, np.empty(0, np.int32))) for running in self.running]
 
-    def _so_far(self, running: RunningRequest, unwritten: Ints) -> "InFlight":
+    def _so_far(self, running: RunningRequest, unwritten: Ints) -> InFlight:
         written = self.table.read(running.line)
         versions = np.append(written["policy_version"], np.full_like(unwritten, self.version))
         return running.request.in_flight(np.concatenate([written["tokens"], unwritten]), versions)

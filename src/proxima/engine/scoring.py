@@ -7,7 +7,7 @@ import torch
 
 from proxima.data.columns import Floats
 from proxima.engine.decoder import Decoder
-from proxima.engine.inspection import ScoreRequest
+from proxima.engine.protocol import ScoreRequest
 
 ROWS = 512  # of logits in memory at a time
 

@@ -21,8 +21,7 @@ from typing import Any
 from proxima.data import UserError
 from proxima.engine.channel import MOST, ProcessSetup, receive, send
 from proxima.engine.event_loop_thread import CLOSED, Arrivals, EventLoopThread
-from proxima.engine.inspection import InFlight
-from proxima.engine.protocol import Request
+from proxima.engine.protocol import InFlight, Request
 from proxima.engine.shared_weights import SharedWeights
 from proxima.process.kill import describe_exit
 from proxima.process.start import start_module
@@ -108,8 +107,7 @@ class Supervisor:
         completions = []
         for call in [call for call in list(self._calls.values()) if call.method == "generate"]:
             values = [reply[1] for reply in tuple(call.replies.items) if isinstance(reply, tuple)]
-            prompts = {request.key: request.prompt.tokens for request in call.arguments[0]}
-            completions += InFlight.not_taken(prompts, values)
+            completions += InFlight.not_taken(call.arguments[0], values)
         return completions
 
     async def replies(self, method: str, *arguments: Any) -> AsyncIterator[tuple[str, Any]]:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from proxima.data import Completion
-from proxima.engine.inspection import InFlight, ScoreRequest
-from proxima.engine.protocol import Capabilities, Engine, WeightUpdate
+from proxima.engine.protocol import Capabilities, Engine, InFlight, ScoreRequest, WeightUpdate
 from proxima.laws.engine_case import EngineUnderTest, completions, engine_law, known_capabilities, requests
 from proxima.laws.law import Violation, require_that
 from proxima.laws.sampling_laws import SAMPLING_LAWS

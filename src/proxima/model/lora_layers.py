@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from proxima.data import FieldError, UserError
 from proxima.data.random import ADAPTER_INIT, mix
-from proxima.model.image_towers import beside_decoder
 from proxima.model.lora import NAME, SCALAR_HEAD, Lora, base_layer, is_adapted, trained_names, weight_of
+from proxima.model.pretrained import beside_decoder
 
 ALL_LINEAR = "all-linear"
 INIT = {"uniform": True, "gaussian": "gaussian"}  # of A, as peft calls them

@@ -54,7 +54,7 @@ class ModelSource:
         """The model with its images, and with a tower that is trained only where the settings say so."""
         if self.images is None:
             return loaded
-        from proxima.model.image_towers import beside_decoder
+        from proxima.model.pretrained import beside_decoder
 
         for parameter in beside_decoder(loaded.model).values():
             parameter.requires_grad_(self.vision_lr_ratio > 0)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.data import FieldError, require
+from proxima.data import FieldError, UserError, require
 from proxima.model.files import is_adapter
-from proxima.model.lora import adapter_names
+from proxima.model.lora import SCALAR_HEAD, adapter_names
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from proxima.model.adapter_folder import BaseModel
     from proxima.model.parallel.sharding import Sharding
@@ -198,6 +198,16 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
     return config
 
 
+def load_generation_config(path: str, revision: str | None = None) -> "GenerationConfig | None":
+    """The generation config by the model's authors, with the tokens that end a completion; None without one."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(path, revision=revision or "main")
+    except OSError:
+        return None
+
+
 def reader_of(config: Any) -> Any:
     """The class of transformers that loads a language model with this config."""
     import transformers
@@ -205,6 +215,36 @@ def reader_of(config: Any) -> Any:
     if config.model_type in SHOWN_IMAGES:
         return transformers.AutoModelForImageTextToText
     return transformers.AutoModelForCausalLM
+
+
+def beside_decoder(model: Any) -> dict[str, Any]:
+    """The parameters, by name, of what makes images into input of the decoder; empty for a model of text alone."""
+    if model.config.model_type not in SHOWN_IMAGES:
+        return {}
+    own = model.get_decoder(), model.get_output_embeddings(), getattr(model, SCALAR_HEAD, None)
+    inside = {id(parameter) for module in own if module is not None for parameter in module.parameters()}
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in inside}
+
+
+def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":
+    """The model without weights (on the meta device), from its config.
+
+    Raises:
+        UserError: the config can't be read, or its architecture is not known.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    with torch.device("meta"):
+        try:
+            config: Any = load_config(path, revision)
+            scores = any("SequenceClassification" in name for name in config.architectures or ())
+            kind: Any = AutoModelForSequenceClassification if scores else reader_of(config)
+            model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
+        except (ValueError, KeyError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"model.path={path!r}: {str(error).splitlines()[0]}") from error
+    return model
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokenizerBase":
@@ -237,6 +277,16 @@ def read_pretrained(reader: Any, path: str, revision: str | None, problem: str, 
     try:
         return reader.from_pretrained(folder, revision=revision, trust_remote_code=False, **more)
     except Exception as error:  # damaged files raise all kinds of errors
-        from proxima.model.unreadable_models import unreadable_model
-
         raise unreadable_model(path, problem, error) from error
+
+
+def unreadable_model(path: str, what: str, error: Exception) -> FieldError:
+    """The error for a model that Hugging Face can't read; a model's own code is never run."""
+    if "trust_remote_code" in str(error):
+        remedy = "use a model whose architecture is in transformers"
+        return FieldError("model.path", path, "needs custom Python code, which proxima does not run", remedy=remedy)
+    return FieldError("model.path", path, f"{what}: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -21,9 +21,8 @@ from proxima.model.lora import SCALAR_HEAD as HEAD
 from proxima.model.lora import Lora
 from proxima.model.micro_batch import micro_batches
 from proxima.model.packed_model import PackedModel, TokenOutputs
-from proxima.model.parallel.sharded import plain_type
+from proxima.model.parallel.sharded import fill_weight, plain_type
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.parallel.weight_part import fill_weight
 from proxima.model.pretrained import LoadedModel, load_config, load_tokenizer
 from proxima.model.scalar_head import scalar_head
 

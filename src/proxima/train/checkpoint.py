@@ -21,6 +21,7 @@ from proxima.model import save
 from proxima.model.save import save_trained
 from proxima.system.atomic_files import flush_to_disk
 from proxima.system.checksum import Checksum
+from proxima.system.full_disk import as_disk_full
 from proxima.train.stack import TrainStack
 
 FORMAT = 2
@@ -76,8 +77,6 @@ def write_checkpoint(
         crc32 = {str(path.relative_to(temporary)): Checksum.of(path).crc32 for path in files_below(temporary)}
         return finish_checkpoint(temporary, final, {"trainer": trainer_facts, **more}, facts, crc32)
     except BaseException as error:
-        from proxima.system.full_disk import as_disk_full  # most runs have space
-
         full = as_disk_full(error, final)
         shutil.rmtree(temporary, ignore_errors=True)
         if full is not None and full is not error:

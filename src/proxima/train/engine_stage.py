@@ -12,8 +12,7 @@ from torch import Tensor
 from proxima.data import PackedBatch, Trajectory, UserError, pack
 from proxima.data.columns import Floats
 from proxima.data.flow import REPAIR
-from proxima.engine.inspection import ScoreRequest
-from proxima.engine.protocol import Engine, close_engine
+from proxima.engine.protocol import Engine, ScoreRequest, close_engine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ import numpy as np
 from proxima.data import Completion, Prompt, Trajectory, UserError
 from proxima.data.columns import Bools, Columns, Floats, Ints
 from proxima.data.flow import Key
-from proxima.engine.inspection import InFlight, ScoreRequest
-from proxima.engine.protocol import Engine
+from proxima.engine.protocol import Engine, InFlight, ScoreRequest
 from proxima.rollout.collector import Pending
 
 SCORE_SECONDS = 300.0  # time limit of the engine for one window; less than that of a hook

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS, EPS, _zeropower_via_newtonschulz
 
 from proxima.data import require
-from proxima.model.parallel.sharded import own_slice
-from proxima.model.parallel.weight_part import fill_weight
+from proxima.model.parallel.sharded import fill_weight, own_slice
 from proxima.train.optimizer import Adam
 from proxima.train.optimizer_step import ADAM, WeightwiseOptimizer, sharded_as
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from proxima.data import UserError
-from proxima.model.parallel.weight_part import fill_weight
+from proxima.model.parallel.sharded import fill_weight
 from proxima.train.optimizer_step import sharded_as
 
 

@@ -307,7 +307,7 @@ def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:
     build_named: Any = getattr(spec, "build_named", None)
     made = spec.build([p for _, p in trained]) if build_named is None else build_named(trained)
     if model.loaded.vision_lr_ratio:
-        from proxima.model.image_towers import beside_decoder
+        from proxima.model.pretrained import beside_decoder
 
         scaled = {id(parameter) for parameter in beside_decoder(model.model).values()}
         made.param_groups = list(_split(made.param_groups, scaled, model.loaded.vision_lr_ratio))

@@ -22,6 +22,7 @@ from proxima.runtime.placement.process_group import is_rank
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage
+from proxima.system.full_disk import is_disk_full
 from proxima.view.formatting import PATIENCE, count, duration, fixed, magnitude, percent, printable, rate, signed
 from proxima.view.held_out_sets import set_lines
 
@@ -174,8 +175,6 @@ class LogFile(LogLines):
             while self._file is not None and self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         except OSError as error:
-            from proxima.system.full_disk import is_disk_full  # most runs have space
-
             if not is_disk_full(error):
                 raise
 

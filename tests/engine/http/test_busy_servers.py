@@ -6,8 +6,8 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.http.client import LONGEST_BREAK, SHORTEST_BREAK, _retry_after, busy_seconds
-from proxima.engine.inspection import ScoreRequest
 from proxima.engine.local import collect
+from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_server import FakeServer, _respond
 from tests.engine.http.plain_dialect import ELSEWHERE, begun, check, engine_over, fakes, requests, update
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.inspection import ScoreRequest
 from proxima.engine.local import collect
+from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.plain_dialect import (
     WEIGHTS,
     PlainDialect,

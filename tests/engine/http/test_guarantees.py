@@ -12,8 +12,8 @@ from proxima.data import FieldError, UserError
 from proxima.engine.http.client import Address, ServerClient, ServerError, StreamSize
 from proxima.engine.http.dialect import Chunk
 from proxima.engine.http.generation_job import GenerationJob
-from proxima.engine.inspection import ScoreRequest
 from proxima.engine.local import collect
+from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import LetterTokenizer, sequence_log_probs
 from tests.engine.http.plain_dialect import (
     IN_PLACE,

@@ -7,8 +7,8 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.http.folder_sync import sync_figures
-from proxima.engine.inspection import ScoreRequest
 from proxima.engine.local import collect
+from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import STOP
 from tests.engine.http.plain_dialect import LONG, check, go_on, requests, until, update
 

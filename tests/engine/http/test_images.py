@@ -17,9 +17,8 @@ from proxima.engine.http.weight_probe import Bound, bound_of, first_compared, pe
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import Policy, load
 from proxima.model.chat import prompt_tokens
-from proxima.model.image_towers import beside_decoder
 from proxima.model.images import ImageStore
-from proxima.model.pretrained import load_tokenizer
+from proxima.model.pretrained import beside_decoder, load_tokenizer
 from tests.engine.http.test_weight_probe import ModelServer, push, syncing
 from tests.tiny_images import FAMILIES, make_tiny_reader, picture
 

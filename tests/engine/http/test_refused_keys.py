@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.inspection import ScoreRequest
 from proxima.engine.local import collect
+from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_server import FakeServer, _respond
 from tests.engine.http.plain_dialect import check, engine_over, fakes, held, replicas, requests, until, update
 

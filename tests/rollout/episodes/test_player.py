@@ -9,8 +9,7 @@ import pytest
 
 from proxima.data import Completion, Episode, Prompt, SamplingMask, Score, ToolCall, Trajectory
 from proxima.data.flow import Group
-from proxima.engine.inspection import InFlight
-from proxima.engine.protocol import Request, Sampling
+from proxima.engine.protocol import InFlight, Request, Sampling
 from proxima.environment.hosts import Answer, EnvironmentFailure
 from proxima.reward.environment_reward import EnvironmentReward
 from proxima.reward.runner import RewardRunner

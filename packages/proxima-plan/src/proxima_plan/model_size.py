@@ -14,8 +14,7 @@ from proxima.config.sections.critic_section import ModelCritic
 from proxima.data import UserError
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import adapter_parameters
-from proxima.model.model_facts import load_shape
-from proxima.model.pretrained import load_config
+from proxima.model.pretrained import load_config, load_shape
 
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from proxima.data import UserError
 
-VERSION = 1
+VERSION = 2
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (kind TEXT, id TEXT, value TEXT NOT NULL, PRIMARY KEY (kind, id));
 CREATE TABLE IF NOT EXISTS requests (
@@ -44,12 +44,12 @@ class RequestLog:
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + SCHEMA)
-        except sqlite3.Error as error:
+            for name, value in {"version": str(VERSION), "model": model}.items():
+                if (kept := self.get("server", name) or value) != value:
+                    raise UserError(f"{path.parent} is of {name} {kept}, not {value}", remedy="choose another --folder")
+                self.put("server", name, value)
+        except sqlite3.Error as error:  # also of a file with other tables
             raise UserError(f"{path} can't be opened: {error}", remedy="choose another --folder") from error
-        for name, value in {"version": str(VERSION), "model": model}.items():
-            if (kept := self.get("server", name) or value) != value:
-                raise UserError(f"{path.parent} is of {name} {kept}, not {value}", remedy="choose another --folder")
-            self.put("server", name, value)
 
     def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:

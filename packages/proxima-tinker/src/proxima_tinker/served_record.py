@@ -25,7 +25,7 @@ import numpy as np
 import yaml
 from tinker.types import LoraConfig
 
-from proxima.core.metrics import Metrics, merge_metrics
+from proxima.core.metrics import Metrics, Quantile, QuantileSketch, merge_metrics
 from proxima.data.episode import Episode, Span
 from proxima.experiments.run_reader import read_config
 from proxima.model import LoadedModel
@@ -92,6 +92,14 @@ def _first(values: Array) -> Array:
     return values if values.ndim == 1 else np.ascontiguousarray(values[:, 0])
 
 
+def _bounded(metrics: Metrics) -> Metrics:
+    """Quantiles as histograms: exact ones keep all values, and a client may never step."""
+    return {
+        name: QuantileSketch.over(metric.values.log(), metric.q) if isinstance(metric, Quantile) else metric
+        for name, metric in metrics.items()
+    }
+
+
 # ---- what waits for a step -----------------------------------------------------------------------------------------
 
 
@@ -116,7 +124,7 @@ class StepExamples:
         if algorithm not in self.algorithms:
             self.algorithms.append(algorithm)
         self.totals["loss"] += result.loss
-        self.of_loss = merge_metrics([self.of_loss, result.metrics])
+        self.of_loss = merge_metrics([self.of_loss, _bounded(result.metrics)])
         for datum, output in zip(data, result.outputs, strict=True):
             self._add(len(datum.tokens), Example.of(datum, loss, output))
 
@@ -138,7 +146,8 @@ class StepExamples:
         """Those of a step, by the names that the viewer explains."""
         totals = self.totals
         number, targets, measured = int(totals["examples"]), totals["targets"], totals["measured"]
-        out: dict[str, float] = {"examples": number, "tokens/trained": int(totals["tokens"]), "loss": totals["loss"]}
+        out: dict[str, float] = {"examples": number, "tokens/trained": int(totals["tokens"])}
+        out |= {"loss": totals["loss"]} if number else {}  # a step after a restart knows none
         out |= {name: metric.value for name, metric in self.of_loss.items()}
         if targets:
             out |= {"length/mean": targets / number, "loss_per_token": totals["loss"] / targets}

@@ -269,10 +269,11 @@ class Service:
             return  # and try again
         failure = _failure(f"request {missing} of this model has not come for {GAP_SECONDS:.0f} s", "user")
         model.next_seq = last + 1
-        for seq in [seq for seq in model.waiting if seq <= last]:
-            del model.waiting[seq]
+        for seq in sorted(seq for seq in model.waiting if seq <= last):
             finish = partial(self.journal.finish, model.id, seq, failure)
-            self._tell(f"{model.id}:{seq}", failure, await asyncio.to_thread(self._tried, f"{model.id}:{seq}", finish))
+            stored = await asyncio.to_thread(self._tried, f"{model.id}:{seq}", finish)
+            del model.waiting[seq]
+            self._tell(f"{model.id}:{seq}", failure, stored)
 
     def _perform(self, model: Model, seq: int) -> Generator[None, None, tuple[Answer, bool]]:
         """Run a request, in the model's lane. Returns its answer, and whether it is in the journal."""
@@ -287,6 +288,8 @@ class Service:
             return known.answer, True
         began = time.monotonic()
         answer = yield from self._outcome(model, seq, known.kind, known.body)
+        if done and not _had_effect(known.kind, *answer):  # by another version of the SDK, say
+            self.log(f"{name}: it had succeeded before the restart, and failed when it ran again")
         model.work_seconds += time.monotonic() - began
         due = known.kind in ("create_model", "load_weights") or model.work_seconds > STATE_EVERY * model.state_seconds
         if due and changes and model.trained is not None:
@@ -529,11 +532,14 @@ class Service:
         """
         if request_id not in self.answers:
             model, _, seq = request_id.rpartition(":")
-            known = self.journal.request(model, int(seq)) if seq.isdecimal() and len(seq) < 19 else None
+            numbered = seq.isdecimal() and len(seq) < 20 and int(seq) < 2**63
+            known = self.journal.request(model, int(seq)) if numbered else None
             if known is not None and known.answer is not None:
                 return known.answer
-            if known is None or int(seq) < self.model(model).next_seq:  # the SDK sends samples again when it hears 410
+            if known is None:  # the SDK sends samples again when it hears 410
                 raise HTTPException(410, f"no request {request_id!r:.100}: it is over, or samples of an earlier server")
+            if int(seq) < self.model(model).next_seq and int(seq) not in self.model(model).waiting:
+                return _failure("this request was given up: one before it had not come", "user")
             self.answers[request_id] = asyncio.get_running_loop().create_future()
         done, _ = await asyncio.wait({self.answers[request_id]}, timeout=seconds)
         if not done:

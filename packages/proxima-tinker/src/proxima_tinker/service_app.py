@@ -50,7 +50,16 @@ BOUNDS = {  # of fields, in whichever request they are
 }
 Handler = Callable[[Request], Awaitable[Any]]
 # what the SDK may do: one connection a pending answer, plain bodies, its usual transport
-CLIENT_CONFIG = types.ClientConfigResponse(use_pyqwest_transport=False, sample_max_concurrent_requests=256)
+CLIENT_CONFIG = types.ClientConfigResponse(
+    use_pyqwest_transport=False,
+    sample_max_concurrent_requests=256,
+    # what is not served, whatever a later SDK has by default
+    pjwt_auth_enabled=False,
+    proto_compress_fwdbwd=False,
+    sample_use_retrieve_futures=False,
+    sample_join_sampling_session=False,
+    custom_loss_server_side=False,
+)
 
 
 class ServiceApp:
@@ -64,7 +73,8 @@ class ServiceApp:
 
     def __init__(self, service: Service, key: str = "", hosts: Sequence[str] = ()) -> None:
         self.service, self.key = service, key.encode()
-        self.reader = BoundedReader(hosts, service.settings.max_body_mb << 20, READ_SECONDS)
+        # the SDK asks again at once after 503, and waits after 429
+        self.reader = BoundedReader(hosts, service.settings.max_body_mb << 20, READ_SECONDS, spared=1 << 16, busy=429)
         posts = {("POST", path): partial(self._posted, *known) for path, known in POSTS.items()}
         others = {place: partial(handler, self) for place, handler in OTHERS.items()}
         routes = [
@@ -232,6 +242,7 @@ class ServiceApp:
 
     async def forward_backward(self, body: bytes) -> Any:
         model, seq, forward_only = await asyncio.to_thread(request_place, body)
+        _within("seq_id", seq, *NUMBER)
         return await self._submit(model, seq, "forward" if forward_only else "forward_backward", body)
 
     def get_info(self, asked: Any) -> Any:

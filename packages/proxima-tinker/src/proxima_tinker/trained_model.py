@@ -28,7 +28,7 @@ OPTIMIZER = "optimizer.safetensors"
 ATTENTION = ("attn", "attention")
 
 
-def _targets(spec: LoraConfig, model: nn.Module) -> tuple[str, ...]:
+def _adapted_layers(spec: LoraConfig, model: nn.Module) -> tuple[str, ...]:
     """The last names of the layers that get an adapter."""
     untyped: Any = model
     head = untyped.get_output_embeddings()
@@ -66,7 +66,7 @@ BUILDING = threading.Lock()  # torch's random state and what transformers patche
 def attach_adapter(model: nn.Module, spec: LoraConfig) -> None:
     """Put the adapter of a spec on a model; its first weights depend on the seed alone."""
     with BUILDING:
-        attach(model, Lora(rank=spec.rank, alpha=ALPHA, targets=_targets(spec, model)), spec.seed or 0)
+        attach(model, Lora(rank=spec.rank, alpha=ALPHA, targets=_adapted_layers(spec, model)), spec.seed or 0)
 
 
 def own_copy(base: LoadedModel, *, shares: bool) -> LoadedModel:

@@ -26,8 +26,7 @@ from proxima.evaluate.intervals import PART
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.hub_names import is_at_hand
 from proxima.model.lora import Lora
-from proxima.model.model_facts import load_shape
-from proxima.model.pretrained import load_config
+from proxima.model.pretrained import load_config, load_shape
 from proxima.reward.base import as_reward
 from proxima.train import OPTIMIZERS
 

@@ -18,9 +18,8 @@ from proxima.core.correction.weight_statistics import (
     safe_exp,
     sequence_statistics,
 )
-from proxima.core.exact_quantile import Quantile
 from proxima.core.loss import Corrected, Correction
-from proxima.core.metrics import Metrics, SumCount
+from proxima.core.metrics import Metrics, Quantile, SumCount
 from proxima.core.segment import segment_count, segment_mean, segment_sum
 from proxima.data import PolicyBatch, check_choices, require
 

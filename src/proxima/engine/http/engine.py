@@ -16,8 +16,16 @@ from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.server_checks import capabilities_of, check_facts, introduce
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.inspection import InFlight, ScoreRequest
-from proxima.engine.protocol import Capabilities, EngineRequirements, Health, PauseMode, Request, WeightUpdate
+from proxima.engine.protocol import (
+    Capabilities,
+    EngineRequirements,
+    Health,
+    InFlight,
+    PauseMode,
+    Request,
+    ScoreRequest,
+    WeightUpdate,
+)
 from proxima.engine.serve import Servers
 
 
@@ -135,8 +143,7 @@ class HttpEngine:
         async def work() -> list[InFlight]:
             parts = [job.in_flight() for job in self._pool.jobs if job.length]
             for arrivals, requests in list(self._callers.items()):
-                prompts = {request.key: request.prompt.tokens for request in requests}
-                ended = InFlight.not_taken(prompts, tuple(arrivals.items))
+                ended = InFlight.not_taken(requests, tuple(arrivals.items))
                 parts += [part for part in ended if len(part.tokens)]
             return parts
 

@@ -21,10 +21,8 @@ from proxima.engine.http.answer_checks import (
 )
 from proxima.engine.http.dialect import Chunk, LogProbMode, TokenRequest, WrittenTokens, tokens_as_read
 from proxima.engine.http.route_rows import RouteShape, joined_routes
-from proxima.engine.inspection import InFlight
-from proxima.engine.protocol import EngineSetup, Request, check_prompt
-from proxima.model.model_facts import load_generation_config
-from proxima.model.pretrained import context_limit, load_config, stop_tokens_of
+from proxima.engine.protocol import EngineSetup, InFlight, Request, check_prompt
+from proxima.model.pretrained import context_limit, load_config, load_generation_config, stop_tokens_of
 from proxima.model.routing import FAMILIES
 
 Deliver = Callable[[Completion | BaseException], object]

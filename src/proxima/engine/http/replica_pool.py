@@ -17,8 +17,7 @@ from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.replica import CancelReason, Failure, Replica, State, gave_up
 from proxima.engine.http.router import Router
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.inspection import ScoreRequest
-from proxima.engine.protocol import PauseMode
+from proxima.engine.protocol import PauseMode, ScoreRequest
 
 CONFIRM_SECONDS = 5.0  # for a server whose completion broke off to confirm its weights, so that the tokens can be kept
 STREAK = 3  # failures without a completion or a score between them, after which a replica is ejected

@@ -2,8 +2,7 @@
 sees the same modules; importing this package does not import torch.distributed.
 
     sharding    `Sharding`, the settings
-    sharded     `is_sharded(module)`; a tensor's slice on this rank
-    weight_part `local_part`, `fill_weight`: a rank's part of a weight, and its place in the whole
+    sharded     `is_sharded(module)`; a weight's part on this rank
     mesh        `rank_device(device)`; `meshes_of(sharding, device)`, once a process
     shard       `shard_model`, `shard_head`: the units of FSDP; the forward method through which weights are read
     experts     `shard_experts`: a layer's experts split over ranks

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.model.parallel.weight_part import fill_weight, local_part
+from proxima.model.parallel.sharded import fill_weight, local_part
 
 
 @dataclass(frozen=True)

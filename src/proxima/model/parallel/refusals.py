@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from proxima.data import UserError
-from proxima.model.model_facts import load_shape
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.pretrained import load_config
+from proxima.model.pretrained import load_config, load_shape
 
 POLICY = "model.path"
 

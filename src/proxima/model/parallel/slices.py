@@ -13,14 +13,19 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from proxima.model.model_facts import load_generation_config
 from proxima.model.parallel.mesh import rank_device
 from proxima.model.parallel.pieces import FilePiece, pieces_of_weights
 from proxima.model.parallel.shard import shard_model
 from proxima.model.parallel.sharded import own_slice
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.pretrained import LoadedModel, load_config, load_tokenizer, refuse_not_finite
-from proxima.model.unreadable_models import unreadable_model
+from proxima.model.pretrained import (
+    LoadedModel,
+    load_config,
+    load_generation_config,
+    load_tokenizer,
+    refuse_not_finite,
+    unreadable_model,
+)
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

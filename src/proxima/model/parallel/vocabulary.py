@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from proxima.model.kept_tokens import KeptTokens
 from proxima.model.parallel.exchange import add_parts
-from proxima.model.parallel.weight_part import local_part
+from proxima.model.parallel.sharded import local_part
 
 
 @dataclass(frozen=True)

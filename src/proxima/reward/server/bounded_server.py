@@ -98,13 +98,15 @@ class BoundedReader:
         hosts: names under which clients may address the server, besides its address and the loopback names.
         most: bytes of a body; all that are unanswered have at most 16 times as many.
         seconds: time to receive a body.
+        spared: bytes of a body that are read however many others wait.
+        busy: the status of a request for whose body there is no room.
 
     Attributes: `held`, bytes of bodies that are unanswered.
     """
 
-    def __init__(self, hosts: Sequence[str], most: int, seconds: float) -> None:
+    def __init__(self, hosts: Sequence[str], most: int, seconds: float, spared: int = 0, busy: int = 503) -> None:
         self.hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
-        self.most, self.seconds, self.held = most, seconds, 0
+        self.most, self.seconds, self.spared, self.busy, self.held = most, seconds, spared, busy, 0
 
     def admit(self, request: Request) -> None:
         """Raise HTTPException for a request to another host or of another site's page, before its body is read."""
@@ -133,8 +135,8 @@ class BoundedReader:
                     if message["type"] == "http.disconnect":
                         raise HTTPException(499, GONE)
                     part, request.scope[READ] = message.get("body", b""), not message.get("more_body")
-                    if self.held + len(part) > 16 * self.most:
-                        raise HTTPException(503, "too many bytes of other requests wait", BUSY)
+                    if self.held + len(part) > 16 * self.most and len(body) + len(part) > self.spared:
+                        raise HTTPException(self.busy, "too many bytes of other requests wait", BUSY)
                     self.held += len(part)
                     body += part
                     if len(body) > limit:

@@ -65,6 +65,7 @@ class ScorerApp:
             except (TooLargeError, UnreadableError) as error:
                 what = " ".join(f"the body: {error}".split())[:200]
                 raise HTTPException(413 if isinstance(error, TooLargeError) else 400, what) from None
+            del body  # while its scores are computed
             scores = await self._score(request, group)
         seconds, count = time.monotonic() - start, len(scores)
         _log(request, f"200 {count} completions in {seconds:.2f} s, {count / max(seconds, 1e-3):.0f}/s")

@@ -17,8 +17,7 @@ import numpy as np
 
 from proxima.data import Completion, Message, Prompt, ToolCall, UserError
 from proxima.data.episode import Cut, EpisodeLife
-from proxima.engine.inspection import InFlight
-from proxima.engine.protocol import Engine, Request
+from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.agents import AgentJob, Agents
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.environment.tool_calls import ToolFormat, describe_tools, parameters_of, read_calls, write_call

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from proxima.data import Completion, Episode, Message, Prompt, SamplingMask, Span, ToolCall
 from proxima.data.columns import Bools, Ints
 from proxima.data.episode import Cut, EpisodeLife
-from proxima.engine.inspection import InFlight
-from proxima.engine.protocol import Engine, Request
+from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.rollout.episodes.conversation import Conversation, Path
 from proxima.rollout.episodes.settings import EpisodeSettings

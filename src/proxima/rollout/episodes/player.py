@@ -19,8 +19,7 @@ from proxima.data import Completion, Message, Prompt, UserError
 from proxima.data.episode import Cut, EpisodeLife
 from proxima.data.flow import MARK, NO_MARK
 from proxima.data.random import EPISODE_SEED, mix
-from proxima.engine.inspection import InFlight
-from proxima.engine.protocol import Engine, Request
+from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts, Instance
 from proxima.environment.tool_calls import Parameters, ToolFormat, read_calls
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate

@@ -20,6 +20,7 @@ from proxima.data import UserError
 from proxima.runtime.state.journal_checksums import JournalChecksums
 from proxima.runtime.state.journal_schema import FORMAT, STATEMENTS
 from proxima.runtime.watch.clock import Clock
+from proxima.system.full_disk import as_disk_full
 from proxima.system.jsonl import dumps
 
 if TYPE_CHECKING:  # at run time the journal needs nothing but the standard library
@@ -255,8 +256,6 @@ class Journal:
     def _disk_full(self, error: sqlite3.OperationalError) -> OSError | None:
         """The full disk behind an error of SQLite, which calls a spent quota, and what it can't place beside the file,
         an I/O error."""
-        from proxima.system.full_disk import as_disk_full  # most runs have space
-
         if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         return as_disk_full(error, self.path) if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR else None

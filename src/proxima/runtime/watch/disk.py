@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from proxima.system.full_disk import is_disk_full
+
 T = TypeVar("T")
 RETRY_SECONDS = 5.0  # of the event loop's time
 
@@ -79,8 +81,6 @@ class Disk:
             try:
                 self._waiting[0]()
             except BaseException as error:
-                from proxima.system.full_disk import is_disk_full  # most runs have space
-
                 if not is_disk_full(error):
                     self._waiting.popleft()
                 raise
@@ -88,8 +88,6 @@ class Disk:
 
     def _note(self, error: OSError) -> None:
         """Warn the user, once; raise any error other than a full disk."""
-        from proxima.system.full_disk import is_disk_full
-
         if not is_disk_full(error):
             raise error
         if not self._full:
