@@ -51,7 +51,6 @@ def test_what_is_stored(unbroken, runs):
         assert len({tuple(row["prompt_tokens"]) for row in rows}) == 4
 
 
-@pytest.mark.campaign("tests/environment/test_hosts.py::test_processes_that_others_kill_are_replaced[worker]")
 def test_workers_that_are_killed_lose_and_double_nothing(runs, tmp_path, mark):
     draw, killed = random.Random(0), list[int]()
 
