@@ -145,6 +145,7 @@ OUTCOMES: dict[str, tuple[Set[str], Callable[[Batch], float]]] = {  # with the m
         COMPARED,
         lambda b: last(b, "cppo", "return") - last(b, "dppo_tuned", "return"),
     ),
+    "return of cppo − dppo": ({"cppo", "dppo"}, lambda b: last(b, "cppo", "return") - last(b, "dppo", "return")),
 }
 
 

@@ -52,6 +52,10 @@ def report(runs: Sequence[Run]) -> None:
         for arm in ARMS[1:]:
             print(f"| {name} | {arm} | {told(difference(runs, f'{arm},{dose}', f'none,{dose}', LEARNING), MARGIN)} |")
     print()
+    for name, no_dose in NO_DOSE.items():
+        for arm in ARMS[1:]:
+            found = difference(runs, f"{arm},{DOSES[name]}", no_dose, LEARNING)
+            print(f"- {name}: mean reward, {arm} − no dose: {told(found, MARGIN)}")
     for name in STILL:
         cell = f"none,{DOSES[name]}"
         times = {arm: [collapse(run) for run in runs if run["cell"] == arm] for arm in (cell, "bf16")}
