@@ -79,6 +79,10 @@ def one_at_a_time(model, store, rows):
     return torch.cat(out)
 
 
+FIRST = ("qwen2_vl", "gemma3", "smolvlm")
+AFTER_AN_UPDATE = (
+    "tests/model/test_images.py::test_the_engine_samples_with_the_log_probs_of_the_trainer_before_and_after_an_update"
+)
 ONE_AT_A_TIME = "tests/model/test_images.py::test_packed_log_probs_and_gradients_are_those_of_one_sequence_at_a_time"
 
 
@@ -109,18 +113,7 @@ def test_packed_log_probs_and_gradients_are_those_of_one_sequence_at_a_time(kind
     assert all(p.grad is None for name, p in trained.items() if name not in wanted)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "qwen2_vl",
-        "gemma3",
-        "smolvlm",
-        *campaign(
-            "tests/model/test_images.py::test_the_engine_samples_with_the_log_probs_of_the_trainer_before_and_after_an_update",
-            [kind for kind in FAMILIES if kind not in ("qwen2_vl", "gemma3", "smolvlm")],
-        ),
-    ],
-)
+@pytest.mark.parametrize("kind", [*FIRST, *campaign(AFTER_AN_UPDATE, [kind for kind in FAMILIES if kind not in FIRST])])
 def test_the_engine_samples_with_the_log_probs_of_the_trainer_before_and_after_an_update(kind, reader):
     store = ImageStore(reader(kind))
     policy = Policy(replace(load(reader(kind)), tokenizer=store.tokenizer))

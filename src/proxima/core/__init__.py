@@ -2,8 +2,7 @@
 
     advantage/   rewards → advantages                surrogate/   ratio and advantage → per-token loss
     selection/   which completions are used          correction/  behavior → proximal weights, rejections, their health
-    divergence   how far a token has moved, also by  penalty      KL from the reference, entropy
-                 the top K: `top_k_divergence`
+    divergence   how far a token has moved           penalty      KL from the reference, entropy
     aggregate    per-token losses → one number       loss         all of them together: `policy_loss`
     distillation divergence from a teacher           proximal     the centre, if no forward pass was run for it
     batch_decisions  decisions over the whole batch, before it is split: `precompute`

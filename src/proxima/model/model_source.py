@@ -9,7 +9,7 @@ from proxima.model.files import model_files
 from proxima.model.load import load
 from proxima.model.lora import Lora
 from proxima.model.policy import Policy
-from proxima.model.pretrained import DTYPES, LoadedModel, resolve_device
+from proxima.model.pretrained import DTYPES, LoadedModel, beside_decoder, resolve_device
 
 if TYPE_CHECKING:
     from proxima.model.images import ImageStore
@@ -54,8 +54,6 @@ class ModelSource:
         """The model with its images, and with a tower that is trained only where the settings say so."""
         if self.images is None:
             return loaded
-        from proxima.model.pretrained import beside_decoder
-
         for parameter in beside_decoder(loaded.model).values():
             parameter.requires_grad_(self.vision_lr_ratio > 0)
         tokenizer: Any = self.images.tokenizer

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+OverAge = Literal["wait", "drop", "train"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
@@ -30,7 +32,7 @@ class Admission:
     concurrent: int
     max_lag: int
     steps: int
-    over_age: Literal["wait", "drop", "train"] = "wait"
+    over_age: OverAge = "wait"
 
     def capacity(self, *, finished: int, accepted: int, running: int, generating: int) -> int:
         """Prompts that may be admitted now.

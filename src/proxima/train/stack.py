@@ -15,6 +15,7 @@ from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.model import LoadedModel, PackedModel
 from proxima.model.parallel.sharded import own_slice
+from proxima.model.pretrained import beside_decoder
 from proxima.train.messages import Fill, Gather, Release, Stages, Update
 from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
@@ -307,8 +308,6 @@ def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:
     build_named: Any = getattr(spec, "build_named", None)
     made = spec.build([p for _, p in trained]) if build_named is None else build_named(trained)
     if model.loaded.vision_lr_ratio:
-        from proxima.model.pretrained import beside_decoder
-
         scaled = {id(parameter) for parameter in beside_decoder(model.model).values()}
         made.param_groups = list(_split(made.param_groups, scaled, model.loaded.vision_lr_ratio))
     return cast(torch.optim.Optimizer, made)

@@ -13,6 +13,7 @@ import pytest
 from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.restored_journal import RestoredJournal
+from tests.campaigns import campaign
 from tests.manual_clock import ManualClock
 from tests.runtime.prompt_rows import consumed_prompts, prompt_row, prompt_rows
 
@@ -327,7 +328,7 @@ def assert_sound(path, step):
 STATEMENTS = "tests/runtime/state/test_journal.py::test_kill_between_any_two_statements[12]"
 
 
-@pytest.mark.parametrize("stride", [12, pytest.param(1, marks=pytest.mark.campaign(STATEMENTS))])
+@pytest.mark.parametrize("stride", [12, *campaign(STATEMENTS, [1])])
 def test_kill_between_any_two_statements(stride, tmp_path):
     """SIGKILL right before the n-th SQL statement of a step, for every `stride`-th n; each child goes on where the last
     one died."""

@@ -13,6 +13,7 @@ from proxima.config import resolve
 from proxima.data import UserError
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
+from tests.campaigns import campaign
 from tests.runtime.interruptions import press, start, start_and_hold
 from tests.runtime.tiny_run import Watcher, assert_same, changed, go, recipe, saved_in, steps_of, summary_of, traces
 
@@ -197,7 +198,7 @@ def write_held(runs, name, folder, **changes):
 KILLED = "tests/runtime/state/test_resume.py::test_kill_9_in_a_real_process[policy]"
 
 
-@pytest.mark.parametrize("name", ["policy", pytest.param("adapter", marks=pytest.mark.campaign(KILLED))])
+@pytest.mark.parametrize("name", ["policy", *campaign(KILLED, ["adapter"])])
 def test_kill_9_in_a_real_process(name, runs, tmp_path):
     write_held(runs, name, tmp_path)
     folder = tmp_path / "run"

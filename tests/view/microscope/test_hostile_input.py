@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from proxima.core import SURROGATES
+from tests.campaigns import campaign
 from tests.view.microscope.stored_run import make_step
 from tests.warm import WarmPopen
 
@@ -74,7 +75,7 @@ PATHS = (
 PARQUET = "tests/view/microscope/test_hostile_input.py::test_a_parquet_file_that_is_damaged_or_cut_while_it_is_open"
 
 
-@pytest.mark.parametrize("trials", [12, pytest.param(60, marks=pytest.mark.campaign(f"{PARQUET}[12]"))])
+@pytest.mark.parametrize("trials", [12, *campaign(f"{PARQUET}[12]", [60])])
 def test_a_parquet_file_that_is_damaged_or_cut_while_it_is_open(ask, trials):
     """Any bytes of it may change under the server: it answers or says what is wrong, and lives on."""
     file = ask.folder / "damaged" / "rollouts" / "000001.parquet"

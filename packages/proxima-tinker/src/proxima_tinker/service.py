@@ -538,7 +538,8 @@ class Service:
                 return known.answer
             if known is None:  # the SDK sends samples again when it hears 410
                 raise HTTPException(410, f"no request {request_id!r:.100}: it is over, or samples of an earlier server")
-            if int(seq) < self.model(model).next_seq and int(seq) not in self.model(model).waiting:
+            asked = self.model(model)
+            if int(seq) < asked.next_seq and int(seq) not in asked.waiting:
                 return _failure("this request was given up: one before it had not come", "user")
             self.answers[request_id] = asyncio.get_running_loop().create_future()
         done, _ = await asyncio.wait({self.answers[request_id]}, timeout=seconds)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from proxima.config.slots import require_at_least
 from proxima.data import require, require_threads
 from proxima.reward.runner import RewardRunner
+from proxima.rollout.admission import OverAge
 
 STALL = "seconds without a token or a finished stage before a warning says what waits for whom; 0: never"
 
@@ -21,8 +22,7 @@ class RuntimeConfig:
         int | None, "prompts generated at once, asynchronously, with max_lag >= 1; null: between the updates"
     ] = None
     over_age: Annotated[
-        Literal["wait", "drop", "train"],
-        "groups beyond max_lag: wait for the oldest, so that none is; take what is finished and drop or train",
+        OverAge, "groups beyond max_lag: wait for the oldest, so that none is; take what is finished and drop or train"
     ] = "wait"
     reward_timeout: Annotated[float, "seconds a reward may take for one completion"] = 10.0
     reward_memory_mb: Annotated[int, "MiB that a worker of reward functions may need; 0: no limit"] = 16384

@@ -10,6 +10,7 @@ from proxima.evaluate.held_out import Evaluation, HeldOutSet
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.runner import RewardRunner
+from proxima.rollout.admission import Admission
 from proxima.rollout.collector import BatchCollector, Pending, Refill, Reject
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
@@ -83,7 +84,6 @@ def make_collector(
             listener=listener,
             carried=pending.groups,
         )
-    from proxima.rollout.admission import Admission
     from proxima.rollout.async_collector import AsyncCollector
 
     admission = Admission(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from proxima.core.correction.importance import PREFIX, Importance, log_ratio_to, log_weight
 from proxima.core.correction.rejection import Rejection
-from proxima.core.divergence import BINARY
+from proxima.core.divergence import DIVERGENCES
 from proxima.core.loss import Corrected
 from proxima.core.metrics import Metrics, Peak, Spread, SumCount
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio, masked_ratio
@@ -81,7 +81,7 @@ def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
 def _valid(spec: Dppo, b: PolicyBatch) -> Tensor:
     """[N] bool: verl's keep mask, in which A = 0 counts as a negative advantage (P4)."""
     log_q, log_p = b.masked("log_prob"), b.masked("behavior_log_prob")
-    far = BINARY[spec.divergence](log_p, log_q)
+    far = DIVERGENCES[spec.divergence](log_p, log_q)
     low = spec.delta if spec.delta_low is None else spec.delta_low
     rises, falls = (far <= spec.delta) | (log_q <= log_p), (far <= low) | (log_q >= log_p)
     return torch.where(b.masked("advantage") > 0, rises, falls)
