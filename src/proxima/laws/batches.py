@@ -127,11 +127,12 @@ def with_new_leaf(b: PolicyBatch, **changes: Tensor) -> PolicyBatch:
 def batch_cases() -> Iterator[BatchCase]:
     """Cases of growing size with varying seed, spread and proximal policy. Tensors are copied for each call, so that a
     spec that modifies them does not spoil the cases of other laws."""
-    return map(deepcopy, _drawn_cases())
+    return map(deepcopy, drawn_cases())
 
 
 @cache
-def _drawn_cases() -> tuple[BatchCase, ...]:
+def drawn_cases() -> tuple[BatchCase, ...]:
+    """The cases that `batch_cases` copies."""
     cases = []
     for (size, lengths), (repeat, spread) in product(enumerate(LENGTHS), enumerate(SPREADS)):
         key = mix(size, repeat)
