@@ -100,7 +100,7 @@ def test_exact_memory_is_counted(proxima, recipe, warm_rehearsals):
     )
 
 
-def test_a_plan_downloads_no_model(proxima, here):
+def test_a_plan_downloads_no_model(proxima, here, warm_rehearsals):
     words, model = ("quickstart", "--devices", "H100-80G", "--exact"), "models/smollm2-135m-instruct"
     reason = f"model.path='{model}' does not exist: a path is relative to the current folder"
     remedy = "give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
