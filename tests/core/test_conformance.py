@@ -1,6 +1,5 @@
 """The laws of `proxima.laws`, for every kind of the tables and the settings that the specs declare."""
 
-from copy import deepcopy
 from dataclasses import fields, replace
 from itertools import count
 from typing import Any
@@ -30,7 +29,7 @@ from proxima.core.correction.rejection import TopEntropy
 from proxima.core.penalty import K3
 from proxima.data import PolicyBatch
 from proxima.laws import check_law, check_spec, laws_of, spec_check, variants_of
-from proxima.laws.batches import BatchCase, drawn_cases, make_batch, with_new_leaf
+from proxima.laws.batches import BatchCase, copied, drawn_cases, make_batch, with_new_leaf
 from proxima.laws.batches import batch_cases as check_cases
 from proxima.laws.law import Law, LawResult, require_close
 from proxima.laws.surrogate_laws import loss_and_gradient, require_exact_split, require_slope
@@ -77,7 +76,7 @@ def test_every_law(slot: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> Non
                 spec == TABLES[slot][kind]()
             )  # else half of them, of which 14 is far off policy and 28 has an empty row
             chosen = BATCHES if default else sorted({14, 28, *BATCHES[next(turns) % 2 :: 2]})
-            some = [deepcopy(drawn_cases()[i]) for i in chosen]
+            some = [copied(drawn_cases()[i]) for i in chosen]
         else:
             cases = list(law.cases())
             some = cases if len(cases) <= FEW else cases[::5]
