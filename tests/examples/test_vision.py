@@ -15,7 +15,7 @@ from tests.tiny_images import make_tiny_reader, picture
 
 SMALL = (
     *("train.steps=2", "train.prompts_per_step=4", "train.completions_per_prompt=4", "train.warmup_steps=1"),
-    "eval.limit=4",
+    *("task.size=8", "eval.limit=4"),
 )
 
 
