@@ -23,8 +23,7 @@ To add a method: one dataclass, one line in the slot's table (a kind and its `pa
 
 from typing import TYPE_CHECKING
 
-from proxima.core.tables import AGGREGATE_ALIASES, AGGREGATES, DISTILLATIONS, PENALTIES
-from proxima.data.kinds import lazy_imports
+from proxima.data.kinds import Kinds, lazy_imports
 
 if TYPE_CHECKING:
     from proxima.core.advantage import ADVANTAGES
@@ -72,6 +71,45 @@ if TYPE_CHECKING:
     from proxima.data import Outcomes, PolicyBatch
 
 __getattr__, __dir__ = lazy_imports(__name__)
+
+# The kinds of the slots that are a single file; a package has its own.
+AGGREGATES = Kinds(
+    {
+        "sequence_mean_token_mean": "proxima.core.aggregate:SequenceMeanTokenMean",
+        "sequence_mean_token_sum": "proxima.core.aggregate:SequenceMeanTokenSum",
+        "sequence_mean_token_sum_norm": "proxima.core.aggregate:SequenceMeanTokenSumNorm",
+        "token_mean": "proxima.core.aggregate:TokenMean",
+        "token_sum": "proxima.core.aggregate:TokenSum",
+    }
+)
+AGGREGATE_ALIASES: dict[str, str] = {  # names used by other frameworks
+    "bnpo": "token_mean",
+    "dapo": "token_mean",
+    "dr_grpo": "sequence_mean_token_sum_norm",
+    "grpo": "sequence_mean_token_mean",
+    "seq-mean-token-mean": "sequence_mean_token_mean",
+    "seq-mean-token-sum": "sequence_mean_token_sum",
+    "seq-mean-token-sum-norm": "sequence_mean_token_sum_norm",
+    "token-mean": "token_mean",
+    "token-sum": "token_sum",
+}
+DISTILLATIONS = Kinds(
+    {
+        "forward_kl": "proxima.core.distillation:ForwardKl",
+        "js": "proxima.core.distillation:JensenShannon",
+        "reverse_kl": "proxima.core.distillation:ReverseKl",
+    }
+)
+PENALTIES = Kinds(
+    {
+        "abs": "proxima.core.penalty:Abs",
+        "entropy": "proxima.core.penalty:EntropyBonus",
+        "k1": "proxima.core.penalty:K1",
+        "k2": "proxima.core.penalty:K2",
+        "k3": "proxima.core.penalty:K3",
+        "log_ratio_sq": "proxima.core.penalty:LogRatioSq",
+    }
+)
 
 __all__ = [
     "ADVANTAGES", "AGGREGATES", "AGGREGATE_ALIASES", "CORRECTIONS", "CORRECTION_PRESETS", "DISTILLATIONS", "PENALTIES",

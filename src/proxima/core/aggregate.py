@@ -12,23 +12,22 @@ from torch import Tensor
 
 from proxima.core.loss import Aggregate
 from proxima.core.segment import segment_count
-from proxima.core.tables import AGGREGATE_ALIASES as AGGREGATE_ALIASES
-from proxima.core.tables import AGGREGATES as AGGREGATES
 from proxima.data import PolicyBatch, require
 
 
-def _total(loss: Tensor, b: PolicyBatch) -> Tensor:
-    return torch.where(b.loss_mask, loss, 0.0).sum(dtype=torch.float64)
+class _Sum(Aggregate):
+    def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor:
+        return torch.where(b.loss_mask, loss, 0.0).sum(dtype=torch.float64)
 
 
-class _PerSequence(Aggregate):
+class _PerSequence(_Sum):
     def denominator(self, loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
         """S, the number of sequences with a loss token."""
         return (segment_count(loss_mask, cu_seqlens) > 0).sum(dtype=torch.float64)
 
 
 @dataclass(frozen=True)
-class TokenMean(Aggregate):
+class TokenMean(_Sum):
     """Every loss token has the same weight.
 
         Σ loss / Σ m
@@ -41,9 +40,6 @@ class TokenMean(Aggregate):
     Source: DAPO, arXiv 2503.14476, Eq. 8. verl `token-mean`, TRL `bnpo` (one micro-batch) and `dapo` (whole batch).
     Differs: verl's denominator is NaN for an all-masked batch (P1); here the loss is 0.
     """
-
-    def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor:
-        return _total(loss, b)
 
     def denominator(self, loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
         return loss_mask.sum(dtype=torch.float64)
@@ -62,7 +58,7 @@ class SequenceMeanTokenMean(_PerSequence):
 
     def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor:
         share = 1.0 / segment_count(b.loss_mask, b.cu_seqlens).clamp(min=1).double()
-        return _total(loss.double() * share[b.sequence_index], b)
+        return super().__call__(loss.double() * share[b.sequence_index], b)
 
 
 @dataclass(frozen=True)
@@ -72,9 +68,6 @@ class SequenceMeanTokenSum(_PerSequence):
     Args, Returns, Edge cases: as `TokenMean`; the denominator is S, the sequences with a loss token.
     Source: verl `seq-mean-token-sum`; the policy-gradient theorem with one term per trajectory.
     """
-
-    def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor:
-        return _total(loss, b)
 
 
 @dataclass(frozen=True)
@@ -97,18 +90,15 @@ class SequenceMeanTokenSumNorm(_PerSequence):
         require(0 < self.horizon < float("inf"), "horizon", self.horizon, "must be > 0 tokens and finite")
 
     def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor:
-        return _total(loss, b) / self.horizon
+        return super().__call__(loss, b) / self.horizon
 
 
 @dataclass(frozen=True)
-class TokenSum(Aggregate):
+class TokenSum(_Sum):
     """The undivided sum: Σ loss. The denominator is 0, which means "divide by one".
 
     Args, Returns: as `TokenMean`. The gradient grows with the batch. Source: verl `token-sum`.
     """
-
-    def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor:
-        return _total(loss, b)
 
     def denominator(self, loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
         return loss_mask.new_zeros((), dtype=torch.float64)

@@ -33,7 +33,6 @@ from proxima.core.loss import Aggregate, Loss, Surrogate, TokenLoss, check_needs
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_ratio
 from proxima.core.spec import Spec
-from proxima.core.tables import DISTILLATIONS as DISTILLATIONS
 from proxima.data import PolicyBatch, check_choices, require
 
 LOG_FLOOR = -100.0  # nats: used as the log of a probability of 0, which keeps every divergence finite

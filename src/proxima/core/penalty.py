@@ -16,7 +16,6 @@ from torch import Tensor
 from proxima.core.loss import Penalty
 from proxima.core.metrics import k2, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_ratio
-from proxima.core.tables import PENALTIES as PENALTIES
 from proxima.data import PolicyBatch, require
 from proxima.data.field_checks import check_choices
 
