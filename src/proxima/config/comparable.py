@@ -5,7 +5,6 @@ A field belongs to one class; a class says for which purposes its fields may dif
 for none: a new field is safe by default. To classify one: add its path, or the section's, to its class.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from enum import Enum, auto
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from proxima.config.describe import fields_of, kinds_of
 from proxima.config.scalars import to_json
+from proxima.task.template import to_json_value
 
 
 class Purpose(Enum):
@@ -102,17 +102,7 @@ def _flat(path: str, config: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{below}.kind", kinds_of(info.slot).kind_of(value)
             yield from _flat(f"{below}.", value)
         else:
-            yield below, finite_json(to_json(value))
-
-
-def finite_json(value: Any) -> Any:
-    """Replace infinity and NaN, which JSON lacks, by their repr: they would be read back as null and never be equal."""
-    if isinstance(value, dict):
-        return {key: finite_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite_json(item) for item in value]
-    finite = value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-    return value if finite else repr(value)
+            yield below, to_json_value(to_json(value))  # infinity would be read back as null
 
 
 def _same_place(first: Any, second: Any) -> bool:

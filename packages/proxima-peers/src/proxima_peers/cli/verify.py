@@ -31,7 +31,7 @@ def verify_files(
 
     Returns: 1 if any record failed.
     """
-    from proxima.config.comparable import finite_json
+    from proxima.task.template import to_json_value
     from proxima_peers.verify.verification import totals
 
     names = [path for name in file for path in _files(name)]
@@ -41,7 +41,11 @@ def verify_files(
     total = totals([verdict for of_file in verdicts.values() for verdict in of_file])
     if as_json:
         files = [
-            {"file": name, "totals": totals(of_file), "verdicts": [finite_json(asdict(verdict)) for verdict in of_file]}
+            {
+                "file": name,
+                "totals": totals(of_file),
+                "verdicts": to_json_value([asdict(verdict) for verdict in of_file]),
+            }
             for name, of_file in verdicts.items()
         ]
         print_json({**total, "totals": total, "files": files})
