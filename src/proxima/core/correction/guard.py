@@ -14,6 +14,7 @@ from proxima.data import PolicyBatch, UserError, check_choices, require
 
 OnMismatch = Literal["auto", "warn", "reject", "stop"]
 UNEXPECTED = "the engine reports another distribution, or samples from other weights"
+LIMITS = {"mismatch/k3_kl": "max_k3_kl", "mismatch/rollout_is_catastrophic_seq_fraction": "max_catastrophic"}
 FEWEST = 32  # fresh tokens: one rare token can dominate the mean of fewer
 
 
@@ -83,12 +84,8 @@ class MismatchGuard:
 
     def exceeded(self, values: Mapping[str, object]) -> str | None:
         """The first metric of a step that is above its limit, with value and limit; None if the step is within."""
-        limits = (
-            ("mismatch/k3_kl", "max_k3_kl", self.max_k3_kl),
-            ("mismatch/rollout_is_catastrophic_seq_fraction", "max_catastrophic", self.max_catastrophic),
-        )
-        for metric, field, limit in limits:
-            value = values.get(metric)
+        for metric, field in LIMITS.items():
+            value, limit = values.get(metric), getattr(self, field)
             if isinstance(value, int | float) and value > limit:
                 return f"{metric} is {value:.3g}, above algorithm.mismatch.{field}={limit:g}"
         return None

@@ -50,41 +50,38 @@ REPLAYED = (
     "lower the learning rate, or weight the tokens by algorithm.proximal=recompute "
     "algorithm.correction=decoupled_token_is"
 )
-# metric, ok, act; what it means; what to change
-# fmt: off
-FIXED_RULES = (
-    HealthRule("mismatch/log_prob_absdiff_mean", 0.05, 0.1,
-               "log-probs of engine and trainer differ by {value:.3f} nats a token on average", PRECISION),
-    HealthRule("mismatch/rollout_is_eff_sample_size", 0.8, 0.3,
-               "{value:.1%} of the batch would be left if its tokens were weighted by their ratio",
-               PRECISION, falling=True),
-    HealthRule("correction/rollout_is_eff_sample_size", 0.8, 0.3,
-               "{value:.1%} of the batch is left once the correction weights it",
-               "use `level: token`, lower `correction.upper`, or publish weights more often", falling=True),
-    HealthRule("correction/rollout_is_veto_fraction", 0.05, 0.2,
-               "{value:.1%} of the sequences hold a token below the veto",
-               f"{SAME_WEIGHTS}; then lower `correction.veto`"),
-    HealthRule("correction/rejected_fraction", 0.2, 0.5, "{value:.1%} of the tokens are rejected",
-               "widen the bounds of the correction, or lower runtime.max_lag"),
-    HealthRule("mismatch/rejected_seq_fraction", 0.05, 0.2,
-               "{value:.1%} of the sequences were rejected by algorithm.mismatch.on_mismatch", SAME_WEIGHTS),
-    HealthRule("mismatch/rollout_is_mean", 0.1, 0.5, "the mean token weight is {value:.3f} where 1 is expected",
-               SAME_WEIGHTS, centre=1.0),
-)
-# fmt: on
 
 
 def rules(guard: MismatchGuard) -> tuple[HealthRule, ...]:
     """The rules, in the order in which they are reported; the guard's thresholds are the bounds of its two metrics."""
     kl, catastrophic = guard.max_k3_kl, guard.max_catastrophic
-    far = "{value:.3g} nats a token between rollout engine and trainer (k3)"
-    excluded = "{value:.1%} of the sequences hold a token that the trainer all but excludes (ratio below 1e-4)"
-    metric = "mismatch/rollout_is_catastrophic_seq_fraction"
+    # metric, ok, act; what it means; what to change
+    # fmt: off
     return (
-        HealthRule("mismatch/k3_kl", min(0.01, kl), kl, far, PRECISION),
-        HealthRule(metric, min(0.01, catastrophic), catastrophic, excluded, SAME_WEIGHTS),
-        *FIXED_RULES,
+        HealthRule("mismatch/k3_kl", min(0.01, kl), kl,
+                   "{value:.3g} nats a token between rollout engine and trainer (k3)", PRECISION),
+        HealthRule("mismatch/rollout_is_catastrophic_seq_fraction", min(0.01, catastrophic), catastrophic,
+                   "{value:.1%} of the sequences hold a token that the trainer all but excludes (ratio below 1e-4)",
+                   SAME_WEIGHTS),
+        HealthRule("mismatch/log_prob_absdiff_mean", 0.05, 0.1,
+                   "log-probs of engine and trainer differ by {value:.3f} nats a token on average", PRECISION),
+        HealthRule("mismatch/rollout_is_eff_sample_size", 0.8, 0.3,
+                   "{value:.1%} of the batch would be left if its tokens were weighted by their ratio",
+                   PRECISION, falling=True),
+        HealthRule("correction/rollout_is_eff_sample_size", 0.8, 0.3,
+                   "{value:.1%} of the batch is left once the correction weights it",
+                   "use `level: token`, lower `correction.upper`, or publish weights more often", falling=True),
+        HealthRule("correction/rollout_is_veto_fraction", 0.05, 0.2,
+                   "{value:.1%} of the sequences hold a token below the veto",
+                   f"{SAME_WEIGHTS}; then lower `correction.veto`"),
+        HealthRule("correction/rejected_fraction", 0.2, 0.5, "{value:.1%} of the tokens are rejected",
+                   "widen the bounds of the correction, or lower runtime.max_lag"),
+        HealthRule("mismatch/rejected_seq_fraction", 0.05, 0.2,
+                   "{value:.1%} of the sequences were rejected by algorithm.mismatch.on_mismatch", SAME_WEIGHTS),
+        HealthRule("mismatch/rollout_is_mean", 0.1, 0.5, "the mean token weight is {value:.3f} where 1 is expected",
+                   SAME_WEIGHTS, centre=1.0),
     )
+    # fmt: on
 
 
 # Rejections that `top_entropy` makes on purpose are no sign of a mismatch.
