@@ -126,11 +126,6 @@ class Quantile:
     values: Tensor
     q: float
 
-    @classmethod
-    def over(cls, values: Tensor, mask: Tensor, q: float) -> Self:
-        """The quantile of `values` [N] where `mask` [N] bool. Costs a device sync."""
-        return cls(values.detach()[mask].to(torch.float64), q)
-
     def __add__(self, other: "Quantile") -> Self:
         if self.q != other.q:
             raise ValueError(f"Quantile: q={self.q} and q={other.q} don't merge.")
@@ -164,13 +159,8 @@ class QuantileSketch:
     SMALLEST: ClassVar[float] = 1e-7
 
     @classmethod
-    def over(cls, values: Tensor, q: float) -> Self:
-        """The quantile over all `values` [n], which contain no NaN."""
-        return cls(cls.histogram(values), q)
-
-    @classmethod
     def histogram(cls, values: Tensor) -> Tensor:
-        """The counts of `values` [n], which several quantiles may share."""
+        """The counts of `values` [n], without NaN, which several quantiles may share."""
         size = (values.detach().abs().double() / cls.SMALLEST).clamp(min=1).log().div(math.log(1.01)).round()
         index = size.clamp(max=cls.BINS - 1).long()
         index = torch.where(values < 0, cls.BINS - 1 - index, cls.BINS + index)

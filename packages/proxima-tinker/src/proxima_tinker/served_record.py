@@ -94,10 +94,9 @@ def _first(values: Array) -> Array:
 
 def _bounded(metrics: Metrics) -> Metrics:
     """Quantiles as histograms: exact ones keep all values, and a client may never step."""
-    return {
-        name: QuantileSketch.over(metric.values.log(), metric.q) if isinstance(metric, Quantile) else metric
-        for name, metric in metrics.items()
-    }
+    exact = {name: metric for name, metric in metrics.items() if isinstance(metric, Quantile)}
+    sketches = {name: QuantileSketch(QuantileSketch.histogram(q.values.log()), q.q) for name, q in exact.items()}
+    return {**metrics, **sketches}
 
 
 # ---- what waits for a step -----------------------------------------------------------------------------------------
