@@ -32,11 +32,6 @@ class Interval:
     method: str
     questions: int
 
-    @property
-    def half(self) -> float:
-        """Half the width."""
-        return (self.high - self.low) / 2
-
     def figures(self, name: str) -> dict[str, float]:
         """Return the value and its bounds as in a record of metrics.jsonl, see `bound_keys`."""
         low, high = bound_keys(name)

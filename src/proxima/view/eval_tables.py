@@ -212,7 +212,7 @@ def verdict(pair: PairedComparison) -> str:
             f"{pair.name}: no difference: {pair.metric} is the same for each of the {count(pair.questions)} questions"
         )
     if pair.p >= SIGNIFICANT:
-        half = fixed(pair.difference.half, 3)
+        half = fixed((pair.difference.high - pair.difference.low) / 2, 3)
         return f"{pair.name}: no significant difference on these {count(pair.questions)} questions (± {half})"
     side, p = "B" if pair.difference.value > 0 else "A", p_value(pair.p)
     is_better = "better" if pair.metric in (ACCURACY, "reward") else f"higher in {pair.metric}"
