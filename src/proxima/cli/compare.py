@@ -12,7 +12,9 @@ from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.experiments import Run, RunComparison, SeedMean
+    from proxima.experiments.run_comparison import RunComparison
+    from proxima.experiments.run_reader import Run
+    from proxima.experiments.seed_statistics import SeedMean
 
 WIDTH = 100
 OUT = "the page; default: compare.html in the sweep's folder, else in the current one"
@@ -38,7 +40,8 @@ def compare(
     ] = False,
 ) -> None:
     """Write the page, and print the final table."""
-    from proxima.experiments import compare_runs, final_value, find_runs
+    from proxima.experiments import compare_runs, find_runs
+    from proxima.experiments.cell_statistics import final_value
     from proxima.view.comparison_page import write_comparison
 
     folders = find_runs(run)
@@ -75,7 +78,7 @@ def compare(
 
 def _read(folders: Sequence[Path]) -> "tuple[list[Run], list[str]]":
     """Read the runs; if there are several, also return why some can't be compared yet."""
-    from proxima.experiments import NoMetrics, read_run
+    from proxima.experiments.run_reader import NoMetrics, read_run
 
     runs, unread = [], []
     for folder in folders:

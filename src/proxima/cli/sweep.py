@@ -10,7 +10,7 @@ from proxima.cli.output import named_recipe
 from proxima.cli.parameters import Argument
 
 if TYPE_CHECKING:
-    from proxima.experiments import PlannedRun, Sweep
+    from proxima.experiments.sweep_plan import PlannedRun, Sweep
 
 SWEEP = "YAML file: recipe, seeds, set, grid, cells; or a sweep of `proxima list recipes`: sweeps/grpo_cppo"
 FOLDER = "where the runs are written; overrides the file; default runs/<file>"

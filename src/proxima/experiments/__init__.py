@@ -27,17 +27,12 @@ from typing import TYPE_CHECKING
 from proxima.data.kinds import lazy_imports
 
 if TYPE_CHECKING:
-    from proxima.experiments.cell_statistics import final_value
-    from proxima.experiments.run_comparison import RunComparison, compare_runs
-    from proxima.experiments.run_reader import NoMetrics, Run, read_run
+    from proxima.experiments.run_comparison import compare_runs
+    from proxima.experiments.run_reader import read_run
     from proxima.experiments.run_search import find_runs
-    from proxima.experiments.seed_statistics import SeedMean
     from proxima.experiments.sweep_file import read_sweep
-    from proxima.experiments.sweep_plan import PlannedRun, Sweep, plan_runs
+    from proxima.experiments.sweep_plan import plan_runs
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
-__all__ = [
-    "NoMetrics", "PlannedRun", "Run", "RunComparison", "SeedMean", "Sweep", "compare_runs", "final_value", "find_runs",
-    "plan_runs", "read_run", "read_sweep",
-]  # fmt: skip
+__all__ = ["compare_runs", "find_runs", "plan_runs", "read_run", "read_sweep"]
