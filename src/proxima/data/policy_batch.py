@@ -35,7 +35,22 @@ class HostCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyBatch:
+class ResponseColumns:
+    """What may be known of the response tokens before the forward pass, see `PolicyBatch`."""
+
+    behavior_log_prob: Annotated[Tensor | None, "float N"] = None
+    policy_version: Annotated[Tensor | None, "int N"] = None
+    proximal_log_prob: Annotated[Tensor | None, "float N"] = None
+    next_log_prob: Annotated[Tensor | None, "float N"] = None
+    reference_log_prob: Annotated[Tensor | None, "float N"] = None
+    top_k: Annotated[Tensor | None, "int N K"] = None
+    behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
+    teacher_log_prob: Annotated[Tensor | None, "float N"] = None
+    teacher_bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyBatch(ResponseColumns):
     """Response tokens of S sequences on one packed axis of N; there is no padding.
 
     Construction reads `cu_seqlens` and the masks from the device, once; `dataclasses.replace` with other fields does
@@ -78,21 +93,12 @@ class PolicyBatch:
     loss_mask: Annotated[Tensor, "bool N"]
     cu_seqlens: Annotated[Tensor, "int S+1"]
     advantage: Annotated[Tensor | None, "float N"] = None
-    behavior_log_prob: Annotated[Tensor | None, "float N"] = None
-    proximal_log_prob: Annotated[Tensor | None, "float N"] = None
-    next_log_prob: Annotated[Tensor | None, "float N"] = None
-    reference_log_prob: Annotated[Tensor | None, "float N"] = None
     sampled: Annotated[Tensor | None, "bool N"] = None
-    policy_version: Annotated[Tensor | None, "int N"] = None
     entropy: Annotated[Tensor | None, "float N"] = None
     token: Annotated[Tensor | None, "int N"] = None
-    top_k: Annotated[Tensor | None, "int N K"] = None
     top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
-    behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
     top_k_divergence: Annotated[Tensor | None, "float N"] = None
-    teacher_log_prob: Annotated[Tensor | None, "float N"] = None
     bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
-    teacher_bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
     selected: Annotated[Tensor | None, "bool N"] = None
     weight: Annotated[Tensor | None, "float N"] = None
     group: Annotated[Tensor | None, "int S"] = None
@@ -183,17 +189,12 @@ class PolicyBatch:
 
     @classmethod
     def cat(cls, parts: Sequence["PolicyBatch"]) -> "PolicyBatch":
-        """The sequences of all parts, in order; each field must be in all of them or in none."""
+        """The sequences of all parts, in order; each field must be in all of them or in none. Two device syncs."""
         lengths = torch.cat([part.lengths for part in parts])
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].token_fields()}
         group = torch.cat([part.group for part in parts if part.group is not None])
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        tokens = tuple(count for part in parts for count in part.counts.tokens)
-        sampled = tuple(count for part in parts for count in part.counts.sampled)
-        in_loss_of = [part.counts.in_loss for part in parts]
-        in_loss = None if None in in_loss_of else tuple(count for counts in in_loss_of for count in counts or ())
-        counted = HostCounts(tokens, sampled, in_loss, cut, joined["sampled"], joined["loss_mask"])
-        return cls(cu_seqlens=cut, group=group, host_counts=counted, **joined)
+        return cls(cu_seqlens=cut, group=group, **joined)
 
     def token_fields(self) -> dict[str, Tensor]:
         """The fields with a value for each token, by name; those that are missing are left out."""
