@@ -8,6 +8,8 @@ from proxima.config.describe import options_of
 from proxima.config.tree import COMMAND_LINE, Node
 
 NONE = type(None)
+# exact types are tried first: in `int | float | str`, `3` is an int and `x` a str
+STRICTNESS: Mapping[Any, int] = {bool: 0, int: 1, float: 2, str: 8, Any: 9}
 
 
 class Mismatch(Exception):
@@ -36,7 +38,7 @@ def coerce(node: Node, hint: Any) -> Any:
     if NONE in options and node.value is None:
         return None
     failures: list[Mismatch] = []
-    for option in sorted((o for o in options if o is not NONE), key=_strictness):
+    for option in sorted((o for o in options if o is not NONE), key=lambda option: STRICTNESS.get(option, 5)):
         try:
             return _one(node, option)
         except Mismatch as failure:
@@ -47,16 +49,8 @@ def coerce(node: Node, hint: Any) -> Any:
     raise Mismatch(" or ".join(expected), failures[0].where, failures[0].node)
 
 
-def _strictness(option: Any) -> int:
-    """A sort key that puts exact types first: in `int | float | str`, `3` is an int and `x` a str."""
-    order = [bool, int, float]
-    return order.index(option) if option in order else {str: 8, Any: 9}.get(option, 5)
-
-
 def _one(node: Node, hint: Any) -> Any:
     origin = get_origin(hint)
-    if hint is Any or hint is object:
-        return node.to_python()
     if origin is Literal:
         return _literal(node, get_args(hint))
     if hint in (bool, int, float):
@@ -71,7 +65,7 @@ def _one(node: Node, hint: Any) -> Any:
         return list(_items(node, (entry,) * len(node.items or ())))
     if base in (dict, Mapping):
         return _mapping(node, (get_args(hint) or (str, Any))[1])
-    return node.to_python()  # any other type: its spec checks the value
+    return node.to_python()  # Any, or another type: its spec checks the value
 
 
 def _literal(node: Node, choices: tuple[Any, ...]) -> Any:

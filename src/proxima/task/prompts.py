@@ -171,13 +171,12 @@ class PromptSource:
         return examples
 
     def _made(self, row: int, uid: int) -> Prompt:
-        arguments = self.template_arguments
         try:
-            return to_prompt(self.rows[row], uid, self.tokenizer, self.system, arguments)
+            return to_prompt(self.rows[row], uid, self.tokenizer, self.system, self.template_arguments)
         except UserError as error:
-            raise (
-                error if self.images is None else UserError(f"row {row}: {error.reason}", remedy=error.remedy)
-            ) from None
+            if self.images is None:
+                raise
+            raise UserError(f"row {row}: {error.reason}", remedy=error.remedy) from None
 
     def check_template(self) -> None:
         """Refuse a chat template that does not end: Jinja bounds single loops, but not nested ones. The first row is
