@@ -1,13 +1,17 @@
 """YAML and `key=value` texts: what people write is what they get, or one line that says where it went wrong."""
 
 import math
+from dataclasses import make_dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 
+from proxima.config.describe import root_field
 from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_overrides, read_recipe, read_yaml
-from proxima.config.tree import NO_LAYOUT, Layout, merge
+from proxima.config.slots import Slot
+from proxima.config.tree import merge
 from proxima.system.recipe_files import shown_path
 
 NO_FIELD = "a `:` where no field can begin: indent the fields of a section alike, and quote a text that contains `: `"
@@ -153,7 +157,7 @@ def test_a_run_folder_is_its_config(recipe):
     assert [layer.to_python() for layer in read_recipe("runs/x")] == [{"a": 1}]
 
 
-SLOT = Layout(children={"s": Layout("kind")})
+SLOT = root_field(make_dataclass("Config", [("s", Annotated[Any, Slot("")])]))
 
 
 def test_overrides_are_yaml_and_their_order_does_not_matter():
@@ -191,7 +195,7 @@ def test_overrides_are_yaml_and_their_order_does_not_matter():
 )
 def test_overrides_that_say_nothing(texts, line):
     with pytest.raises(ConfigError) as error:
-        read_overrides(texts, NO_LAYOUT)
+        read_overrides(texts, SLOT)
     assert lines_of(error) == [line]
 
 

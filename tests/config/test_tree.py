@@ -1,22 +1,33 @@
 """How one layer lies over another."""
 
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
 import pytest
 
-from proxima.config.tree import DEFAULT, Layout, Node, Source, merge, node_of
+from proxima.config.describe import root_field
+from proxima.config.slots import Slot
+from proxima.config.tree import DEFAULT, Node, Source, merge, node_of
 
 LOW, HIGH = Source("low"), Source("high")
-SLOTS = Layout(
-    children={
-        "s": Layout("kind"),
-        "d": Layout("kind", default="usual"),
-        "many": Layout("kind", many=True),
-        "p": Layout("preset", children={"s": Layout("kind")}),
-    }
-)
 
 
-def merged(low, high, layout=SLOTS):
-    return merge(node_of(low, LOW), node_of(high, HIGH), layout).to_python()
+@dataclass(frozen=True)
+class Section:
+    s: Annotated[Any, Slot("")]
+    PRESETS: ClassVar[str] = "module:TABLE"
+
+
+@dataclass(frozen=True)
+class Config:
+    s: Annotated[Any, Slot("")]
+    d: Annotated[Any, Slot("", default="usual")]
+    many: Annotated[Any, Slot("", many=True)]
+    p: Annotated[Section, "a section with presets"]
+
+
+def merged(low, high):
+    return merge(node_of(low, LOW), node_of(high, HIGH), root_field(Config)).to_python()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_a_value_is_of_a_kind_only_if_its_class_has_been_imported():
     half = FRACTIONS["fraction"](1, 2)
     assert FRACTIONS.holds(half, "fraction") and FRACTIONS.holds(half, "ended", "fraction")
     assert not FRACTIONS.holds(half, "ended") and not FRACTIONS.holds(0.5, "fraction")
-    assert FRACTIONS.name_of(type(half)) == "fraction" and FRACTIONS.name_of(float) is None
+    assert FRACTIONS.kind_of(half) == "fraction" and FRACTIONS.kind_of(0.5) == "builtins:float"
 
 
 @pytest.mark.parametrize("room", ROOMS)

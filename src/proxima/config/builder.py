@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from proxima.config.coerce import NONE, Mismatch, coerce
-from proxima.config.describe import FieldInfo, canonical_kind, fields_of, lookup, options_of, table_of
-from proxima.config.problems import ConfigError, Problem
+from proxima.config.describe import FieldInfo, class_at, fields_of, kinds_of, options_of, table_of
+from proxima.config.problems import Problem
 from proxima.config.resolved import ResolvedValue
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.slots import Slot
@@ -165,15 +165,31 @@ class Builder:
         if not self.import_code and ":" in kind.value and not kind.value.startswith("proxima."):
             message = "is code outside proxima, which this command does not run unasked; add --import-code"
             return self.fail(f"{path}.kind", message, kind)
-        try:
-            cls = lookup(kind.value, slot, path, kind.source.text)
-        except ConfigError as error:
-            self.problems.extend(error.problems)
+        name = str(table_of(slot.aliases).get(kind.value, kind.value)) if slot.aliases else kind.value
+        if (cls := self.spec_class(info, slot, kind, name, f"{path}.kind")) is FAILED:
             return FAILED
         usual = slot.default if slot.default and not slot.many else MISSING
-        self.leaf(f"{path}.kind", canonical_kind(kind.value, slot), kind, cls, usual)
+        self.leaf(f"{path}.kind", name, kind, cls, usual)
         rest = {key: child for key, child in node.mapping.items() if key != "kind"}
         return self.dataclass(cls, replace(node, value=rest), path, kind.value, slot)
+
+    def spec_class(self, info: FieldInfo, slot: Slot, kind: Node, name: str, path: str) -> Any:
+        """The class of a kind: `name` is a key of the slot's table or `package.module:Class`."""
+        table = kinds_of(slot)
+        if name in table:
+            return table[name]
+        if ":" not in name:
+            from proxima.data.suggestions import suggestion  # a recipe without mistakes needs none
+
+            what = info.name if info.name.endswith("ss") else info.name.removesuffix("s")
+            names = [*table, *(table_of(slot.presets) if slot.presets else ())]
+            return self.fail(path, f"no {what} {name!r}; {suggestion(name, names, 'package.module:Class')}", kind)
+        try:
+            fields_of(spec_class := class_at(name))
+        except Exception as error:  # importing runs arbitrary code; all that it raises becomes an error line
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            return self.fail(path, f"can't be imported: {reason}; write package.module:Class", kind)
+        return spec_class
 
 
 def _indexed(node: Node) -> Node:

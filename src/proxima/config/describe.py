@@ -1,16 +1,14 @@
 """Describe config dataclasses: fields with type, default and meaning."""
 
 import dataclasses
-import importlib
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
+from pkgutil import resolve_name
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from proxima.config.problems import one_problem
 from proxima.config.slots import Slot
-from proxima.config.tree import Layout
 from proxima.data.kinds import Kinds
 from proxima.process.user_code import import_user_module
 
@@ -53,6 +51,29 @@ class FieldInfo:
         """The table of presets by which the section may be named, "package.module:DICT"; None: it has none."""
         return getattr(self.section, "PRESETS", None)
 
+    @property
+    def head(self) -> str | None:
+        """`kind` or `preset`, the key that says what the keys beside it mean; None elsewhere."""
+        return "kind" if self.slot else "preset" if self.presets else None
+
+    @property
+    def entry(self) -> "FieldInfo":
+        """The field as which each entry of a list of specs is read."""
+        return dataclasses.replace(self, slot=self.slot and dataclasses.replace(self.slot, many=False))
+
+    def child(self, name: str) -> "FieldInfo":
+        """The field of that name in the section; `NO_FIELD` if there is none."""
+        below = () if self.section is None else fields_of(self.section)
+        return next((info for info in below if info.name == name), NO_FIELD)
+
+
+def root_field(cls: type) -> FieldInfo:
+    """A config class as the field that holds the whole config."""
+    return FieldInfo("", cls, "", MISSING, None, cls)
+
+
+NO_FIELD = root_field(object)  # of a key that no config class declares: its value is plain YAML
+
 
 @cache
 def fields_of(cls: type) -> tuple[FieldInfo, ...]:
@@ -80,19 +101,6 @@ def all_fields(cls: type, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
             yield from all_fields(info.section, f"{path}{info.name}.")
 
 
-@cache
-def layout_of(cls: type) -> Layout:
-    """The places of slots and presets, for merging two layers."""
-    children = {}
-    for info in fields_of(cls):
-        if info.slot:
-            children[info.name] = Layout("kind", info.slot.many, info.slot.default)
-        elif info.section is not None:
-            below = layout_of(info.section)
-            children[info.name] = dataclasses.replace(below, head="preset") if info.presets else below
-    return Layout(children=children)
-
-
 def options_of(hint: Any) -> tuple[Any, ...]:
     """The members of a union, else the type itself."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
@@ -100,8 +108,7 @@ def options_of(hint: Any) -> tuple[Any, ...]:
 
 def table_of(reference: str) -> Mapping[str, Any]:
     """The table at "package.module:NAME"."""
-    module, _, name = reference.partition(":")
-    table = getattr(importlib.import_module(module), name)
+    table = resolve_name(reference)
     assert isinstance(table, Mapping)
     return table
 
@@ -111,33 +118,6 @@ def kinds_of(slot: Slot) -> Kinds:
     kinds = table_of(slot.table)
     assert isinstance(kinds, Kinds)
     return kinds
-
-
-def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
-    """The class of a kind, a key of the slot's table or `package.module:Class`; ConfigError names the nearest kind."""
-    table = kinds_of(slot)
-    if (canonical := canonical_kind(kind, slot)) in table:
-        return table[canonical]
-    name = path.rstrip("0123456789.").rpartition(".")[2]
-    what = name if name.endswith("ss") else name.removesuffix("s")
-    if ":" not in kind:
-        from proxima.data.suggestions import suggestion  # a recipe without mistakes needs none
-
-        names = [*table, *(table_of(slot.presets) if slot.presets else ())]
-        message = f"no {what} {kind!r}; {suggestion(kind, names, 'package.module:Class')}"
-        raise one_problem(f"{path}.kind", message, kind, source)
-    try:
-        fields_of(spec_class := class_at(kind))
-    except Exception as error:  # importing runs arbitrary code; all that it raises becomes an error line
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        message = f"can't be imported: {reason}; write package.module:Class"
-        raise one_problem(f"{path}.kind", message, kind, source) from None
-    return spec_class
-
-
-def canonical_kind(kind: str, slot: Slot) -> str:
-    """The table's name for a kind that may be written as an alias."""
-    return str(table_of(slot.aliases).get(kind, kind)) if slot.aliases else kind
 
 
 def class_at(reference: str) -> type:
@@ -154,7 +134,6 @@ def class_at(reference: str) -> type:
 def kind_of(spec: object) -> str:
     """The kind by which a recipe names this spec: a key of the table of any slot of `RunConfig`, else
     `package.module:Class`."""
-    cls = type(spec)
     run = class_at("proxima.config.schema:RunConfig")
-    kinds = (kinds_of(info.slot).name_of(cls) for _, info in all_fields(run) if info.slot)
-    return next(filter(None, kinds), f"{cls.__module__}:{cls.__qualname__}")
+    names = (kinds_of(info.slot).kind_of(spec) for _, info in all_fields(run) if info.slot)
+    return min(names, key=lambda name: ":" in name)

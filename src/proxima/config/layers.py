@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from proxima.config.describe import fields_of, kinds_of, layout_of, table_of
+from proxima.config.describe import NO_FIELD, FieldInfo, fields_of, kinds_of, root_field, table_of
 from proxima.config.recipe_reader import read_overrides, read_recipe
 from proxima.config.slots import Slot
-from proxima.config.tree import COMMAND_LINE, DEFAULT, Layout, Node, Source, merge, node_of
+from proxima.config.tree import COMMAND_LINE, DEFAULT, Node, Source, merge, node_of
 from proxima.system.recipe_files import FILE
 
 
@@ -19,7 +19,7 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> Node
     written out after each layer, so that the next one sees which kinds it changes. Raises ConfigError for a malformed
     override, or an index beyond the end of its list.
     """
-    layout = layout_of(root)
+    config = root_field(root)
     tree = Node({}, layers[-1].source)
     over, values = list[Node](), list[str]()
     for text in overrides:
@@ -27,9 +27,9 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> Node
             over += read_recipe(text.removeprefix(FILE))
         else:
             values.append(text)
-    for layer in [*layers, *over, read_overrides(values, layout)]:
-        tree = _with_section_presets(merge(tree, _with_list_presets(layer, root), layout), root)
-    return _with_evaluation_defaults(tree, layout)
+    for layer in [*layers, *over, read_overrides(values, config)]:
+        tree = _with_section_presets(merge(tree, _with_list_presets(layer, root), config), root)
+    return _with_evaluation_defaults(tree, config)
 
 
 def _with_section_presets(tree: Node, root: type) -> Node:
@@ -42,7 +42,7 @@ def _with_section_presets(tree: Node, root: type) -> Node:
         chosen, presets = (node.mapping or {})["preset"], table_of(info.presets)
         if isinstance(chosen.value, str) and chosen.value in presets:
             below = _written_out(presets[chosen.value], chosen)
-            fields[info.name] = merge(below, node, layout_of(root).child(info.name), info.name)
+            fields[info.name] = merge(below, node, info, info.name)
     return replace(tree, value=fields)
 
 
@@ -76,21 +76,11 @@ def _expanded(node: Node, slot: Slot, presets: Mapping[str, Sequence[Any]]) -> N
 def _written_out(preset: Mapping[str, Any] | Sequence[Any], chosen: Node) -> Node:
     """The preset, fields of a section or specs of a list, as a tree; every `kind` also says where it was chosen."""
     short = f"preset {chosen.value}"
-    return _with_kind_source(node_of(preset, Source(short, "preset")), f"{short}, chosen in {chosen.source.text}")
+    chosen_in = Source(f"{short}, chosen in {chosen.source.text}", "preset")
+    return node_of(preset, Source(short, "preset"), chosen_in)
 
 
-def _with_kind_source(node: Node, text: str) -> Node:
-    if node.items is not None:
-        return replace(node, value=[_with_kind_source(child, text) for child in node.items])
-    if node.mapping is None:
-        return node
-    fields = {key: _with_kind_source(child, text) for key, child in node.mapping.items()}
-    if "kind" in fields:
-        fields["kind"] = replace(fields["kind"], source=replace(node.source, text=text))
-    return replace(node, value=fields)
-
-
-def _with_evaluation_defaults(tree: Node, layout: Layout) -> Node:
+def _with_evaluation_defaults(tree: Node, config: FieldInfo) -> Node:
     """Lay `eval.sampling`, and that of each of `eval.sets`, over the training's sampling. Without `eval.task` nothing
     changes, except that the recipe's `eval.every` becomes 0 if the command line removes the task."""
     fields = dict(tree.mapping or {})
@@ -103,9 +93,8 @@ def _with_evaluation_defaults(tree: Node, layout: Layout) -> Node:
             none = Node(0, Source("command line, eval.task=null", "command line"), "0", over=every)
             fields["eval"] = replace(evaluation, value={**evaluation.mapping, "every": none})
         return replace(tree, value=fields)
-    if "sampling" not in layout.child("eval").children:
+    if (below := config.child("eval").child("sampling")) is NO_FIELD:
         return replace(tree, value=fields)
-    below = layout.child("eval").child("sampling")
     merged = _with_sampling(evaluation, training, below)
     if (sets := evaluation.mapping.get("sets")) is not None and sets.items is not None:
         each = [_with_sampling(held_out, training, below) for held_out in sets.items]
@@ -114,7 +103,7 @@ def _with_evaluation_defaults(tree: Node, layout: Layout) -> Node:
     return replace(tree, value=fields)
 
 
-def _with_sampling(evaluation: Node, training: Node | None, layout: Layout) -> Node:
+def _with_sampling(evaluation: Node, training: Node | None, info: FieldInfo) -> Node:
     """Lay the sampling of a held-out set over its defaults: with several samples per question all of the training's
     sampling, else its `max_tokens` and `stop`, and greedy."""
     if evaluation.mapping is None:
@@ -127,5 +116,5 @@ def _with_sampling(evaluation: Node, training: Node | None, layout: Layout) -> N
             below[key] = replace(training.mapping[key], source=Source(f"as sampling.{key}", "default"), over=None)
     sampling, written = Node(dict(below), DEFAULT), evaluation.mapping.get("sampling")
     if written is not None and written.value is not None:
-        sampling = merge(sampling, written, layout)
+        sampling = merge(sampling, written, info)
     return replace(evaluation, value={**evaluation.mapping, "sampling": sampling})

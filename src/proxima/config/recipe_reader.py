@@ -11,9 +11,10 @@ from typing import Any
 
 import yaml
 
+from proxima.config.describe import FieldInfo
 from proxima.config.problems import ConfigError, one_problem
 from proxima.config.scalars import Loader
-from proxima.config.tree import COMMAND_LINE, FILL_IN, Layout, Node, Source, merge
+from proxima.config.tree import COMMAND_LINE, FILL_IN, Node, Source, merge
 from proxima.system.recipe_files import find_recipe, shipped_recipes, shown_path
 from proxima.system.text_files import read_text
 
@@ -118,7 +119,7 @@ def _refuse_duplicates(node: yaml.MappingNode, name: str) -> None:
         seen.add(key.value)
 
 
-def read_overrides(overrides: Sequence[str], layout: Layout) -> Node:
+def read_overrides(overrides: Sequence[str], config: FieldInfo) -> Node:
     """Parse `key=value` texts, in any order, into one layer; a value is YAML (`selection=[]`, `folder=null`,
     `train.optimizer.lr=1e-5`). ConfigError for a text without `=`, an empty part of a path, or a key given twice."""
     if unquoted := [
@@ -134,7 +135,7 @@ def read_overrides(overrides: Sequence[str], layout: Layout) -> Node:
     for key, node in sorted(split, key=lambda pair: pair[0].count(".")):
         for part in reversed(key.split(".")):
             node = Node({part: node}, COMMAND_LINE)
-        layer = merge(layer, node, layout)
+        layer = merge(layer, node, config)
     return layer
 
 

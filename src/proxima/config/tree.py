@@ -6,9 +6,10 @@ changes one of them drops the siblings of the layers below.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from proxima.config.describe import NO_FIELD, FieldInfo
 from proxima.config.problems import one_problem
 from proxima.config.scalars import in_one_line
 
@@ -84,95 +85,71 @@ class Node:
         return f"{self.source.text}, over {self.over.shown()} of {self.over.source.short}"
 
 
-def node_of(value: Any, source: Source) -> Node:
-    """Convert a plain value (dicts, lists, scalars) to a tree whose nodes all have one source."""
+def node_of(value: Any, source: Source, of_kinds: Source | None = None) -> Node:
+    """Convert a plain value (dicts, lists, scalars) to a tree whose nodes all have one source, except that every `kind`
+    has that `of_kinds`, if it is given."""
     if isinstance(value, Mapping):
-        return Node({str(key): node_of(child, source) for key, child in value.items()}, source)
+        sources = {"kind": of_kinds or source}
+        fields = {str(key): node_of(child, sources.get(key, source), of_kinds) for key, child in value.items()}
+        return Node(fields, source)
     if isinstance(value, list | tuple):
-        return Node([node_of(child, source) for child in value], source)
+        return Node([node_of(child, source, of_kinds) for child in value], source)
     return Node(value, source, in_one_line(value) if not isinstance(value, str) else value)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The part of the schema at one path that merging needs.
-
-    Args:
-        head: `kind` or `preset`, the key that says what its siblings mean; None elsewhere.
-        many: a list whose entries have this head.
-        default: the head if none is written.
-        children: the layout of the fields below.
-    """
-
-    head: str | None = None
-    many: bool = False
-    default: str | None = None
-    children: "Mapping[str, Layout]" = field(default_factory=dict)
-
-    def child(self, key: str) -> "Layout":
-        return self.children.get(key, NO_LAYOUT)
-
-    @property
-    def entry(self) -> "Layout":
-        return Layout(self.head, default=self.default)
-
-
-NO_LAYOUT = Layout()
-
-
-def merge(base: Node | None, top: Node, layout: Layout = NO_LAYOUT, path: str = "") -> Node:
+def merge(base: Node | None, top: Node, info: FieldInfo = NO_FIELD, path: str = "") -> Node:
     """Lay `top` over `base`; ConfigError for an index (`reward.3.weight=2`) beyond the end of the list below."""
-    top = _long_form(top, layout)
+    top = _long_form(top, info)
     if base is None:
-        fields = top.mapping if layout.children else None
+        fields = top.mapping if info.section else None
         if fields is None:
             return top
-        return replace(top, value={key: merge(None, child, layout.child(key)) for key, child in fields.items()})
-    base = _long_form(base, layout)
-    if base.items is not None and _is_of_one(top, layout):
+        return replace(top, value={key: merge(None, child, info.child(key)) for key, child in fields.items()})
+    base = _long_form(base, info)
+    if base.items is not None and _is_of_one(top, info):
         top = _at_first(base.items, top, path)
     if base.items is not None and _is_indices(top):
-        return _merge_indices(base, top, layout, path)
+        return _merge_indices(base, top, info, path)
     if base.mapping is None or top.mapping is None:
         both = top.source.origin == base.source.origin == "preset"  # a lower layer has already written the preset out
         return base if both else replace(top, over=base)
-    if layout.head is not None and (changed := _another(base.mapping, top.mapping, layout)) is not None:
-        return replace(top, value={**top.mapping, layout.head: changed}, over=base)
+    if info.head is not None and (changed := _another(base.mapping, top.mapping, info)) is not None:
+        return replace(top, value={**top.mapping, info.head: changed}, over=base)
     merged = dict(base.mapping)
     for key, child in top.mapping.items():
-        merged[key] = merge(base.mapping.get(key), child, layout.child(key), f"{path}.{key}" if path else key)
+        merged[key] = merge(base.mapping.get(key), child, info.child(key), f"{path}.{key}" if path else key)
     return Node(merged, base.source)
 
 
-def _another(base: dict[str, Node], top: dict[str, Node], layout: Layout) -> Node | None:
+def _another(base: dict[str, Node], top: dict[str, Node], info: FieldInfo) -> Node | None:
     """The head of `top` if it differs from that of `base`; None if not."""
-    assert layout.head is not None
-    new, written = top.get(layout.head), base.get(layout.head)
-    before = written.value if written is not None else layout.default
+    assert info.head is not None
+    new, written = top.get(info.head), base.get(info.head)
+    before = written.value if written is not None else info.slot and info.slot.default
     if new is None or before is None or new.value == before:
         return None
     return new if written is None else replace(new, over=written)
 
 
-def _long_form(node: Node, layout: Layout) -> Node:
+def _long_form(node: Node, info: FieldInfo) -> Node:
     """Expand `cppo` to `{kind: cppo}`, `none` to null, and one spec to a list of one."""
-    if layout.many:
-        if node.items is None and node.value is not None and not _is_indices(node) and not _is_of_one(node, layout):
+    if info.slot and info.slot.many:
+        if node.items is None and node.value is not None and not _is_indices(node) and not _is_of_one(node, info):
             node = Node([node], node.source)
         if node.items is not None:
-            return replace(node, value=[_long_form(child, layout.entry) for child in node.items])
+            return replace(node, value=[_long_form(child, info.entry) for child in node.items])
         return node
-    if layout.head == "kind" and node.value == "none":
+    if info.head == "kind" and node.value == "none":
         return replace(node, value=None)
-    if layout.head is not None and isinstance(node.value, str):
-        return Node({layout.head: node}, node.source)
+    if info.head is not None and isinstance(node.value, str):
+        return Node({info.head: node}, node.source)
     return node
 
 
-def _is_of_one(node: Node, layout: Layout) -> bool:
+def _is_of_one(node: Node, info: FieldInfo) -> bool:
     """True for `reward.path=…`: fields of a list's only entry, whose kind is that of the layer below."""
-    fields = node.mapping if layout.many and node.source.origin == "command line" else None
-    return bool(fields) and layout.head not in (fields or {}) and not _is_indices(node)
+    fields = node.mapping if info.slot and info.slot.many and node.source.origin == "command line" else None
+    return bool(fields) and info.head not in (fields or {}) and not _is_indices(node)
 
 
 def _at_first(entries: list[Node], top: Node, path: str) -> Node:
@@ -189,7 +166,7 @@ def _is_indices(node: Node) -> bool:
     return bool(node.mapping) and all(key.isdigit() for key in node.mapping or ())
 
 
-def _merge_indices(base: Node, top: Node, layout: Layout, path: str) -> Node:
+def _merge_indices(base: Node, top: Node, info: FieldInfo, path: str) -> Node:
     entries = list(base.items or ())
     for key, child in sorted((top.mapping or {}).items(), key=lambda pair: int(pair[0])):
         index = int(key)
@@ -204,5 +181,5 @@ def _merge_indices(base: Node, top: Node, layout: Layout, path: str) -> Node:
             message = f"{path!r} has {len(entries)} {'entry' if len(entries) == 1 else 'entries'}: {remedy}"
             raise one_problem(written, message, child.shown(), child.source.text)
         below = entries[index] if index < len(entries) else None
-        entries[index : index + 1] = [merge(below, child, layout.entry, f"{path}.{key}")]
+        entries[index : index + 1] = [merge(below, child, info.entry, f"{path}.{key}")]
     return Node(entries, base.source)

@@ -33,15 +33,10 @@ class Kinds(Mapping[str, type]):
     def __len__(self) -> int:
         return len(self.references)
 
-    def name_of(self, cls: type) -> str | None:
-        """The kind of a class; None for a class that is not in the table."""
-        reference = f"{cls.__module__}:{cls.__qualname__}"
-        return next((kind for kind, listed in self.references.items() if listed == reference), None)
-
     def kind_of(self, spec: object) -> str:
         """The kind by which a recipe names a spec: a key of the table, else `package.module:Class`."""
-        cls = type(spec)
-        return self.name_of(cls) or f"{cls.__module__}:{cls.__qualname__}"
+        reference = f"{type(spec).__module__}:{type(spec).__qualname__}"
+        return next((kind for kind, listed in self.references.items() if listed == reference), reference)
 
     def holds(self, value: object, *kinds: str) -> bool:
         """Return True if the value is of one of the kinds. Imports nothing: a class not yet imported has no

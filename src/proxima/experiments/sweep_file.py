@@ -14,12 +14,12 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from proxima.config.describe import fields_of, layout_of
+from proxima.config.describe import FieldInfo, fields_of, root_field
 from proxima.config.families import family_of
 from proxima.config.problems import ConfigError, Problem, one_problem
 from proxima.config.recipe_reader import read_recipe, read_yaml
 from proxima.config.schema import RunConfig
-from proxima.config.tree import Layout, Node, Source, merge
+from proxima.config.tree import Node, Source, merge
 from proxima.data.suggestions import suggestion
 from proxima.experiments.sweep_plan import Sweep, SweepCell
 from proxima.system.recipe_files import find_recipe, shown_path
@@ -134,7 +134,7 @@ class _SweepFileReader:
         return value
 
     def cells(self, recipe: Path | None) -> tuple[SweepCell, ...]:
-        layout = layout_of(self.family)
+        info = root_field(self.family)
         common, axes, named = self.layer("set", self.fields.get("set")), self.axes(), self.named()
         if self.problems:
             return ()
@@ -143,7 +143,7 @@ class _SweepFileReader:
         for name, fields in named or [("", Node({}, _source(self.file)))]:
             for values in itertools.product(*(values for _, values in axes)):
                 grid = [(key, short[key], value) for (key, _), value in zip(axes, values, strict=True)]
-                cell = _build_cell(name, fields, common, grid, layout)
+                cell = _build_cell(name, fields, common, grid, info)
                 cell = cell if cell.name else replace(cell, name=_file_name(recipe.stem if recipe else "recipe"))
                 if cell.name in cells:
                     self.fail("cells", f"two cells have the name {cell.name!r}; name them under `cells`")
@@ -164,7 +164,7 @@ class _SweepFileReader:
         entries = self.mapping(path, node, "dotted keys: {train.steps: 20}")
         for key, child in sorted(entries.items(), key=lambda pair: pair[0].count(".")):
             if self.is_valid_key(f"{path}.{key}", key, child):
-                tree = merge(tree, _nested(key, child), layout_of(self.family))
+                tree = merge(tree, _nested(key, child), root_field(self.family))
         return tree
 
     def is_valid_key(self, path: str, key: str, node: Node) -> bool:
@@ -215,30 +215,30 @@ def _nested(key: str, node: Node) -> Node:
 
 
 def _build_cell(
-    name: str, fields: Node, common: Node, grid: Sequence[tuple[str, str, Node]], layout: Layout
+    name: str, fields: Node, common: Node, grid: Sequence[tuple[str, str, Node]], info: FieldInfo
 ) -> SweepCell:
     """Merge `set`, then the value of each axis (as key, short key, value), then the fields under the cell's name."""
-    parts, tree = [name] if name else [], merge(Node({}, fields.source), common, layout)
+    parts, tree = [name] if name else [], merge(Node({}, fields.source), common, info)
     for key, short, value in grid:
         parts.append(f"{short}={_value_name(value)}")
-        tree = merge(tree, _nested(key, value), layout)
-    tree = merge(tree, fields, layout)
+        tree = merge(tree, _nested(key, value), info)
+    tree = merge(tree, fields, info)
     texts = (
         f"{path}={json.dumps(node.to_python(), ensure_ascii=False, allow_nan=True)}"
-        for path, node in _leaves("", tree, layout)
+        for path, node in _leaves("", tree, info)
     )
     overrides = tuple(re.sub(r"\bInfinity\b", ".inf", text) for text in texts)
     return SweepCell(name=_file_name(",".join(parts)), layer=tree, overrides=overrides)
 
 
-def _leaves(path: str, node: Node, layout: Layout) -> Iterable[tuple[str, Node]]:
+def _leaves(path: str, node: Node, info: FieldInfo) -> Iterable[tuple[str, Node]]:
     """Yield lists and scalars with their dotted paths. A slot's kind precedes its fields, because it resets them."""
     if not node.mapping:
         if path:
             yield path, node
         return
-    for key in sorted(node.mapping, key=lambda key: key != layout.head):
-        yield from _leaves(f"{path}.{key}" if path else key, node.mapping[key], layout.child(key))
+    for key in sorted(node.mapping, key=lambda key: key != info.head):
+        yield from _leaves(f"{path}.{key}" if path else key, node.mapping[key], info.child(key))
 
 
 def _short_keys(keys: Sequence[str]) -> dict[str, str]:
