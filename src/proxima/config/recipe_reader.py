@@ -122,11 +122,7 @@ def _refuse_duplicates(node: yaml.MappingNode, name: str) -> None:
 def read_overrides(overrides: Sequence[str], config: FieldInfo) -> Node:
     """Parse `key=value` texts, in any order, into one layer; a value is YAML (`selection=[]`, `folder=null`,
     `train.optimizer.lr=1e-5`). ConfigError for a text without `=`, an empty part of a path, or a key given twice."""
-    if unquoted := [
-        text for text in overrides if text.count("{") + text.count("[") > text.count("}") + text.count("]")
-    ]:
-        _check_quotes(unquoted[0], overrides)
-    split = [_split(text) for text in overrides]
+    split = [_split(text, overrides[at:]) for at, text in enumerate(overrides, 1)]
     for key, count in Counter(key for key, _ in split).items():
         if count > 1:
             values = ", ".join(node.shown() for other, node in split if other == key)
@@ -139,14 +135,9 @@ def read_overrides(overrides: Sequence[str], config: FieldInfo) -> Node:
     return layer
 
 
-def _check_quotes(first: str, overrides: Sequence[str]) -> None:
-    """Raise ConfigError if words without `=` follow a value that its braces leave open: the shell has split it."""
-    if any("=" not in text for text in overrides[overrides.index(first) :]):
-        key, _, value = first.partition("=")
-        raise one_problem(key, f"the shell has split the value at a space: quote it, {key}='{value} …'", value)
-
-
-def _split(text: str) -> tuple[str, Node]:
+def _split(text: str, after: Sequence[str]) -> tuple[str, Node]:
+    """The key and the value of an override; if words without `=` are `after` a value that is no YAML, the shell has
+    split it at a space."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not all(key.split(".")):
@@ -155,6 +146,9 @@ def _split(text: str) -> tuple[str, Node]:
     try:
         node = _parse(value, COMMAND_LINE.text)
     except ConfigError:
+        if any("=" not in word for word in after):
+            message = f"the shell has split the value at a space: quote it, {key}='{value} …'"
+            raise one_problem(key, message, value) from None
         if value.startswith("{") and ":" in value and "}" not in value:
             raise one_problem(key, "a `{` that is not closed", value, COMMAND_LINE.text) from None
         node = Node(value, COMMAND_LINE)  # a text that only looks like YAML: `data.system=Answer: [`
