@@ -18,7 +18,7 @@ from proxima.environment.hosts import EnvironmentFailure
 from proxima.model.quiet import quiet_transformers
 from proxima.rollout.episodes.played import EpisodePlayer, Played, PlayedTurn, sampled_turn
 from proxima.rollout.episodes.player import GivenUp, GroupTable
-from proxima.rollout.episodes.worlds import AgentWorld, World
+from proxima.rollout.episodes.worlds import AgentWorld, Play, World, make_worlds
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, Rows, user_message
 
@@ -85,7 +85,7 @@ def make_table(config: PlayedConfig) -> Table | None:
 
     def world(prompt: Prompt) -> World | AgentWorld:
         tasks, prompts = {"task": config.task}, {"task": [prompt]}
-        return config.data.worlds(config.episode, tasks, prompts, model, config.seed, notes)["task"]
+        return make_worlds(tasks, prompts, model, Play.of(config), notes)["task"]
 
     made, writes = None, False
     if config.task.environment is not None and not (own := first_prompt(config, model.tokenizer)).question:

@@ -158,7 +158,9 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     tasks = {path: part.suite.task for path, part in played.items()}
     prompts = {path: part.questions.prompts for path, part in played.items()}
     warned: list[str] = []
-    worlds = config.data.worlds(config.episode, tasks, prompts, model, config.seed, warned)
+    from proxima.rollout.episodes.worlds import Play, make_worlds
+
+    worlds = make_worlds(tasks, prompts, model, Play.of(config), warned)
     loaded = [replace(part, questions=replace(part.questions, world=worlds.get(part.suite.path))) for part in loaded]
     return [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
 

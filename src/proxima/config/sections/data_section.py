@@ -3,22 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.slots import require_at_least
-from proxima.data import Prompt, require
+from proxima.data import require
 from proxima.model.pretrained import UnloadedModel
 from proxima.reward.runner import RewardRunner
-from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
 from proxima.task import TASKS
 from proxima.task.cursor import Cursor
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import Rows
-
-if TYPE_CHECKING:
-    from proxima.rollout.episodes.worlds import AgentWorld, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,21 +61,6 @@ class DataConfig(RowsConfig):
         )
         source.check_template()
         return source
-
-    def worlds(
-        self,
-        episode: EpisodeSettings,
-        tasks: Mapping[str, Any],
-        prompts: Mapping[str, Sequence[Prompt]],
-        model: UnloadedModel,
-        seed: int,
-        notes: list[str],
-    ) -> "dict[str, World | AgentWorld]":
-        """What plays the episodes of tasks, by their paths; arguments and errors as those of `make_worlds`."""
-        from proxima.rollout.episodes.worlds import Play, make_worlds
-
-        play = Play(settings=episode, system=self.system, arguments=self.template_arguments, seed=seed)
-        return make_worlds(tasks, prompts, model, play, notes)
 
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")

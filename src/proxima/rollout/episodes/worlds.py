@@ -46,6 +46,12 @@ class Play:
     arguments: Mapping[str, Any]
     seed: int
 
+    @classmethod
+    def of(cls, config: Any) -> "Play":
+        """How those of the tasks of a config are played."""
+        data = config.data
+        return cls(settings=config.episode, system=data.system, arguments=data.template_arguments, seed=config.seed)
+
 
 class World:
     """Everything that plays the episodes of a task, except the engine."""

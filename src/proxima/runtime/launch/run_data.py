@@ -113,7 +113,9 @@ def load_run_data(config: "RunConfig") -> RunData:
         paths = [f"{path}.task" for path in config.eval.all_sets]
         opened = {path: part.prompts for path, part in zip(paths, held_out, strict=True)}
         opened |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
-        worlds = config.data.worlds(config.episode, played, opened, model, config.seed, notes)
+        from proxima.rollout.episodes.worlds import Play, make_worlds
+
+        worlds = make_worlds(played, opened, model, Play.of(config), notes)
         world = worlds.get("task")
         held_out = [replace(part, world=worlds.get(path)) for path, part in zip(paths, held_out, strict=True)]
     return RunData(source=source, held_out=held_out, engines=engines, notes=notes, world=world, images=model.images)
