@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core import DISTILLATIONS, SequenceMeanTokenMean, TokenMean
+from proxima.core import DISTILLATIONS, TokenMean
+from proxima.core.aggregate import SequenceMeanTokenMean
 from proxima.core.distillation import NoPolicyGradient
 from proxima.data import UserError, pack
 from proxima.engine.local import Local
