@@ -1,4 +1,4 @@
-"""Mergeable statistics: `+` merges them over micro-batches, ranks and steps; `value` gives the number."""
+"""Mergeable statistics: `+` merges two of one kind, over micro-batches, ranks and steps; `value` gives the number."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -6,6 +6,8 @@ from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
+
+SpreadKind = Literal["std", "sample_std", "effective_sample_size"]
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,6 @@ class Peak:
         return cls(chosen.amax() if largest else chosen.amin(), largest)
 
     def __add__(self, other: "Peak") -> Self:
-        if self.largest != other.largest:
-            raise ValueError("Peak: a maximum and a minimum don't merge.")
         extreme = torch.maximum if self.largest else torch.minimum
         return type(self)(extreme(self.extreme, other.extreme), self.largest)
 
@@ -81,12 +81,10 @@ class Spread:
     count: Tensor
     mean: Tensor
     squares: Tensor
-    kind: Literal["std", "sample_std", "effective_sample_size"] = "std"
+    kind: SpreadKind = "std"
 
     @classmethod
-    def over(
-        cls, values: Tensor, mask: Tensor, kind: Literal["std", "sample_std", "effective_sample_size"] = "std"
-    ) -> Self:
+    def over(cls, values: Tensor, mask: Tensor, kind: SpreadKind = "std") -> Self:
         """The spread of `values` [N] where `mask` [N] bool."""
         chosen = torch.where(mask, values.detach().to(torch.float64), 0.0)
         count = mask.sum(dtype=torch.float64)
@@ -94,8 +92,6 @@ class Spread:
         return cls(count, mean, torch.where(mask, (chosen - mean).square(), 0.0).sum(), kind)
 
     def __add__(self, other: "Spread") -> Self:
-        if self.kind != other.kind:
-            raise ValueError(f"Spread: {self.kind} and {other.kind} don't merge.")
         count = self.count + other.count
         gap = other.mean - self.mean
         mean = self.mean + gap * other.count / count.clamp(min=1)
@@ -127,8 +123,6 @@ class Quantile:
     q: float
 
     def __add__(self, other: "Quantile") -> Self:
-        if self.q != other.q:
-            raise ValueError(f"Quantile: q={self.q} and q={other.q} don't merge.")
         return type(self)(torch.cat([self.values, other.values]), self.q)
 
     @property
@@ -168,8 +162,6 @@ class QuantileSketch:
         return counts.index_add(0, index, torch.ones_like(index, dtype=torch.float64))
 
     def __add__(self, other: "QuantileSketch") -> Self:
-        if self.q != other.q:
-            raise ValueError(f"QuantileSketch: q={self.q} and q={other.q} don't merge.")
         return type(self)(self.counts + other.counts, self.q)
 
     @property
