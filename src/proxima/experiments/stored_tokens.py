@@ -72,7 +72,7 @@ class LossSpecs:
 
 def _band_reads_proximal(surrogate: Surrogate) -> bool:
     """Return True if the band needs the proximal policy."""
-    kind = SURROGATES.name_of(type(surrogate))
+    kind = SURROGATES.kind_of(surrogate)
     return kind != "reinforce" and not (
         kind in ("cppo", "dppo", "m2po", "tv_band") and "proximal" not in vars(surrogate).values()
     )

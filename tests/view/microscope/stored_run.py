@@ -22,7 +22,7 @@ WORDS = ("think ", "of ", "two ", "numbers ", "and ", "add ", "them ", "")
 
 
 def fields_of(table, spec):
-    return {"kind": table.name_of(type(spec)), **asdict(spec)}
+    return {"kind": table.kind_of(spec), **asdict(spec)}
 
 
 def recipe(surrogate, corrections, model):

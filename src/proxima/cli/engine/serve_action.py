@@ -75,7 +75,7 @@ def serve_section(config: Any) -> "tuple[Any, str]":
     from proxima.system.web_requests import is_loopback
 
     engine = config.engine
-    kind = ENGINES.name_of(type(engine)) or type(engine).__name__
+    kind = ENGINES.kind_of(engine)
     if not isinstance(engine, ServerSpec):
         raise FieldError("engine.kind", kind, "is not a server", remedy="set engine=vllm")
     if engine.serve is not None:
