@@ -108,15 +108,13 @@ def options_of(hint: Any) -> tuple[Any, ...]:
 
 def table_of(reference: str) -> Mapping[str, Any]:
     """The table at "package.module:NAME"."""
-    table = resolve_name(reference)
-    assert isinstance(table, Mapping)
+    table: Mapping[str, Any] = resolve_name(reference)
     return table
 
 
 def kinds_of(slot: Slot) -> Kinds:
     """The kinds of a slot; each class is imported when it is looked up."""
-    kinds = table_of(slot.table)
-    assert isinstance(kinds, Kinds)
+    kinds: Kinds = resolve_name(slot.table)
     return kinds
 
 
@@ -136,4 +134,4 @@ def kind_of(spec: object) -> str:
     `package.module:Class`."""
     run = class_at("proxima.config.schema:RunConfig")
     names = (kinds_of(info.slot).kind_of(spec) for _, info in all_fields(run) if info.slot)
-    return min(names, key=lambda name: ":" in name)
+    return next((name for name in names if ":" not in name), f"{type(spec).__module__}:{type(spec).__qualname__}")
