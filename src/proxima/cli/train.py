@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import Overrides, Recipe
 from proxima.cli.parameters import Argument
-from proxima.config.families import family_of_config
+from proxima.config.families import family_name
 
 if TYPE_CHECKING:
     from proxima.runtime.state.summary import Summary
@@ -72,8 +72,7 @@ def train_recipe(
     except Exception as error:
         error.run_folder = views.run_folder  # type: ignore[attr-defined]  # `report_bug` writes into its log.txt
         raise
-    family = family_of_config(config)
-    if family is not None and family.prints_pairs and not quiet and views.run_folder is not None:
+    if family_name(config) == "reward" and not quiet and views.run_folder is not None:
         print_last_evaluation(views.run_folder)
     return {"done": 0, "stopped": 130}.get(status, 1)
 

@@ -30,7 +30,6 @@ class Family:
         method: its `OfflineMethod`, "package.module:Class"; empty where groups are generated.
         learning_rate: of its optimizer if a recipe sets none; None: the optimizer's own default.
         samples: its model generates, so that held-out evaluations have answers to inspect.
-        prints_pairs: `proxima train` finally prints the table of the last evaluation, on held-out pairs.
     """
 
     name: str
@@ -39,7 +38,6 @@ class Family:
     method: str = ""
     learning_rate: float | None = None
     samples: bool = True
-    prints_pairs: bool = False
 
     @property
     def root(self) -> type:
@@ -65,7 +63,6 @@ OFFLINE = (
         method="proxima.train.offline.reward_method:RewardMethod",
         learning_rate=1e-5,  # TRL's 1e-4 suits an adapter; InstructGPT trains whole models with 9e-6
         samples=False,
-        prints_pairs=True,
     ),
     Family(
         name="dpo",
