@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from proxima.cli.parameters import Argument
+from proxima.data.errors import UserError
 
 
 def export_run(
@@ -10,8 +11,8 @@ def export_run(
     out: Annotated[str, Argument("folder to create")],
     *,
     checkpoint: Annotated[str, Argument("last, best, or a step (default: last)")] = "last",
-    critic: Annotated[bool, Argument("the critic, for AutoModelForSequenceClassification", exclusive="part")] = False,
-    adapter: Annotated[bool, Argument("of a run with LoRA the adapter alone, for peft", exclusive="part")] = False,
+    critic: Annotated[bool, Argument("the critic, for AutoModelForSequenceClassification")] = False,
+    adapter: Annotated[bool, Argument("of a run with LoRA the adapter alone, for peft")] = False,
 ) -> None:
     """Export a checkpoint to a folder.
 
@@ -21,6 +22,8 @@ def export_run(
     from proxima.model.quiet import quiet_transformers
     from proxima.runtime.state.export import export
 
+    if critic and adapter:
+        raise UserError("--adapter is not allowed with --critic", remedy="export one after the other")
     with quiet_transformers():
         folder = export(run, out, which=checkpoint, adapter=adapter, critic=critic)
     print(f"wrote {folder}")
