@@ -93,7 +93,7 @@ class PolicyBatch(ResponseColumns):
     loss_mask: Annotated[Tensor, "bool N"]
     cu_seqlens: Annotated[Tensor, "int S+1"]
     advantage: Annotated[Tensor | None, "float N"] = None
-    sampled: Annotated[Tensor | None, "bool N"] = None
+    sampled: Annotated[Tensor, "bool N"] = None  # type: ignore[assignment]  # None is filled in at construction
     entropy: Annotated[Tensor | None, "float N"] = None
     token: Annotated[Tensor | None, "int N"] = None
     top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
@@ -101,7 +101,7 @@ class PolicyBatch(ResponseColumns):
     bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
     selected: Annotated[Tensor | None, "bool N"] = None
     weight: Annotated[Tensor | None, "float N"] = None
-    group: Annotated[Tensor | None, "int S"] = None
+    group: Annotated[Tensor, "int S"] = None  # type: ignore[assignment]  # likewise
     host_counts: Any = field(default=None, repr=False, compare=False)  # HostCounts | None; see `counts`
 
     def __post_init__(self) -> None:
@@ -109,9 +109,10 @@ class PolicyBatch(ResponseColumns):
         put = object.__setattr__
         if self.proximal_log_prob is None and self.behavior_log_prob is not None:
             put(self, "proximal_log_prob", self.behavior_log_prob)
-        if self.sampled is None:
+        given = vars(self)
+        if given["sampled"] is None:
             put(self, "sampled", torch.ones_like(self.loss_mask))
-        if self.group is None:
+        if given["group"] is None:
             put(self, "group", torch.arange(sizes["S"], device=self.loss_mask.device))
         if self.host_counts is None or not self.host_counts.describes(self):
             put(self, "host_counts", self._counted(sizes["N"]))
@@ -122,7 +123,6 @@ class PolicyBatch(ResponseColumns):
         lengths = tuple(end - start for start, end in pairwise(cut))
         if not cut or cut[0] != 0 or cut[-1] != tokens or min(lengths, default=0) < 0:
             raise ValueError(f"PolicyBatch.cu_seqlens: {cut[:8]}, expected 0 … N = {tokens}, ascending.")
-        assert self.sampled is not None
         masks = torch.stack([self.sampled, self.loss_mask]).cumsum(1)
         ends = torch.cat([masks.new_zeros(2, 1), masks], 1)[:, self.cu_seqlens.long()].diff().flatten()
         *counts, wrong = torch.cat([ends, (self.loss_mask & ~self.sampled).sum()[None]]).tolist()
@@ -181,7 +181,6 @@ class PolicyBatch(ResponseColumns):
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         starts = torch.repeat_interleave(self.cu_seqlens[:-1][order] - cut[:-1], lengths, output_size=sum(kept))
         tokens = starts + torch.arange(sum(kept), device=starts.device)
-        assert self.group is not None
         columns: dict[str, Any] = {"cu_seqlens": cut.to(self.cu_seqlens.dtype), "group": self.group[order]}
         columns |= {name: value[tokens] for name, value in self.token_fields().items()}
         counted = HostCounts(kept, sampled, in_loss, columns["cu_seqlens"], columns["sampled"], columns["loss_mask"])
@@ -192,7 +191,7 @@ class PolicyBatch(ResponseColumns):
         """The sequences of all parts, in order; each field must be in all of them or in none. Two device syncs."""
         lengths = torch.cat([part.lengths for part in parts])
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].token_fields()}
-        group = torch.cat([part.group for part in parts if part.group is not None])
+        group = torch.cat([part.group for part in parts])
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         return cls(cu_seqlens=cut, group=group, **joined)
 
