@@ -23,7 +23,7 @@ def test_the_layout_of_a_shared_prompt():
     assert b.position.tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2]
     assert b.edges == (0, 3, 5, 6, 8, 9) and b.parents == (-1, 0, 0, -1, 3)
     assert b.predict.tolist() == [2, 3, 4, 2, 5, 7, 8] and b.target.tolist() == [10, 11, 12, 20, 21, 30, 31]
-    assert b.cu_seqlens.tolist() == [0, 3, 5, 7] and b.group.tolist() == [0, 0, 1] and b.sequences == 3
+    assert b.cu_seqlens.tolist() == [0, 3, 5, 7] and b.group.tolist() == [0, 0, 1]
 
 
 def test_the_layout_of_paths_that_begin_alike(monkeypatch):
@@ -57,7 +57,7 @@ def test_empty_and_length_one_responses():
     assert b.tokens.tolist() == [1, 2, 3] and b.predict.tolist() == [2] and b.target.tolist() == [10]
     assert b.cu_seqlens.tolist() == [0, 0, 1, 1] and b.parents == (-1, 0, 0, 0) and b.edges == (0, 3, 3, 3, 3)
     nothing = pack([])
-    assert nothing.sequences == 0 and len(nothing.tokens) == len(nothing.target) == 0
+    assert nothing.cu_seqlens.tolist() == [0] and len(nothing.tokens) == len(nothing.target) == 0
     assert list(nothing.edges) == nothing.cu_seqlens.tolist() == [0]
 
 

@@ -27,7 +27,7 @@ def test_what_two_paths_begin_with(alike, expected):
     """The last token of a response is not fed, and what is sent to other experts is computed anew."""
     place, draw = np.arange(50), np.random.default_rng(1)
     first, other = (np.where(place < alike, 7, 8 + i)[: 30 + 20 * i] for i in range(2))
-    given = [Trajectory(group=0, prompt_tokens=[1], tokens=tokens) for tokens in (first, other)]
+    given = [Trajectory(group=0, prompt_tokens=[1], tokens=tokens, sampled=True) for tokens in (first, other)]
     assert common_beginning(*given) == common_beginning(*given[::-1]) == expected
     experts = draw.integers(0, 4, (50, 2, 2)).astype(np.int8)
     sent = [Trajectory(**{**vars(x), "routed_experts": experts[: len(x.tokens)]}) for x in given]

@@ -62,5 +62,5 @@ def test_a_pair_stays_together_and_shares_its_prompt(tiny_model):
     items, objective = pairs(), RewardObjective()
     model = ScalarModel(load(tiny_model))
     batch = model.pack(objective.sequences(items[0]))
-    assert len(batch.tokens) == 4 + 3 + 6 and batch.sequences == 2 and len(batch.target) == 4 + 7
+    assert len(batch.tokens) == 4 + 3 + 6 and len(batch.cu_seqlens) == 3 and len(batch.target) == 4 + 7
     assert np.isclose(batch.reward.sum(), 0)

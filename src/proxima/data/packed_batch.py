@@ -92,11 +92,6 @@ class PackedBatch(ResponseColumns):
         check_fields(self)
 
     @property
-    def sequences(self) -> int:
-        """S."""
-        return len(self.cu_seqlens) - 1
-
-    @property
     def prompts(self) -> list[list[tuple[int, int]]]:
         """For each sequence, the spans of L that hold its prompt, in order: the context of its response begins with
         them."""
@@ -153,7 +148,7 @@ class PackedBatch(ResponseColumns):
 
 def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, routes: bool = False) -> PackedBatch:
     """Lay trajectories out in their order; if `share_prompt`, neighbours of the same group share their prompt and the
-    tokens that `shared_response` counts, and neighbours of two groups share those that `common_opening` counts.
+    tokens that `common_beginning` counts, and neighbours of two groups share those that `common_opening` counts.
     `routes`: include the `routed_experts` of the trajectories that have them.
 
     Raises ValueError for one group with different prompts, a per-token fact that only some trajectories have, or a
@@ -202,11 +197,10 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
     masks = (columns["sampled"], columns["loss_mask"])
     sampled_of, in_loss_of = (tuple(np.diff(_prefix_sum(mask)[cu_seqlens]).tolist()) for mask in masks)
     tensors = {name: torch.from_numpy(array) for name, array in columns.items()}
-    tokens_of = tuple(lengths.tolist())
     versions, masks_cu = columns.get("policy_version"), columns.get("sampling_mask_cu")
     return PackedBatch(
         **tensors,
-        tokens_of=tokens_of,
+        tokens_of=tuple(lengths.tolist()),
         sampled_of=sampled_of,
         in_loss_of=in_loss_of,
         edges=tuple(segment_cu.tolist()),
@@ -227,7 +221,7 @@ def _shared(
     trajectories: Sequence[Trajectory], group: NDArray[np.int64], share_prompt: bool
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
     """[S] True for those that lay out their prompt: the first of a group, or all without `share_prompt`; [S] their
-    `common_opening`; [S] the `shared_response` of the others."""
+    `common_opening`; [S] the `common_beginning` of the others."""
     opens = np.append(True, group[1:] != group[:-1])[: len(group)]
     opened, shared = np.zeros((2, len(group)), np.int64)
     opener = 0  # index of the trajectory whose prompt was laid out last, with its routes
@@ -237,17 +231,10 @@ def _shared(
             continue
         if not np.array_equal(before.prompt_tokens, item.prompt_tokens):
             raise ValueError(f"pack: group {item.group} mixes prompts; each prompt needs its own group number.")
-        shared[i] = shared_response(before, item)
+        shared[i] = common_beginning(before, item)
     if not share_prompt:
         opens[:], opened[:], shared[:] = True, 0, 0
     return opens, opened, shared
-
-
-def shared_response(before: Trajectory, item: Trajectory) -> int:
-    """`common_beginning` of two responses of one group if they are paths of episodes; otherwise 0."""
-    if before.sampled is None or item.sampled is None:
-        return 0
-    return common_beginning(before, item)
 
 
 def _optional(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:

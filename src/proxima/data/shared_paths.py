@@ -13,8 +13,10 @@ LEAST_OPENING = 64  # with fewer shared tokens, a prompt is fed whole
 
 
 def common_beginning(before: Trajectory, item: Trajectory) -> int:
-    """Count the leading tokens that two responses share and send to the same experts; 0 if fewer than `LEAST_SHARED`.
-    The last token of a response, which is not fed, is not counted."""
+    """Count the leading tokens that two responses share and send to the same experts; 0 if fewer than `LEAST_SHARED`,
+    or if they are not paths of episodes. The last token of a response, which is not fed, is not counted."""
+    if before.sampled is None or item.sampled is None:
+        return 0
     length = max(0, min(len(before.tokens), len(item.tokens)) - 1)
     same = before.tokens[:length] == item.tokens[:length]
     count = _agreeing(same, before.routed_experts, item.routed_experts, 1)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from proxima.data import Trajectory
-from proxima.data.packed_batch import shared_response
-from proxima.data.shared_paths import common_opening
+from proxima.data.shared_paths import common_beginning, common_opening
 
 Items = Sequence[Sequence[Trajectory]]
 
@@ -51,6 +50,6 @@ def tokens_fed(items: Items, *, share_prompt: bool = True) -> int:
             total -= common_opening(opener, trajectory) if share_prompt and opener is not None else 0
             opener = trajectory
         elif share_prompt:
-            total -= len(trajectory.prompt_tokens) + shared_response(before, trajectory)
+            total -= len(trajectory.prompt_tokens) + common_beginning(before, trajectory)
         before = trajectory
     return total

@@ -111,7 +111,7 @@ class RoutingPass:
             logits = self._logits[number].index_select(0, batch.predict)
             chosen = self._chosen[number].index_select(0, batch.predict)
             p = logits.softmax(-1, dtype=torch.float32)
-            zeros = p.new_zeros(batch.sequences, p.shape[1])
+            zeros = p.new_zeros(len(batch.cu_seqlens) - 1, p.shape[1])
             probabilities.append(zeros.index_add(0, rows, p))
             flat = (rows[:, None] * p.shape[1] + chosen).flatten()
             counts.append(torch.bincount(flat, minlength=zeros.numel()).view_as(zeros).to(p.dtype))
