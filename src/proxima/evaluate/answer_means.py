@@ -23,7 +23,6 @@ def mean_estimates(groups: Sequence[Group], *, seed: int = 0) -> dict[str, Inter
     values["length/mean"] = [[float(completion.generated) for completion in group.completions] for group in groups]
     values[CUT] = [[float(completion.truncated) for completion in group.completions] for group in groups]
     means = {key: tuple(statistics.fmean(question) for question in of if question) for key, of in values.items()}
-    spans = {key: (0.0, 1.0) if key == CUT else None for key in means}
-    tasks = {key: (of, spans[key]) for key, of in means.items() if of}
+    tasks = {key: (of, (0.0, 1.0) if key == CUT else None) for key, of in means.items() if of}
     intervals = {task: bootstrap_mean(task[0], seed=seed, span=task[1]) for task in set(tasks.values())}  # some equal
     return {key: intervals[task] for key, task in tasks.items()}

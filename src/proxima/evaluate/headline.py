@@ -8,7 +8,6 @@ from proxima.evaluate.intervals import PART, bound_keys
 
 Record = Mapping[str, Any]
 ACCURACY, REWARD, CUT = "accuracy", "reward/mean", "truncated_fraction"
-LOWER_IS_BETTER = frozenset({"loss"})
 SHORT_NAMES = {
     "accuracy": ACCURACY,
     "acc": ACCURACY,
@@ -63,11 +62,7 @@ class Headline:
 
     @property
     def lower_is_better(self) -> bool:
-        return self.key in LOWER_IS_BETTER
-
-    def best(self, values: Iterable[float]) -> float | None:
-        """Return the highest value, or the lowest where lower is better; None without values."""
-        return (min if self.lower_is_better else max)(values, default=None)
+        return self.key == "loss"
 
     def score(self, record: Record) -> float | None:
         """Return the value, negated where lower is better."""
@@ -88,8 +83,3 @@ class Headline:
         """Return the 95 % interval; None if the record has none."""
         low, high = bound_keys(self.key)
         return None if record.get(low) is None else (float(record[low]), float(record[high]))
-
-
-def judged_answers(record: Record) -> int:
-    """Return the denominator of `correct`: answers with a valid score."""
-    return int(record.get("answers", 0)) - int(record.get("invalid", 0))

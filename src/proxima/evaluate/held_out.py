@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from proxima.data import Completion, Group, Prompt
 from proxima.engine.protocol import Engine
 from proxima.evaluate.answer_means import mean_estimates
-from proxima.evaluate.headline import ACCURACY
+from proxima.evaluate.headline import ACCURACY, CUT, REWARD
 from proxima.evaluate.intervals import Interval, wilson_interval
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.task.prompts import EVAL_UID, PromptSource
@@ -117,9 +117,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "questions": len(groups),
         "answers": len(pairs),
         "invalid": sum(not s.valid for _, s in pairs),
-        "reward/mean": None,
-        "length/mean": None,
-        "truncated_fraction": None,
+        **dict.fromkeys((REWARD, "length/mean", CUT)),  # None without a sample that has it
         **_flat(mean_estimates(groups)),
         "tokens/generated": sum(c.generated for c, _ in pairs),
         **_episodes([completion for completion, _ in pairs]),

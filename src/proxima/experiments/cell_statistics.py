@@ -156,7 +156,9 @@ EPISODE_FIGURES: dict[str, Measure] = {  # of runs with an environment or tools
 }
 COMPARED: dict[str, Measure] = {  # these are also compared seed by seed
     "after": after_training,
-    "best": lambda run: run.headline.best(value for _, value in run.held_out()),
+    "best": lambda run: (min if run.headline.lower_is_better else max)(
+        (value for _, value in run.held_out()), default=None
+    ),
     "reward": final_value("reward/mean"),
     "clock": lambda run: run.total("time/step"),
     "cpu": lambda run: run.total("time/cpu") if run.has("cpu") else None,

@@ -76,9 +76,7 @@ class Metrics:
         """
         key = AXES[axis]
         steps = [int(r["step"]) for r in self.train]
-        if key is None:
-            return {0: 0.0, **{step: float(step) for step in steps}}
-        sums = itertools.accumulate(float(r.get(key) or 0.0) for r in self.train)
+        sums = map(float, steps) if key is None else itertools.accumulate(float(r.get(key) or 0.0) for r in self.train)
         return {0: 0.0, **dict(zip(steps, sums, strict=True))}
 
     def curve(self, key: str, axis: str = "step") -> Points:

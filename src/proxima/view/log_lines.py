@@ -17,7 +17,7 @@ from typing import NamedTuple
 from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
 from proxima.config.step_groups import group_arithmetic
 from proxima.data import Group
-from proxima.evaluate.headline import ACCURACY, Headline, judged_answers
+from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.runtime.placement.process_group import is_rank
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock
@@ -187,7 +187,7 @@ def time_of_day(wall: str) -> str:
 def of_questions(record: Record, headline: Headline) -> str:
     """`25/200`: correct of the judged answers; `200 questions` if the figure is not the accuracy; `12 examples` if the
     accuracy is not such a share: KTO has no pairs to count, and a tie in DPO counts half."""
-    judged, right = judged_answers(record), record.get("correct", 0)
+    judged, right = int(record.get("answers", 0)) - int(record.get("invalid", 0)), record.get("correct", 0)
     share = "examples" not in record or (judged and math.isclose(record[ACCURACY], right / judged))
     if headline.key == ACCURACY and share:
         return f"{right}/{judged}"
