@@ -109,8 +109,6 @@ class PromptSource:
         over_length: Literal["skip", "refuse"] = "skip",
     ) -> None:
         require(context >= 2, "context", context, "must be >= 2 tokens: one of prompt and one to generate")
-        require(over_length in ("skip", "refuse"), "over_length", over_length, "must be 'skip' or 'refuse'")
-        require(cursor.size == len(rows), "cursor.size", cursor.size, f"must be the number of rows, {len(rows)}")
         self.rows, self.tokenizer, self.cursor = rows, tokenizer, cursor
         self.context, self.system, self.over_length = context, system, over_length
         self.template_arguments, self.images = template_arguments, getattr(tokenizer, "images", None)

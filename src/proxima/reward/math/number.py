@@ -29,7 +29,6 @@ class Number(WeightedReward):
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = required_answer(prompt, self.kind)
-        expected = as_number(answer)
-        if expected is None:
-            raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number; use 'exact' or 'math'")
-        return binary_score(last_number(completion.text) == expected)
+        if why := self.unreadable(answer):
+            raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is {why}")
+        return binary_score(last_number(completion.text) == as_number(answer))
