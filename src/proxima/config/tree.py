@@ -171,14 +171,12 @@ def _merge_indices(base: Node, top: Node, info: FieldInfo, path: str) -> Node:
     for key, child in sorted((top.mapping or {}).items(), key=lambda pair: int(pair[0])):
         index = int(key)
         if index > len(entries):
-            last = len(entries) - 1
-            there = f"0 to {last}" if last else "0"
-            remedy = f"{there}, and {last + 1} adds one" if entries else "0 adds the first"
             written = f"{path}.{key}"
             while child.mapping and len(child.mapping) == 1:
                 ((inner, child),) = child.mapping.items()
                 written = f"{written}.{inner}"
-            message = f"{path!r} has {len(entries)} {'entry' if len(entries) == 1 else 'entries'}: {remedy}"
+            many = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
+            message = f"{path!r} has {many}; {path}.{len(entries)} adds one"
             raise one_problem(written, message, child.shown(), child.source.text)
         below = entries[index] if index < len(entries) else None
         entries[index : index + 1] = [merge(below, child, info.entry, f"{path}.{key}")]
