@@ -39,22 +39,13 @@ if TYPE_CHECKING:
     from proxima.core.correction.rejection import Rejection
     from proxima.core.distillation import distillation_loss
     from proxima.core.gradient import gradient_weight
-    from proxima.core.loss import (
-        Aggregate,
-        Correction,
-        Loss,
-        Penalty,
-        Surrogate,
-        TokenLoss,
-        needs_precompute,
-        policy_loss,
-    )
+    from proxima.core.loss import Loss, Surrogate, TokenLoss, needs_precompute, policy_loss
     from proxima.core.metrics import SumCount, merge_metrics
     from proxima.core.preference import PREFERENCES
     from proxima.core.preference.protocol import PreferencePairs
     from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
     from proxima.core.selection import SELECTIONS
-    from proxima.core.selection.protocol import Selection, select
+    from proxima.core.selection.protocol import select
     from proxima.core.surrogate import SURROGATES
     from proxima.core.surrogate.clip import Gspo, PpoClip, Reinforce
     from proxima.core.surrogate.cppo import Cppo
@@ -106,10 +97,9 @@ PENALTIES = Kinds(
 
 __all__ = [
     "ADVANTAGES", "AGGREGATES", "AGGREGATE_ALIASES", "CORRECTIONS", "CORRECTION_PRESETS", "DISTILLATIONS", "PENALTIES",
-    "PREFERENCES", "SELECTIONS", "SURROGATES", "Aggregate", "Correction", "Cppo", "Dppo", "Drpo", "GroupAdvantage",
-    "Gspo", "Importance", "Loss", "MismatchGuard", "Outcomes", "Penalty", "PolicyBatch", "PpoClip", "PreferencePairs",
-    "Reinforce", "Rejection", "RewardLoss", "Selection", "SumCount", "Surrogate", "TokenAdvantage", "TokenLoss",
-    "TokenMean", "TokenRewards", "TokenSum", "ValueLoss", "distillation_loss", "gradient_weight", "health",
-    "interpolated_proximal", "merge_metrics", "mismatch_metrics", "needs_precompute", "policy_loss", "precompute",
-    "segment_wise_log_prob", "select",
+    "PREFERENCES", "SELECTIONS", "SURROGATES", "Cppo", "Dppo", "Drpo", "GroupAdvantage", "Gspo", "Importance", "Loss",
+    "MismatchGuard", "Outcomes", "PolicyBatch", "PpoClip", "PreferencePairs", "Reinforce", "Rejection", "RewardLoss",
+    "SumCount", "Surrogate", "TokenAdvantage", "TokenLoss", "TokenMean", "TokenRewards", "TokenSum", "ValueLoss",
+    "distillation_loss", "gradient_weight", "health", "interpolated_proximal", "merge_metrics", "mismatch_metrics",
+    "needs_precompute", "policy_loss", "precompute", "segment_wise_log_prob", "select",
 ]  # fmt: skip
