@@ -12,7 +12,6 @@ from proxima.core.correction.weight_statistics import CATASTROPHIC, LossTokens
 from proxima.core.metrics import k3
 from proxima.data import PolicyBatch, UserError, check_choices, require
 
-OnMismatch = Literal["auto", "warn", "reject", "stop"]
 UNEXPECTED = "the engine reports another distribution, or samples from other weights"
 LIMITS = {"mismatch/k3_kl": "max_k3_kl", "mismatch/rollout_is_catastrophic_seq_fraction": "max_catastrophic"}
 FEWEST = 32  # fresh tokens: one rare token can dominate the mean of fewer
@@ -46,7 +45,7 @@ class MismatchGuard:
     """
 
     measure: bool = True
-    on_mismatch: OnMismatch = "auto"
+    on_mismatch: Literal["auto", "warn", "reject", "stop"] = "auto"
     max_k3_kl: float = 0.05
     max_catastrophic: float = 0.05
     max_fresh: float = 0.2

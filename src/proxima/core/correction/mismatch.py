@@ -20,7 +20,6 @@ from proxima.core.correction.weight_statistics import (
 from proxima.core.metrics import Metrics, QuantileSketch, SumCount, k3
 from proxima.data import PolicyBatch
 
-MISMATCH = "mismatch/"
 POSITIONS = 4  # equal parts of a completion
 PROBABILITIES = (0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 1.0)  # edges of the bins of the behavior probability
 
@@ -75,7 +74,7 @@ def mismatch_metrics(b: PolicyBatch) -> Metrics:
     }
     columns = {"k3_kl": k3(rho), "log_prob_absdiff": gap}
     out |= _by_position(b, tokens, columns) | _by_probability(probability, columns)
-    return {MISMATCH + name: metric for name, metric in out.items()}
+    return {f"mismatch/{name}": metric for name, metric in out.items()}
 
 
 def _by_position(b: PolicyBatch, tokens: LossTokens, columns: dict[str, Tensor]) -> dict[str, SumCount]:
