@@ -41,8 +41,7 @@ def resolve_run(
     resolved: Resolved[Any] = resolve(recipe, overrides, root=None)
     require_sound(resolved)
     if resume and not resolved.config.folder:
-        how = "proxima train runs/NAME --resume"
-        raise UserError(f"--resume: which run? Its folder was printed when it started: {how}")
+        raise UserError("--resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume")
     if resume:
         from proxima.api.resumed_settings import refuse_dropped_settings
 

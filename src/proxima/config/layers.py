@@ -21,12 +21,9 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> Node
     """
     config = root_field(root)
     tree = Node({}, layers[-1].source)
-    over, values = list[Node](), list[str]()
-    for text in overrides:
-        if text.startswith(FILE):
-            over += read_recipe(text.removeprefix(FILE))
-        else:
-            values.append(text)
+    files = [text for text in overrides if text.startswith(FILE)]
+    over = [layer for file in files for layer in read_recipe(file.removeprefix(FILE))]
+    values = [text for text in overrides if text not in files]
     for layer in [*layers, *over, read_overrides(values, config)]:
         tree = _with_section_presets(merge(tree, _with_list_presets(layer, root), config), root)
     return _with_evaluation_defaults(tree, config)
@@ -95,11 +92,10 @@ def _with_evaluation_defaults(tree: Node, config: FieldInfo) -> Node:
         return replace(tree, value=fields)
     if (below := config.child("eval").child("sampling")) is NO_FIELD:
         return replace(tree, value=fields)
-    merged = _with_sampling(evaluation, training, below)
     if (sets := evaluation.mapping.get("sets")) is not None and sets.items is not None:
         each = [_with_sampling(held_out, training, below) for held_out in sets.items]
-        merged = replace(merged, value={**(merged.mapping or {}), "sets": replace(sets, value=each)})
-    fields["eval"] = merged
+        evaluation = replace(evaluation, value={**evaluation.mapping, "sets": replace(sets, value=each)})
+    fields["eval"] = _with_sampling(evaluation, training, below)
     return replace(tree, value=fields)
 
 

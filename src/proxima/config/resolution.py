@@ -80,8 +80,7 @@ def _fields_read(fields: Mapping[str, Node], family: type, root: type) -> dict[s
     """The sections that the command reads, and unknown ones, which are errors. If the command has another class for a
     section, only the fields of the common base class are kept: `proxima eval` reads the system prompt of an SFT run,
     but not how it was evaluated."""
-    theirs = {info.name: info.section for info in fields_of(family)}
-    ours = {info.name: info.section for info in fields_of(root)}
+    theirs, ours = ({info.name: info.section for info in fields_of(cls)} for cls in (family, root))
     kept = {}
     for name, node in fields.items():
         first, second = theirs.get(name), ours.get(name)

@@ -32,8 +32,6 @@ PACKAGES = {  # a path → the kind that needs a package, or any; the package an
     "train.optimizer.kind": ("adamw_8bit", "torchao", "low-bit"),
     "critic.optimizer.kind": ("adamw_8bit", "torchao", "low-bit"),
 }
-ROUTED = "algorithm.routing_replay algorithm.router_balance engine.routed_experts"
-NEXT_POLICY = "algorithm.proximal algorithm.next_from algorithm.next_missing"
 PLAYED = "task.environment task.tools"
 
 
@@ -114,7 +112,7 @@ CHECKS: Sequence[Check | IfSet | IfKind] = (
     IfSet("sampling.truncates", "behavior_matches_sampling"),
     algorithm_section.groups_have_several_completions,
     algorithm_section.needed_tensors_are_supplied,
-    IfSet(ROUTED, "routes_are_supplied"),
+    IfSet("algorithm.routing_replay algorithm.router_balance engine.routed_experts", "routes_are_supplied"),
     algorithm_section.advantage_is_supported,
     IfSet("algorithm.correction", "corrections_are_possible"),
     IfSet("algorithm.distillation", "teacher_is_usable"),
@@ -128,7 +126,7 @@ CHECKS: Sequence[Check | IfSet | IfKind] = (
     algorithm_section.baseline_rewards_are_per_completion,
     IfSet("runtime.max_concurrent_rollouts", "overlap_is_possible"),
     IfSet("runtime.over_age", "overlap_settings_have_an_effect"),
-    IfSet(NEXT_POLICY, "next_policy_is_read"),
+    IfSet("algorithm.proximal algorithm.next_from algorithm.next_missing", "next_policy_is_read"),
     packages_are_installed,
     IfSet("placement.sharding", "engines_can_rest", "ranks_section"),
     IfSet("placement.sharding", "ranks_compute_the_model", "ranks_section"),
