@@ -18,11 +18,10 @@ from typing import ClassVar
 
 import torch
 
-from proxima.core import PolicyBatch, Surrogate, TokenLoss
+from proxima.core import Aggregate, Correction, PolicyBatch, Selection, Surrogate, TokenLoss
 from proxima.core.advantage.protocol import Advantage, GroupAdvantage, TokenAdvantage
-from proxima.core.loss import Aggregate, Corrected, Correction, Penalty
+from proxima.core.loss import Corrected, Penalty
 from proxima.core.ratio import masked_ratio
-from proxima.core.selection.protocol import Selection
 from proxima.data import Completion, Score
 from proxima.engine import Capabilities, EngineSpec, Health
 from proxima.reward import WeightedReward

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from proxima.core import PolicyBatch, PpoClip, Reinforce, SumCount, gradient_weight
+from proxima.core import Correction, PolicyBatch, PpoClip, Reinforce, Selection, SumCount, gradient_weight
 from proxima.core.advantage.protocol import GroupAdvantage, TokenAdvantage, TokenRewards
-from proxima.core.loss import Corrected, Correction, Penalty
-from proxima.core.selection.protocol import Selection
+from proxima.core.loss import Corrected, Penalty
 from proxima.data import Outcomes
 from proxima.laws import check_law, check_spec, laws_of, surrogate_laws
 from proxima.laws.batches import batch_cases

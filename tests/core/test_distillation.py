@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from proxima.core import DISTILLATIONS, TokenMean, distillation_loss
-from proxima.core.aggregate import SequenceMeanTokenMean
+from proxima.core import DISTILLATIONS, SequenceMeanTokenMean, TokenMean, distillation_loss
 from proxima.core.distillation import ForwardKl, ReverseKl
 from proxima.data import PolicyBatch
 

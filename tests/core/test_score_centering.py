@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proxima.core import Importance, PpoClip, Reinforce, Rejection, TokenSum, policy_loss
-from proxima.core.aggregate import SequenceMeanTokenSum
+from proxima.core import Importance, PpoClip, Reinforce, Rejection, SequenceMeanTokenSum, TokenSum, policy_loss
 from proxima.core.correction.importance import CapFloor, Icepop
 from proxima.core.correction.score_centering import TAIL_FLOOR, ScoreCentering
 from proxima.core.token_reasons import TokenReasons

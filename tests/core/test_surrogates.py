@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.core import Cppo, Dppo, Drpo, PpoClip
+from proxima.core import Cispo, Cppo, Dppo, Drpo, PpoClip, Spo
 from proxima.core.divergence import divergence
-from proxima.core.surrogate.drpo import Spo
-from proxima.core.surrogate.weight import Cispo
 from proxima.data import PolicyBatch
 from proxima.laws.batches import make_batch
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core import DISTILLATIONS, TokenMean
-from proxima.core.aggregate import SequenceMeanTokenMean
+from proxima.core import DISTILLATIONS, SequenceMeanTokenMean, TokenMean
 from proxima.core.distillation import NoPolicyGradient
 from proxima.data import UserError, pack
 from proxima.engine.local import Local

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core import PENALTIES, Gspo, Importance, PpoClip, TokenMean
-from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum
+from proxima.core import PENALTIES, Gspo, Importance, PpoClip, SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
 from proxima.data import Trajectory
 from proxima.model import LoadedModel, Policy
 from proxima.train import AdamW, PolicyObjective, Schedule, TrainStack

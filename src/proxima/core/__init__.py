@@ -28,7 +28,13 @@ from proxima.data.kinds import Kinds, lazy_imports
 if TYPE_CHECKING:
     from proxima.core.advantage import ADVANTAGES
     from proxima.core.advantage.protocol import GroupAdvantage, TokenAdvantage, TokenRewards
-    from proxima.core.aggregate import TokenMean, TokenSum
+    from proxima.core.aggregate import (
+        SequenceMeanTokenMean,
+        SequenceMeanTokenSum,
+        SequenceMeanTokenSumNorm,
+        TokenMean,
+        TokenSum,
+    )
     from proxima.core.batch_decisions import precompute
     from proxima.core.correction import CORRECTIONS
     from proxima.core.correction.guard import MismatchGuard
@@ -39,18 +45,28 @@ if TYPE_CHECKING:
     from proxima.core.correction.rejection import Rejection
     from proxima.core.distillation import distillation_loss
     from proxima.core.gradient import gradient_weight
-    from proxima.core.loss import Loss, Surrogate, TokenLoss, needs_precompute, policy_loss
-    from proxima.core.metrics import SumCount, merge_metrics
+    from proxima.core.loss import (
+        Aggregate,
+        Correction,
+        Loss,
+        Penalty,
+        Surrogate,
+        TokenLoss,
+        needs_precompute,
+        policy_loss,
+    )
+    from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
     from proxima.core.preference import PREFERENCES
     from proxima.core.preference.protocol import PreferencePairs
     from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
     from proxima.core.selection import SELECTIONS
-    from proxima.core.selection.protocol import select
+    from proxima.core.selection.protocol import Selection, select
     from proxima.core.surrogate import SURROGATES
     from proxima.core.surrogate.clip import Gspo, PpoClip, Reinforce
     from proxima.core.surrogate.cppo import Cppo
     from proxima.core.surrogate.dppo import Dppo
-    from proxima.core.surrogate.drpo import Drpo
+    from proxima.core.surrogate.drpo import Drpo, Spo
+    from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo
     from proxima.core.value import RewardLoss, ValueLoss
     from proxima.data import Outcomes, PolicyBatch
 
@@ -97,9 +113,11 @@ PENALTIES = Kinds(
 
 __all__ = [
     "ADVANTAGES", "AGGREGATES", "AGGREGATE_ALIASES", "CORRECTIONS", "CORRECTION_PRESETS", "DISTILLATIONS", "PENALTIES",
-    "PREFERENCES", "SELECTIONS", "SURROGATES", "Cppo", "Dppo", "Drpo", "GroupAdvantage", "Gspo", "Importance", "Loss",
-    "MismatchGuard", "Outcomes", "PolicyBatch", "PpoClip", "PreferencePairs", "Reinforce", "Rejection", "RewardLoss",
-    "SumCount", "Surrogate", "TokenAdvantage", "TokenLoss", "TokenMean", "TokenRewards", "TokenSum", "ValueLoss",
+    "PREFERENCES", "SELECTIONS", "SURROGATES", "Aggregate", "Cispo", "Correction", "Cppo", "Dppo", "Drpo", "GeoMean",
+    "GroupAdvantage", "Gspo", "Importance", "Loss", "MismatchGuard", "Outcomes", "Peak", "Penalty", "PolicyBatch",
+    "PpoClip", "PreferencePairs", "Quantile", "Reinforce", "Rejection", "RewardLoss", "Sapo", "Selection",
+    "SequenceMeanTokenMean", "SequenceMeanTokenSum", "SequenceMeanTokenSumNorm", "Spo", "Spread", "SumCount",
+    "Surrogate", "TokenAdvantage", "TokenLoss", "TokenMean", "TokenRewards", "TokenSum", "ValueLoss",
     "distillation_loss", "gradient_weight", "health", "interpolated_proximal", "merge_metrics", "mismatch_metrics",
     "needs_precompute", "policy_loss", "precompute", "segment_wise_log_prob", "select",
 ]  # fmt: skip
