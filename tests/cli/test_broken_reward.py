@@ -2,13 +2,11 @@
 
 import json
 import re
-import threading
 
 import pytest
 import yaml
 
 from proxima.cli.main import main
-from proxima.rollout import reward_trial
 from proxima.rollout.reward_trial import PLAIN
 from tests.runtime.tiny_run import recipe
 
@@ -36,24 +34,6 @@ def command(tiny_model, tmp_path, capsys):
         return code, capsys.readouterr().err
 
     return run
-
-
-def test_a_ctrl_c_waits_for_no_reward_that_is_tried(monkeypatch):
-    hangs = threading.Event()
-
-    async def tried():
-        hangs.wait()
-
-    def interrupted(future, timeout=None):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(reward_trial.Future, "result", interrupted)
-        reward_trial._in_thread(tried())
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "reward-trial"]
-    assert thread.daemon and thread.is_alive()
-    hangs.set()
-    thread.join()
 
 
 def steps(folder):

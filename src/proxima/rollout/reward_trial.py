@@ -4,15 +4,13 @@ Otherwise a reward that raises on every completion would end the run only after 
 some steps.
 """
 
-import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 from proxima.data import Completion, FieldError, Group, Prompt
+from proxima.model.compute_thread import ComputeThread
 from proxima.reward.base import as_reward, unscored
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import score_errors
@@ -48,8 +46,8 @@ def try_rewards(
         tried = [spec for spec in tried if not as_reward(spec).whole_batch]
     if not prompts or all(as_reward(spec).weight == 0 for spec in tried):
         return []
-    with closing(make(tried)) as rewards:
-        groups = _in_thread(_tried(rewards, prompts[:PROMPTS], tokenizer))
+    with closing(make(tried)) as rewards:  # in another thread, because this one may have a running event loop
+        groups = ComputeThread().serve(_tried(rewards, prompts[:PROMPTS], tokenizer))
     if _any_valid(groups):
         return []
     count, text = sum(len(group.scores) for group in groups), groups[0].completions[0].text
@@ -59,21 +57,6 @@ def try_rewards(
     score = "fix the reward (proxima reward score tries it)"
     remedy = f"{score}, or set runtime.reward_trial=warn if it is right to refuse such texts"
     raise FieldError("reward", ", ".join(rewards.labels), f"fails: {facts}", remedy=remedy)
-
-
-def _in_thread(work: Coroutine[Any, Any, list[Group]]) -> list[Group]:
-    """The result of `work` in a thread of its own, because this one may have a running event loop. A daemon thread: a
-    Ctrl-C waits for no reward that hangs."""
-    ended: Future[list[Group]] = Future()
-
-    def run() -> None:
-        try:
-            ended.set_result(asyncio.run(work))
-        except BaseException as error:
-            ended.set_exception(error)
-
-    threading.Thread(target=run, name="reward-trial", daemon=True).start()
-    return ended.result()
 
 
 async def _tried(rewards: RewardRunner, prompts: Sequence[Prompt], tokenizer: Any) -> list[Group]:
