@@ -116,11 +116,11 @@ class Rewards:
 
 
 class Recorder(RolloutListener):
-    def __init__(self, journal, source):
-        self.journal, self.source, self.admitted_uids = journal, source, []
+    def __init__(self, journal):
+        self.journal = journal
 
     def admitted(self, prompts):
-        self.journal.enqueue(prompts, cursor_state=self.source.state())
+        self.journal.enqueue(prompts)
         self.journal.generating(prompt.uid for prompt in prompts)
 
     def scored(self, group):
@@ -192,7 +192,7 @@ class Run:
             source,
             Admission(**{name: getattr(schedule, name) for name in bounds}),
             refill=Refill(sampling=limit, reject=self._reject) if schedule.rejected else None,
-            listener=Recorder(self.journal, source),
+            listener=Recorder(self.journal),
             pending=pending,
             finished=saved.step,
         )
@@ -224,7 +224,7 @@ class Run:
                 collector.engine_resumed()
             await asyncio.sleep(0.1)  # files
             cursor, pending = collector.state(), collector.pending()
-            self.journal.consume(step, kept, cursor, {}, version=self.engine.version)
+            self.journal.consume(step, cursor, {}, version=self.engine.version)
             self.batches.append(batch)
             self.snapshots.append(pending)
             metrics = collector.step_metrics({"generate": 1.0, "step": 2.0})

@@ -141,11 +141,10 @@ class Controller(TrainingLoop):
             await self.write_aside(self.store.write_rollouts, step, batch.groups, outcomes)
             await self.disk.write(self.store.append_metrics, record)
             self.batch_builder = self.batch_builder.after(batch)
-            uids = [group.prompt.uid for group in batch.groups]
             # Snapshot atomically; prompts admitted later are redrawn on resume.
             self._cursor, self._pending = self.collector.state(), self.collector.pending()
             self._stage_files = self.learner.files(self._pending)
-            await self.disk.write(partial(self.journal.consume, version=version), step, uids, self._cursor, record)
+            await self.disk.write(partial(self.journal.consume, version=version), step, self._cursor, record)
             self.observer.step(record)
             self.review.warn(record, collected, batch, self.learner.warnings())
         self.step_complete = True

@@ -115,7 +115,7 @@ class OfflineLoop(TrainingLoop):
             await self.disk.write(self.store.append_metrics, record)
             self._cursor = self.data.cursor.state()
             consume = partial(self.journal.consume, version=record["policy_version"])
-            await self.disk.write(consume, record["step"], (), self._cursor, record)
+            await self.disk.write(consume, record["step"], self._cursor, record)
             self.observer.step(record)
         self.step_complete = True
 

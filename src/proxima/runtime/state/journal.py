@@ -128,13 +128,12 @@ class Journal:
             self.checksums.record_files()
         self.checksums.files.clear()
 
-    def enqueue(self, prompts: Iterable["Prompt"], *, size: int = 0, cursor_state: Any = None) -> None:
+    def enqueue(self, prompts: Iterable["Prompt"], *, size: int = 0) -> None:
         """Add prompts to the run: they are queued.
 
         Args:
             prompts: with uids that are new in this run.
             size: rows of the dataset: the epoch is uid // size; 0 leaves it at 0.
-            cursor_state: the data cursor after these prompts, any JSON value.
         """
         step, now = self.step, self._clock.wall()
         rows = [(p.uid, p.uid // size if size else 0, step, now) for p in prompts]
@@ -146,8 +145,6 @@ class Journal:
                 except sqlite3.IntegrityError as error:
                     state = self.state_of(row[0]) or error
                     raise ValueError(f"prompt {row[0]} was admitted before ({state}); a uid is used once") from error
-            if cursor_state is not None:
-                self._set("cursor", cursor_state)
 
     def generating(self, uids: Iterable[int]) -> None:
         """Prompts go to the engine: queued → generating, one more attempt."""
@@ -188,35 +185,24 @@ class Journal:
                 columns = "selected_at = :now, step = :step, reason = :reason"
                 self._move(uid, "dropped", columns, step=step, reason=reason)
 
-    def consume(
-        self, step: int, uids: Iterable[int], cursor_state: Any, metrics: Mapping[str, Any], *, version: int
-    ) -> None:
-        """Finish `step`: its selected and dropped prompts become consumed.
+    def consume(self, step: int, cursor_state: Any, metrics: Mapping[str, Any], *, version: int) -> None:
+        """Finish `step`: the prompts that were selected for it, or dropped in it, become consumed.
 
         Args:
             step: `journal.step + 1`.
-            uids: all prompts selected for the step; those dropped in it may be among them and are consumed anyway.
             cursor_state: the data cursor after all prompts admitted so far, any JSON value.
             metrics: the step's record; numbers that are not finite are stored as null.
             version: policy version after the step.
         """
-        wanted = set(uids)
         with self._transaction():
             if step != self.step + 1:
                 raise ValueError(
                     f"consume(step={step}): step {self.step} is the last finished, so the next is {self.step + 1}"
                 )
-            query = "SELECT uid, state FROM prompts WHERE step = ? AND state != 'consumed'"
-            states: dict[int, State] = dict(self._db.execute(query, (step,)).fetchall())
-            if missing := {uid for uid, state in states.items() if state == "selected"} - wanted:
-                raise ValueError(f"consume(step={step}): prompts {sorted(missing)} were selected for it but not named")
-            if unknown := wanted - states.keys():
-                raise ValueError(f"consume(step={step}): prompts {sorted(unknown)} were not selected for it")
             row = (step, version, dumps(cursor_state), dumps(metrics), self._clock.wall())
             self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", row)
-            for uid in states:
+            for (uid,) in self._db.execute("SELECT uid FROM prompts WHERE step = ?", (step,)).fetchall():
                 self._move(uid, "consumed", "consumed_at = :now")
-            self._set("cursor", cursor_state)
             self.checksums.record_step(step)
             self.checksums.record_files()
         self.checksums.files.clear()

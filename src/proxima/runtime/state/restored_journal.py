@@ -1,6 +1,5 @@
 """The journal of a run that was interrupted: compared with what was written, and restored to an earlier step."""
 
-import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,8 +29,8 @@ class RestoredJournal(Journal):
         changed = (name for name, checksum in recorded.items() if now.get(name) != checksum)
         return [name.removeprefix(PART) for name in changed if name.startswith(PART)]
 
-    def rewind(self, step: int) -> Any:
-        """Restore the journal as it was right after `step`; returns the data cursor of that moment, None for step 0.
+    def rewind(self, step: int) -> None:
+        """Restore the journal as it was right after `step`, 0: at the start.
 
         Every resume calls it with the step of its checkpoint. Later steps are deleted, and so are prompts admitted
         after `step`: the cursor draws them again. A prompt admitted before and not consumed by then (a group carried
@@ -48,10 +47,6 @@ class RestoredJournal(Journal):
             self._db.execute("DELETE FROM steps WHERE step > ?", (step,))
             later = "step > ? OR (? = 0 AND step = 0)"  # at step 0 the evaluation before the first step too
             self._db.execute(f"DELETE FROM checksums WHERE {later}", (step, step))
-            row = self._db.execute("SELECT cursor FROM steps WHERE step = ?", (step,)).fetchone()
-            cursor = json.loads(row[0]) if row else None
-            self._set("cursor", cursor)
-        return cursor
 
     def restore_steps(self, records: Iterable[Mapping[str, Any]], cursor_state: Any) -> None:
         """Append finished steps whose rows were lost, from their metrics; delete prompts that were not consumed."""

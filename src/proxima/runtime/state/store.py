@@ -98,8 +98,7 @@ class RolloutRecorder(RolloutListener):
 
     def admitted(self, prompts: Sequence[Prompt]) -> None:
         journal, uids = self.store.journal, [prompt.uid for prompt in prompts]
-        enqueue = partial(journal.enqueue, size=len(self.source.rows), cursor_state=self.source.state())
-        self.store.disk.enqueue(enqueue, prompts)
+        self.store.disk.enqueue(partial(journal.enqueue, size=len(self.source.rows)), prompts)
         self.store.disk.enqueue(journal.generating, uids)
         if not self.source.replays:  # those of a replay go to no engine
             self.store.activity.admitted(uids)
