@@ -24,17 +24,10 @@ Progress = Callable[[Any, int, int, str], None]  # (stage, done, total, unit), a
 
 class Evaluation(RolloutListener):
     """Held-out questions, and the engine, rewards and sampling with which they are answered and scored. Their uids are
-    never those of training, so that the draws differ. `progress` is told the answers so far; `others` are further sets
-    by name."""
+    never those of training, so that the draws differ. `progress` is told the answers so far."""
 
-    def __init__(
-        self,
-        prompts: Sequence[Prompt],
-        generator: GroupGenerator,
-        progress: Progress,
-        others: Mapping[str, "Evaluation"] | None = None,
-    ) -> None:
-        self.prompts, self.generator, self.progress, self.others = prompts, generator, progress, others or {}
+    def __init__(self, prompts: Sequence[Prompt], generator: GroupGenerator, progress: Progress) -> None:
+        self.prompts, self.generator, self.progress = prompts, generator, progress
 
     async def groups(self) -> list[Group]:
         """A scored group for each question, in the order of the questions."""
@@ -82,11 +75,10 @@ class HeldOutSet:
         progress: Progress,
         log: Path | None = None,
         told: "Told | None" = None,
-        others: Mapping[str, Evaluation] | None = None,
     ) -> Evaluation:
         """The evaluation of its prompts; `log` and `told` are those of `World.player`."""
         player = None if self.world is None else self.world.player(engine, log, told)
-        return Evaluation(self.prompts, GroupGenerator(engine, rewards, self.groups, now, player), progress, others)
+        return Evaluation(self.prompts, GroupGenerator(engine, rewards, self.groups, now, player), progress)
 
 
 def named_sets(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

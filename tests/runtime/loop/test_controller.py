@@ -191,7 +191,7 @@ class World:
             learner,
             Publisher(self.collector.generator, learner, self.store, self.observer, turns),
             self.store,
-            Evaluation(questions, greedy, self.observer.progress) if evaluation else None,
+            {"": Evaluation(questions, greedy, self.observer.progress)} if evaluation else {},
             self.observer,
         )
 

@@ -1,12 +1,12 @@
 """Builds generation from a config: the engine, the rewards, the collector of a step's groups, and the held-out sets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from proxima.core.advantage.protocol import needs_baseline
 from proxima.core.selection.protocol import prompts_factor
 from proxima.engine.executor import Executor
-from proxima.evaluate.held_out import Evaluation, HeldOutSet
+from proxima.evaluate.held_out import Evaluation
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.runner import RewardRunner
@@ -102,27 +102,24 @@ def make_collector(
     return collector
 
 
-def make_evaluation(
+def make_evaluations(
     config: "RunConfig", data: RunData, training: GroupGenerator | None, services: RunServices
-) -> Evaluation | None:
-    """Build the evaluation of the held-out sets that have prompts, on the training's engine. None without
-    `eval.task`."""
-    if training is None:
-        return None
-    log, told = services.store.folder.path / ENVIRONMENTS_LOG, services.store.activity.played
-
-    def evaluation(held_out: HeldOutSet, others: Mapping[str, Evaluation]) -> Evaluation:
+) -> dict[str, Evaluation]:
+    """Build the evaluations of the held-out sets that have prompts, on the training's engine, by name. The first is that
+    of `eval.task`, whose name is empty; without it there are none."""
+    evaluations: dict[str, Evaluation] = {}
+    asked = {held_out.name: held_out for held_out in data.held_out if held_out.prompts}
+    if training is None or "" not in asked:
+        return evaluations
+    store, progress = services.store, services.observer.progress
+    log, told = store.folder.path / ENVIRONMENTS_LOG, store.activity.played
+    for name, held_out in asked.items():
         rewards = training.rewards
         if held_out.rewards:
             rewards = make_rewards(config, held_out.rewards, services.compute)
             services.opened.callback(rewards.close)
-        progress = services.observer.progress
-        return held_out.evaluation(training.engine, rewards, training.now, progress, log, told=told, others=others)
-
-    asked = {held_out.name: held_out for held_out in data.held_out if held_out.prompts}
-    if (main := asked.pop("", None)) is None:
-        return None
-    return evaluation(main, {name: evaluation(held_out, {}) for name, held_out in asked.items()})
+        evaluations[name] = held_out.evaluation(training.engine, rewards, training.now, progress, log, told)
+    return evaluations
 
 
 def training_groups(config: "RunConfig") -> GroupSpec:

@@ -11,7 +11,7 @@ from proxima.engine.protocol import Engine
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import Collector, Pending
-from proxima.runtime.launch.generation import make_collector, make_evaluation, make_generator
+from proxima.runtime.launch.generation import make_collector, make_evaluations, make_generator
 from proxima.runtime.launch.inputs import input_hashes
 from proxima.runtime.launch.learning import StageFactory, make_batch_builder, make_learner
 from proxima.runtime.launch.models import describe_model
@@ -90,7 +90,7 @@ class RlWorkload:
         computes = getattr(config.engine, "needs_weights", False)  # in this process, alongside the training
         device = learner.stack.model.device if computes else "cpu"
         generator = make_generator(config, services.compute.call(learner.stack.gathered, device), data, services)
-        evaluation = make_evaluation(config, data, generator, services)
+        evaluations = make_evaluations(config, data, generator, services)
         collector: Collector
         if not isinstance(data.source, PromptSource):
             from proxima.runtime.state.replay import ReplayCollector
@@ -116,7 +116,7 @@ class RlWorkload:
             learner,
             Publisher(generator, learner, store, services.observer, turns),
             store,
-            evaluation,
+            evaluations,
             services.observer,
         )
 

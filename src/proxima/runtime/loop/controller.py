@@ -41,7 +41,7 @@ class Controller(TrainingLoop):
         batch_builder: from scored groups to updates.
         learner: the weights, and what changes them.
         publisher: hands them to the engine.
-        evaluation: the held-out questions; None: there are none.
+        evaluations: the held-out sets by name, the first of which, `eval.task`, has an empty one; empty: there are none.
     """
 
     config: RunConfig
@@ -54,13 +54,13 @@ class Controller(TrainingLoop):
         learner: Learner,
         publisher: Publisher,
         store: RunStore,
-        evaluation: Evaluation | None,
+        evaluations: Mapping[str, Evaluation],
         observer: Observer,
     ) -> None:
         super().__init__(config, config.train.steps, learner.stack, learner.compute, store, observer)
         self.others = {} if learner.critic is None else {CRITIC: learner.critic.stack}
         self.collector, self.generator, self.batch_builder = collector, collector.generator, batch_builder
-        self.learner, self.publisher, self.evaluation = learner, publisher, evaluation
+        self.learner, self.publisher, self.evaluations = learner, publisher, evaluations
         self.review = StepReview(store, observer, learner, config.max_unscored_steps, batch_builder.selection)
         # All three are of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._pending = collector.state(), collector.pending()
@@ -153,18 +153,16 @@ class Controller(TrainingLoop):
 
     async def evaluate(self, label: str) -> None:
         step, start = self.journal.step, self.now()
-        if self.evaluation is None or self.journal.was_evaluated(step):
+        if not self.evaluations or self.journal.was_evaluated(step):
             return
-        others: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         with engine_errors(), self.activity.stage("evaluate", step=step):
-            groups = await self.cancel_on_stop(self.evaluation.groups())
-            await self.write_aside(self.store.write_evals, step, label, groups)
-            for name, held_out in self.evaluation.others.items():
-                answered = await self.cancel_on_stop(held_out.groups())
-                await self.write_aside(self.store.write_evals, step, f"{label}-{name}", answered)
-                others |= {f"{name}/{key}": value for key, value in summarise(answered).items()}
-        scoring = {"time/score": self.evaluation.generator.scoring_seconds}
-        record = self.evaluation_record(label, start) | scoring | summarise(groups) | others
+            for name, held_out in self.evaluations.items():
+                groups = await self.cancel_on_stop(held_out.groups())
+                await self.write_aside(self.store.write_evals, step, f"{label}-{name}" if name else label, groups)
+                figures |= {f"{name}/{key}" if name else key: value for key, value in summarise(groups).items()}
+        scoring = {"time/score": self.evaluations[""].generator.scoring_seconds}
+        record = self.evaluation_record(label, start) | scoring | figures
         if metric := self.config.eval.metric:
             from proxima.evaluate.named_metric import named_metric
 

@@ -141,4 +141,4 @@ def _controller(config: RunConfig, store: RecordsInMemory, thread: TimedThread) 
         compute=thread,
     )
     publisher = Publisher(generator, learner, store, observer)
-    return Controller(config, collector, builder, learner, publisher, store, None, observer)
+    return Controller(config, collector, builder, learner, publisher, store, {}, observer)
