@@ -2,6 +2,7 @@
 hangs."""
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial, partialmethod
 
@@ -22,6 +23,7 @@ from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.launch.rl_workload import device_turns
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import Publisher
+from proxima.runtime.loop.services import RunServices
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.restored_journal import RestoredJournal
 from proxima.runtime.state.rollouts import read_rows
@@ -183,16 +185,16 @@ class World:
         learner = Learner(policy=policy, stack=self.stack, objective=objective, guard=made_up)
         values = dict(word.split("=", 1) for word in (*SETTINGS, *words))
         config = resolve("quickstart", [f"{name}={value}" for name, value in values.items()]).config
-        turns = device_turns(config.placement, self.engine, learner)
+        services = RunServices(self.store, learner.compute, self.observer, ExitStack())
+        turns = device_turns(config.placement, self.collector.generator, learner)
         self.controller = Controller(
             config,
             self.collector,
             algorithm,
             learner,
-            Publisher(self.collector.generator, learner, self.store, self.observer, turns),
-            self.store,
+            Publisher(self.collector.generator, learner, services, turns),
             {"": Evaluation(questions, greedy, self.observer.progress)} if evaluation else {},
-            self.observer,
+            services,
         )
 
     def run(self):

@@ -9,7 +9,7 @@ from proxima.data import UserError
 from proxima.engine.executor import Executor
 from proxima.engine.http.client import ServerError
 from proxima.engine.protocol import Health
-from proxima.runtime.loop.publisher import Publisher
+from proxima.runtime.loop.publisher import DeviceTurns, Publisher
 from proxima.runtime.loop.training_loop import RunEnded
 
 
@@ -37,8 +37,8 @@ def publisher():
     stack = SimpleNamespace(gathered=lambda: SimpleNamespace(model=object()))
     learner = SimpleNamespace(compute=SimpleNamespace(run=run), stack=stack)
     folder = SimpleNamespace(engine_log=SimpleNamespace(name="engine.log"))
-    store = SimpleNamespace(folder=folder, activity=None)
-    return Publisher(SimpleNamespace(engine=Executor(Fails())), learner, store, None)
+    services = SimpleNamespace(store=SimpleNamespace(folder=folder, activity=None), observer=None)
+    return Publisher(SimpleNamespace(engine=Executor(Fails())), learner, services, DeviceTurns())
 
 
 def test_the_first_weights_that_can_t_be_taken_are_an_error_of_the_user():

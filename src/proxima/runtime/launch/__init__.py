@@ -4,7 +4,7 @@ changed after it is built.
     run                  every training: folder, journal, loop, summary
     resumed_run          what a resume does before the loop
     rl_workload, offline_workload        the work of a run and its loop: RL, or a method of `train.offline`;
-                         `offline_data`: its rows; `services`: shared by all of it
+                         `offline_data`: its rows
     run_on_ranks         what only a run of several ranks needs
     learning, critic_weights, forward_passes, teacher, next_policy_cache, models    the learner and its parts
     generation           the engine, the rewards, the collector, the held-out sets

@@ -15,7 +15,7 @@ from proxima.rollout.collector import BatchCollector, Pending, Refill, Reject
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.run_data import RunData
-from proxima.runtime.launch.services import RunServices
+from proxima.runtime.loop.services import RunServices
 from proxima.task.prompts import PromptSource
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def make_collector(
 def make_evaluations(
     config: "RunConfig", data: RunData, training: GroupGenerator | None, services: RunServices
 ) -> dict[str, Evaluation]:
-    """Build the evaluations of the held-out sets that have prompts, on the training's engine, by name. The first is that
-    of `eval.task`, whose name is empty; without it there are none."""
+    """Build the evaluations of the held-out sets that have prompts, on the training's engine, by name. The first is
+    that of `eval.task`, whose name is empty; without it there are none."""
     evaluations: dict[str, Evaluation] = {}
     asked = {held_out.name: held_out for held_out in data.held_out if held_out.prompts}
     if training is None or "" not in asked:

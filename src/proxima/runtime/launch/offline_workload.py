@@ -16,8 +16,8 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
 from proxima.runtime.launch.models import describe_model, make_stack
 from proxima.runtime.launch.offline_data import OfflineData
-from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
+from proxima.runtime.loop.services import RunServices
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.observer import Observer, RunInfo
 from proxima.task.prompts import template_note
@@ -75,8 +75,7 @@ class OfflineWorkload:
         if self.data.samples and (prompts := self.method.prompts(self.data.samples)):
             most = getattr(config.eval, "sample_tokens", 0)
             samples = HeldOutSamples(prompts, stack, compute, max_tokens=most, max_length=self.context)
-        used = self.method, self.data, samples, services.store, services.observer
-        return OfflineLoop(config, stack, compute, *used)
+        return OfflineLoop(config, stack, self.method, self.data, samples, services)
 
     def rank_models(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None

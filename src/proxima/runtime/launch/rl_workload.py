@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.config.step_groups import at_once, pruned
-from proxima.engine.protocol import Engine
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import Collector, Pending
+from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.launch.generation import make_collector, make_evaluations, make_generator
 from proxima.runtime.launch.inputs import input_hashes
 from proxima.runtime.launch.learning import StageFactory, make_batch_builder, make_learner
 from proxima.runtime.launch.models import describe_model
 from proxima.runtime.launch.run_data import load_run_data
-from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import DeviceTurns, Publisher
+from proxima.runtime.loop.services import RunServices
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.store import RolloutRecorder
 from proxima.runtime.state.summary import algorithm_name
@@ -108,17 +108,8 @@ class RlWorkload:
                 cache = make_next_policy(config.algorithm, generator, collector, learner, restored)
                 learner = replace(learner, next_policy=cache)
         services.opened.callback(collector.abandon)  # before the engine is closed
-        turns = None if generator is None else device_turns(config.placement, generator.engine, learner)
-        return Controller(
-            config,
-            collector,
-            batch_builder,
-            learner,
-            Publisher(generator, learner, store, services.observer, turns),
-            store,
-            evaluations,
-            services.observer,
-        )
+        publisher = Publisher(generator, learner, services, device_turns(config.placement, generator, learner))
+        return Controller(config, collector, batch_builder, learner, publisher, evaluations, services)
 
     def rank_models(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
@@ -168,10 +159,11 @@ class RlWorkload:
             self.data.source.close()
 
 
-def device_turns(placement: Any, engine: Engine, learner: Learner) -> DeviceTurns | None:
-    """The turns of engine and trainer, if they share the devices and the engine can sleep."""
-    if not getattr(placement, "colocate", False) or not engine.capabilities.sleeps:
-        return None
+def device_turns(placement: Any, generator: GroupGenerator | None, learner: Learner) -> DeviceTurns:
+    """The turns of engine and trainer, which share the devices if the engine can sleep."""
+    colocated = getattr(placement, "colocate", False)
+    if generator is None or not colocated or not generator.engine.capabilities.sleeps:
+        return DeviceTurns()
     from proxima.runtime.loop.shared_devices import SharedDevices
 
-    return SharedDevices(engine, learner.stack, learner.compute)
+    return SharedDevices(generator.engine, learner.stack, learner.compute)

@@ -15,7 +15,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.quiet import quiet_transformers
 from proxima.runtime.launch.inputs import check_inputs, start_notes
 from proxima.runtime.launch.models import load_models
-from proxima.runtime.launch.services import RunServices
+from proxima.runtime.loop.services import RunServices
 from proxima.runtime.placement.process_group import ranks_of
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal

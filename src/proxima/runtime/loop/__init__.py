@@ -2,6 +2,7 @@
 
     training_loop   what both loops have in common: when they evaluate and save, how they stop and end
     controller      the loop of RL            offline_loop   that of a fixed data set
+    services        what any part of a run may need: its store, its observer, the thread of the tensor work
     publisher       new weights for the engine, and what the run hears from it
     shared_devices  an engine that sleeps while the trainer has its devices
     step_review     what a step tells the user, and what ends the run after it      step_metrics   its numbers

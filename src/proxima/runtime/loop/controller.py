@@ -19,12 +19,11 @@ from proxima.engine.protocol import Health
 from proxima.evaluate.held_out import Evaluation, summarise
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
 from proxima.runtime.loop.publisher import Publisher
-from proxima.runtime.loop.step_metrics import step_record
+from proxima.runtime.loop.services import RunServices
+from proxima.runtime.loop.step_metrics import mean_metrics, rollout_metrics
 from proxima.runtime.loop.step_review import StepReview
 from proxima.runtime.loop.training_loop import RunEnded, TrainingLoop
-from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.engine_watch import engine_errors
-from proxima.runtime.watch.observer import Observer
 from proxima.train import UpdateResult
 from proxima.train.batch_builder import BatchBuilder, TrainingBatch
 from proxima.train.checkpoint import CARRIED_GROUPS, CRITIC, VALUE_HEAD, write_tensors
@@ -35,13 +34,13 @@ class Controller(TrainingLoop):
     """The loop of a run, with everything that it uses.
 
     Args:
-        config, store, observer: see `TrainingLoop`.
+        config, services: see `TrainingLoop`.
         collector: from prompts to the scored groups of a step, with the engine and the rewards; or the groups that
             another run stored, without engine and rewards if there are no held-out questions.
         batch_builder: from scored groups to updates.
         learner: the weights, and what changes them.
         publisher: hands them to the engine.
-        evaluations: the held-out sets by name, the first of which, `eval.task`, has an empty one; empty: there are none.
+        evaluations: the held-out sets by name, the first that of `eval.task`, whose name is empty; there may be none.
     """
 
     config: RunConfig
@@ -53,15 +52,14 @@ class Controller(TrainingLoop):
         batch_builder: BatchBuilder,
         learner: Learner,
         publisher: Publisher,
-        store: RunStore,
         evaluations: Mapping[str, Evaluation],
-        observer: Observer,
+        services: RunServices,
     ) -> None:
-        super().__init__(config, config.train.steps, learner.stack, learner.compute, store, observer)
+        super().__init__(config, config.train.steps, learner.stack, services)
         self.others = {} if learner.critic is None else {CRITIC: learner.critic.stack}
         self.collector, self.generator, self.batch_builder = collector, collector.generator, batch_builder
         self.learner, self.publisher, self.evaluations = learner, publisher, evaluations
-        self.review = StepReview(store, observer, learner, config.max_unscored_steps, batch_builder.selection)
+        self.review = StepReview(services, learner, config.max_unscored_steps, batch_builder.selection)
         # All three are of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._pending = collector.state(), collector.pending()
         self._stage_files: Mapping[str, Callable[[Path], None]] = {}
@@ -146,7 +144,7 @@ class Controller(TrainingLoop):
             self._stage_files = self.learner.files(self._pending)
             await self.disk.write(partial(self.journal.consume, version=version), step, self._cursor, record)
             self.observer.step(record)
-            self.review.warn(record, collected, batch, self.learner.warnings())
+            self.review.warn(record, collected, batch)
         self.step_complete = True
         self.publisher.end_if_failed()
         return record
@@ -211,11 +209,22 @@ class Controller(TrainingLoop):
         """The step's line of metrics.jsonl."""
         stage, scoring = self.collector.stage, collected.scoring_seconds
         times = {**self.times, stage: self.times[stage] - scoring, "score": scoring}
+        generating, training = times.get("generate", 0.0), times["train"]
+        rollout = rollout_metrics(collected.generated, batch)
         return {
             "kind": "train",
             "step": step,
             "time": self.now(),
-            **step_record(collected, batch, result, times, self.learner.stage_metrics()),
+            **rollout,
+            **collected.metrics(),
+            **batch.metrics,
+            **mean_metrics(result.metrics),
+            **self.learner.stage_metrics(),
+            "skipped_zero_advantage": float(result.skipped),
+            "updates": result.updates,
+            "tokens/trained": result.tokens,
+            "tokens_per_second/generate": rollout["tokens/generated"] / generating if generating else 0.0,
+            "tokens_per_second/train": result.tokens / training if training else 0.0,
             **self.collector.step_metrics(times),
             **self.publisher.watch.metrics,
             **{f"time/{name}": value for name, value in times.items()},

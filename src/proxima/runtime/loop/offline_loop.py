@@ -13,12 +13,11 @@ from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import Group, Prompt, Score
 from proxima.engine.local import Local, collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
-from proxima.model.compute_thread import Compute, ComputeThread
+from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.offline_data import OfflineData
+from proxima.runtime.loop.services import RunServices
 from proxima.runtime.loop.step_metrics import mean_metrics
 from proxima.runtime.loop.training_loop import TrainingLoop
-from proxima.runtime.state.store import RunStore
-from proxima.runtime.watch.observer import Observer
 from proxima.train import TrainStack, UpdateResult
 from proxima.train.checkpoint import read_checkpoint
 from proxima.train.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
@@ -54,7 +53,7 @@ class OfflineLoop(TrainingLoop):
     """The loop of a run on a fixed data set, with everything that it uses.
 
     Args:
-        config, stack, compute, store, observer: see `TrainingLoop`.
+        config, stack, services: see `TrainingLoop`.
         method: what is trained.
         data: the items, and the order in which they come.
         samples: held-out prompts that are completed at each evaluation; None: there are none.
@@ -64,14 +63,12 @@ class OfflineLoop(TrainingLoop):
         self,
         config: OfflineConfig,
         stack: TrainStack,
-        compute: Compute,
         method: OfflineMethod[Any],
         data: OfflineData,
         samples: HeldOutSamples | None,
-        store: RunStore,
-        observer: Observer,
+        services: RunServices,
     ) -> None:
-        super().__init__(config, config.train.steps_of(len(data.items)), stack, compute, store, observer)
+        super().__init__(config, config.train.steps_of(len(data.items)), stack, services)
         self.method, self.data, self.samples = method, data, samples
         self._cursor = data.cursor.state()  # of the last finished step: the items of a discarded one are drawn again
 

@@ -4,10 +4,9 @@ from proxima.data import UserError
 from proxima.engine.executor import HookError
 from proxima.engine.protocol import Health, WeightUpdate
 from proxima.rollout.generator import GroupGenerator
+from proxima.runtime.loop.services import RunServices
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.engine_watch import RESUME, EngineWatch, engine_errors
-from proxima.runtime.watch.observer import Observer
 from proxima.train.learner import Learner
 
 
@@ -37,21 +36,16 @@ class Publisher:
     Args:
         generator: engine and rewards; None where nothing is generated.
         learner: with the trained weights.
-        store, observer: notified of new weights.
-        turns: of engine and trainer on the devices; None: each has its own.
+        services: its store and its observer are notified of new weights.
+        turns: of engine and trainer on the devices.
     """
 
     def __init__(
-        self,
-        generator: GroupGenerator | None,
-        learner: Learner,
-        store: RunStore,
-        observer: Observer,
-        turns: DeviceTurns | None = None,
+        self, generator: GroupGenerator | None, learner: Learner, services: RunServices, turns: DeviceTurns
     ) -> None:
-        self.generator, self.learner, self.activity, self.observer = generator, learner, store.activity, observer
-        self.turns = turns or DeviceTurns()
-        self.watch = EngineWatch(store.folder.engine_log.name)
+        self.generator, self.learner, self.turns = generator, learner, turns
+        self.activity, self.observer = services.store.activity, services.observer
+        self.watch = EngineWatch(services.store.folder.engine_log.name)
         self.failure: RunEnded | None = None
 
     async def publish(self, version: int, step: int, *, deferring: bool) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxima.data import Group
-from proxima.rollout.collector import CollectedBatch
-from proxima.train import UpdateResult
 from proxima.train.batch_builder import TrainingBatch
 
 OF_VALUES = ("clip_fraction", "grad_norm", "loss", "lr", "mean")
@@ -17,35 +15,6 @@ RENAMED = {"entropy": "entropy/mean"} | {f"value_{name}": f"value/{name}" for na
 def mean_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics of the updates under their names in metrics.jsonl, without those that are not finite."""
     return {RENAMED.get(key, key): value for key, value in metrics.items() if math.isfinite(value)}
-
-
-def step_record(
-    collected: CollectedBatch,
-    batch: TrainingBatch,
-    result: UpdateResult,
-    times: Mapping[str, float],
-    stages: Mapping[str, float],
-) -> dict[str, Any]:
-    """The metrics of an RL step: of its completions, its batch and its updates.
-
-    Args:
-        times: seconds of its stages, by name.
-        stages: figures of the stages with a memory.
-    """
-    rollout = rollout_metrics(collected.generated, batch)
-    generating, training = times.get("generate", 0.0), times.get("train", 0.0)
-    return {
-        **rollout,
-        **collected.metrics(),
-        **batch.metrics,
-        **mean_metrics(result.metrics),
-        **stages,
-        "skipped_zero_advantage": float(result.skipped),
-        "updates": result.updates,
-        "tokens/trained": result.tokens,
-        "tokens_per_second/generate": rollout["tokens/generated"] / generating if generating else 0.0,
-        "tokens_per_second/train": result.tokens / training if training else 0.0,
-    }
 
 
 def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[str, Any]:

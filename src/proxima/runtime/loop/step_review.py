@@ -6,9 +6,8 @@ from typing import Any
 from proxima.core.correction.health import health
 from proxima.data import Group
 from proxima.rollout.collector import CollectedBatch, score_errors
+from proxima.runtime.loop.services import RunServices
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded
-from proxima.runtime.state.store import RunStore
-from proxima.runtime.watch.observer import Observer
 from proxima.train.batch_builder import TrainingBatch
 from proxima.train.learner import Learner
 
@@ -17,30 +16,27 @@ class StepReview:
     """Reads what a step measured: warnings, and the conditions under which the run ends.
 
     Args:
-        store: journal and run folder.
-        observer: gets the warnings.
+        services: its store has the records, its observer gets the warnings.
         learner: its guard is for when rollout engine and trainer differ too much.
         max_unscored_steps: consecutive steps without a score after which the run ends; 0: never.
         selection: the specs that drop completions before the update.
     """
 
     def __init__(
-        self, store: RunStore, observer: Observer, learner: Learner, max_unscored_steps: int, selection: Sequence[Any]
+        self, services: RunServices, learner: Learner, max_unscored_steps: int, selection: Sequence[Any]
     ) -> None:
-        self.store, self.observer, self.limit = store, observer, max_unscored_steps
-        self.guard, self.known_mismatch = learner.guard, learner.known_mismatch
+        self.store, self.observer, self.limit = services.store, services.observer, max_unscored_steps
+        self.learner, self.guard = learner, learner.guard
         self.selection, self._score_error, self._nothing_left = selection, "", ""
         self._accuracy_missing = False  # and said
 
-    def warn(
-        self, record: Mapping[str, Any], collected: CollectedBatch, batch: TrainingBatch, notes: Sequence[str]
-    ) -> None:
-        """Tell the user what matters about the step, and what to do; `notes` are further sentences."""
+    def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: TrainingBatch) -> None:
+        """Tell the user what matters about the step, and what to do."""
         step, invalid = record["step"], record["reward/invalid"]
         if not self._accuracy_missing and (warning := self._missing_accuracy(collected.generated)):
             self._accuracy_missing = True
             self.observer.warning(warning)
-        for note in notes:
+        for note in self.learner.warnings():
             self.observer.warning(f"step {step}: {note}")
         if invalid:
             self._score_error = score_errors(collected.generated)
@@ -53,7 +49,7 @@ class StepReview:
                 f"{lead} ({self._score_error}); they count in no mean; see `error` in "
                 f"rollouts/{self.store.folder.rollout_file(step).name}{end}"
             )
-        for verdict in health(record, self.guard, self.known_mismatch):
+        for verdict in health(record, self.guard, self.learner.known_mismatch):
             if verdict.level == "act":
                 self.observer.lasting(f"step {step}: {verdict.sentence}")
         if not batch.updates:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.protocol import Health
-from proxima.model.compute_thread import Compute, Progress
+from proxima.model.compute_thread import Progress
 from proxima.rollout.generator import GroupGenerator
+from proxima.runtime.loop.services import RunServices
 from proxima.runtime.state.best_checkpoint import prune_checkpoints
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.disk import StoppedWaiting
-from proxima.runtime.watch.observer import Observer, Stage
+from proxima.runtime.watch.observer import Stage
 from proxima.runtime.watch.stall import StallWatch
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, read_checkpoint
@@ -68,28 +68,20 @@ class TrainingLoop:
         config: of the run; when it evaluates, saves and ends.
         steps: of the whole run.
         stack: the weights, with optimizer and schedule, which a checkpoint stores.
-        compute: the thread of all tensor work.
-        store: journal and run folder.
-        observer: who watches.
+        services: where it computes, what it writes to, and who watches.
     """
 
     others: Mapping[str, TrainStack] = MappingProxyType({})  # further models, by their folder in a checkpoint
     generator: GroupGenerator | None = None  # engine and rewards that the steps wait for; None: they need none
 
     def __init__(
-        self,
-        config: "RunConfig | OfflineConfig",
-        steps: int,
-        stack: TrainStack,
-        compute: Compute,
-        store: RunStore,
-        observer: Observer,
+        self, config: "RunConfig | OfflineConfig", steps: int, stack: TrainStack, services: RunServices
     ) -> None:
-        self.config, self.steps, self.stack, self.compute = config, steps, stack, compute
+        store = services.store
+        self.config, self.steps, self.stack, self.compute = config, steps, stack, services.compute
         self.store, self.journal, self.folder = store, store.journal, store.folder
-        self.observer, self.activity, self.disk = observer, store.activity, store.disk
-        self.clock = store.activity.clock
-        self._stop = store.disk.stop
+        self.observer, self.activity, self.disk = services.observer, store.activity, store.disk
+        self.clock, self._stop = store.activity.clock, store.disk.stop
         self.times: dict[str, float] = {}  # seconds of the stages of the step
         self.step_complete = True  # the weights are those after the last step of the journal
 

@@ -1,7 +1,7 @@
 """A run of the real `Controller` on virtual time, with an engine, rewards and a trainer that only take time."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -20,7 +20,8 @@ from proxima.rollout.collector import Pending
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.launch.generation import make_collector
 from proxima.runtime.loop.controller import Controller
-from proxima.runtime.loop.publisher import Publisher
+from proxima.runtime.loop.publisher import DeviceTurns, Publisher
+from proxima.runtime.loop.services import RunServices
 from proxima.runtime.loop.training_loop import RunEnded, Stopped
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
@@ -140,5 +141,6 @@ def _controller(config: RunConfig, store: RecordsInMemory, thread: TimedThread) 
         objective=PolicyObjective(surrogate=NoPolicyGradient(), aggregate=TokenMean()),
         compute=thread,
     )
-    publisher = Publisher(generator, learner, store, observer)
-    return Controller(config, collector, builder, learner, publisher, store, {}, observer)
+    services = RunServices(store, cast(Any, thread), observer, ExitStack())
+    publisher = Publisher(generator, learner, services, DeviceTurns())
+    return Controller(config, collector, builder, learner, publisher, {}, services)
