@@ -51,7 +51,7 @@ def validate_answers(
 
 
 def require_columns(rewards: Sequence[Any], answers: ReferenceAnswers, limit: int, seed: int) -> None:
-    """Check that reward functions can be called with the rows; `limit` as in `unreadable`.
+    """Check that reward functions can be called with the rows; `limit` as in `validate_answers`.
 
     Raises:
         FieldError: a function has a parameter that is not a column of a row; the message names the nearest column.
@@ -76,19 +76,11 @@ def _checked(answers: ReferenceAnswers, limit: int, seed: int) -> Sequence[int]:
     return range(answers.count)
 
 
-def unreadable(
-    answers: ReferenceAnswers, rewards: RewardRunner, limit: int, seed: int
-) -> tuple[int, list[tuple[int, Any, str]]]:
-    """Check at most `limit` rows (0: all), drawn with the seed if there are more; returns their number, and the
-    rows whose answer can't be read, in order: number, answer and reason of each."""
+def _notes(answers: ReferenceAnswers, rewards: RewardRunner, limit: int, share: float, seed: int) -> list[str]:
     numbers = _checked(answers, limit, seed)
     read = [answers.rows[number].answer for number in numbers]
     reasons = zip(numbers, read, rewards.unreadable(read), strict=True)
-    return len(numbers), [(number, answer, why) for number, answer, why in reasons if why is not None]
-
-
-def _notes(answers: ReferenceAnswers, rewards: RewardRunner, limit: int, share: float, seed: int) -> list[str]:
-    looked, unread = unreadable(answers, rewards, limit, seed)
+    looked, unread = len(numbers), [(row, answer, why) for row, answer, why in reasons if why is not None]
     if not unread:
         return []
     if len(unread) == looked and all(answer is None for _, answer, _ in unread):
