@@ -297,7 +297,6 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     before, after = ((evals.get(label) or {}).get("value") for label in ("before", "after"))
     if before is not None and after is not None:
         parts.append(f"{evals['after']['metric']} {fixed(before, 3)} → {fixed(after, 3)} ({signed(after - before)})")
-    parts += [summary["learned"]] if summary.get("learned") else []
     if summary.get("plateau"):
         parts.append(printable(str(summary["plateau"]), 300))
     if summary.get("error"):

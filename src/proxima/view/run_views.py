@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Tee, WarningList, warning_kind
 from proxima.view.diagnostics import warnings_about
-from proxima.view.formatting import significant, write_safely
+from proxima.view.formatting import write_safely
 from proxima.view.log_lines import LogFile, LogLines
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ class RunViews(Tee):
         self.notes = notes
         self.run_folder: Path | None = None
         self._warnings, self._step = WarningList(), 0
-        self._gaps: list[tuple[int, float]] = []  # to the teacher, at the first and the last step
         self._printed: dict[str, int] = {}  # kind of a lasting state → step of its last warning
 
     def started(self, info: RunInfo) -> None:
@@ -57,14 +56,8 @@ class RunViews(Tee):
     def step(self, record: Record) -> None:
         self._step = int(record["step"])
         super().step(record)
-        if (gap := record.get("distillation/divergence")) is not None:
-            self._gaps = [*self._gaps[:1], (self._step, gap)]
         for text in warnings_about(record):
             self.lasting(text)
-
-    def finished(self, summary: Record) -> None:
-        ends = [f"step {step}: {significant(gap)}" for step, gap in self._gaps]
-        super().finished({**summary, "learned": f"divergence from the teacher {' → '.join(ends)}" if ends else ""})
 
     def warning(self, text: str) -> None:
         self._warnings.add(text, self._step)
