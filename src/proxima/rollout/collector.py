@@ -18,7 +18,7 @@ from proxima.task.prompts import PromptSource
 STALE, SURPLUS = "stale", "surplus"
 Dropped = tuple[tuple[Group, str], ...]  # groups, each with its reason
 Reject = Callable[[Sequence[Group]], Awaitable[Mapping[int, str]]]  # uid → reason, for groups that can't be used
-History = Callable[[], Iterable[Mapping[str, Any] | None]]  # metrics of the finished steps, newest first
+History = Callable[[], Iterable[Mapping[str, Any]]]  # metrics of the finished steps, newest first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,6 @@ class CollectedBatch:
             collector in this step, whenever they were generated.
         carried: surplus for the next step.
         gen_batches: number of generation batches.
-        replayed: all groups, including `generated`, were stored by another run.
         version: policy version at the beginning of the step.
         scoring_seconds: time spent waiting for rewards after the last completion.
         accepted: number of generated groups that could be used.
@@ -81,7 +80,6 @@ class CollectedBatch:
     generated: tuple[Group, ...]
     carried: tuple[Group, ...] = ()
     gen_batches: int = 1
-    replayed: bool = False
     version: int = 0
     scoring_seconds: float = 0.0
     accepted: int = 0
@@ -103,7 +101,6 @@ class CollectedBatch:
             "gen_batches": self.gen_batches,
             "age/mean": sum(ages) / len(ages) if ages else 0.0,
             "age/max": max(ages, default=0),
-            **({"replayed": 1} if self.replayed else {}),
             **self.measured,
         }
 

@@ -8,7 +8,7 @@ REMEMBERED_STEPS = 3
 MAX_OVERSAMPLE = 4  # in batches: the largest generation batch that the running acceptance may request
 
 
-def running_acceptance(history: Iterable[Mapping[str, Any] | None], judged: int = 0, accepted: int = 0) -> float:
+def running_acceptance(history: Iterable[Mapping[str, Any]], judged: int = 0, accepted: int = 0) -> float:
     """The share of generated groups that could be used: (accepted + 1) / (judged + 1).
 
     It is 1 without any data, and never 0. Groups without a score don't count as judged.
@@ -19,7 +19,7 @@ def running_acceptance(history: Iterable[Mapping[str, Any] | None], judged: int 
     """
     steps = 0
     for record in history:
-        if record is None or "prompts_accepted" not in record or steps == REMEMBERED_STEPS:
+        if "prompts_accepted" not in record or steps == REMEMBERED_STEPS:
             break
         steps += record["prompts_generated"] > 0
         judged += int(record["prompts_generated"]) - int(record["prompts_unscored"])

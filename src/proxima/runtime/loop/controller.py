@@ -109,7 +109,7 @@ class Controller(TrainingLoop):
     async def update(self, batch: TrainingBatch, collected: CollectedBatch) -> UpdateResult:
         """Compute log-probs of the frozen policies, then make the optimizer steps, without blocking the event loop."""
         self.step_complete = False
-        update = partial(self.learner.update, batch, collected.version, own=not collected.replayed)
+        update = partial(self.learner.update, batch, collected.version, own=self.collector.stage == "generate")
         with self.timed("train"):
             try:
                 return await self.computed("train", update)

@@ -1,6 +1,7 @@
 """Warnings about a finished step, and the conditions that end the run after it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from proxima.core.correction.health import health
@@ -72,7 +73,7 @@ class StepReview:
     def end_if_untrained(self) -> None:
         """Raises RunEnded if the last step is finished and none had anything to train on: such a run is not done."""
         journal = self.store.journal
-        if journal.step and not any((record or {}).get("prompts_used", 1) for record in journal.history()):
+        if journal.step and not any(record.get("prompts_used", 1) for record in journal.history()):
             last = self._nothing_left or "nothing was left to train on"
             raise RunEnded(f"no step of {journal.step} trained anything; in the last one, {last}")
 
@@ -84,8 +85,7 @@ class StepReview:
                 or `algorithm.mismatch.on_mismatch` is `stop`, and engine and trainer differ too much.
         """
         step, journal = record["step"], self.store.journal
-        steps = range(step - self.limit + 1, step + 1) if 0 < self.limit <= step else ()
-        records = [journal.metrics(number) or {} for number in steps]
+        records = [*islice(journal.history(), self.limit)] if 0 < self.limit <= step else []
         if records and all(r.get("completions") and r["reward/invalid"] == r["completions"] for r in records):
             raise RunEnded(
                 f"no completion of the last {self.limit} steps has a score ({self._score_error}); fix the reward and "

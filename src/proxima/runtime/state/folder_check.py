@@ -90,7 +90,7 @@ def _metrics(folder: RunFolder, journal: RestoredJournal | None) -> Finding:
         return Finding.of(kind, [reason], f"delete it: {FROM_JOURNAL}", "")
     if journal is None:
         return Finding(kind=kind, status="not checked", detail=f"{len(records)} lines")
-    steps = [journal.metrics(step) or {} for step in range(1, journal.step + 1)]
+    steps = [*journal.history()][::-1]
     evaluations = journal.get("evaluations") or []
     expected = {(r["kind"], r["step"]): r for r in (*steps, *evaluations)}
     lines = {number: (r.get("kind"), r.get("step")) for number, r in enumerate(records, 1)}

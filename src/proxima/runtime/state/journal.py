@@ -113,9 +113,10 @@ class Journal:
         with self._transaction():
             self._set(key, value)
 
-    def history(self) -> Iterator[dict[str, Any] | None]:
+    def history(self) -> Iterator[dict[str, Any]]:
         """The records of the finished steps, newest first."""
-        return (self.metrics(step) for step in range(self.step, 0, -1))
+        rows = self._db.execute("SELECT metrics FROM steps ORDER BY step DESC")
+        return (dict(json.loads(metrics)) for (metrics,) in rows)
 
     def was_evaluated(self, step: int) -> bool:
         """True when the weights of `step` were evaluated, in this process or before a resume."""
@@ -215,11 +216,6 @@ class Journal:
     def counts(self) -> dict[State, int]:
         """Number of prompts by state."""
         return dict(self._db.execute("SELECT state, COUNT(*) FROM prompts GROUP BY state").fetchall())
-
-    def metrics(self, step: int) -> dict[str, Any] | None:
-        """The record of a finished step; None for other steps."""
-        row = self._db.execute("SELECT metrics FROM steps WHERE step = ?", (step,)).fetchone()
-        return None if row is None else dict(json.loads(row[0]))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -153,9 +153,9 @@ class StoredRollouts:
             dropped=dropped,
             generated=groups,
             gen_batches=0,
-            replayed=True,
             version=self._versions[self._step - 1],
             accepted=len(used),
+            measured={"replayed": 1},
         )
 
     def state(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def rewind_run(folder: RunFolder, journal: RestoredJournal, observer: Observer) 
     last = journal.step
     journal.rewind(step)
     journal.set("changes", [entry | {"step": min(entry["step"], step)} for entry in journal.get("changes") or ()])
-    steps = [journal.metrics(number) or {} for number in range(1, step + 1)]
+    steps = [*journal.history()][::-1]
     journal.set("evaluations", rewind_folder(folder, step, steps, journal.get("evaluations") or ()))
     if step < last:
         place = f"the checkpoint of step {step}" if checkpoint else "the start, because no checkpoint exists"
