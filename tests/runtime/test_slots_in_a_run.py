@@ -3,7 +3,6 @@ written."""
 
 import pytest
 
-from proxima.view.log_lines import arithmetic
 from tests.runtime.tiny_run import NO_EVAL, Watcher, go, recipe, rollouts_of, steps_of
 
 
@@ -44,8 +43,8 @@ def test_pruning_and_dynamic_sampling_are_announced_and_done(tiny_model, tmp_pat
     }
     go(tmp_path / "run", recipe(tiny_model("llama"), **changes), observer=watcher)
     (info,) = infos
-    assert (info.prompts, info.kept, info.at_once) == (8, 2, 12)
+    sequences = "8 prompts × 4 completions = 32 sequences, 2 of 4 kept, 12 prompts at a time until it is full"
+    assert info.composition == f"{sequences} → micro-batches ≤ 512 tokens → 1 update"
     (step,) = [record for record in watcher.records if record["kind"] == "train"]
     assert (step["prompts_generated"], step["prompts_used"]) == (12 * step["gen_batches"], 8)
     assert step["dropped/pruned"] == 8 * 2
-    assert "= 32 sequences, 2 of 4 kept, 12 prompts at a time until it is full → " in arithmetic(info)

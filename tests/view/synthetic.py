@@ -34,6 +34,9 @@ seed: 1                                      # command line
 """
 
 
+COMPOSITION = "8 prompts × 8 completions = 64 sequences → micro-batches ≤ 2,048 tokens → 1 update"
+
+
 def info(folder, steps=40, **more):
     facts = {
         "version": "0.1.0",
@@ -43,7 +46,7 @@ def info(folder, steps=40, **more):
         "folder": folder,
         "steps": steps,
     }
-    facts |= {"prompts": 8, "completions": 8, "updates": 1, "tokens_per_micro_batch": 2048, "parameters": 134_515_008}
+    facts |= {"composition": COMPOSITION, "parameters": 134_515_008}
     return RunInfo(**facts | {"threads": 2, "dtype": "bfloat16"} | more)
 
 

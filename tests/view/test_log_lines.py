@@ -126,12 +126,11 @@ def test_an_evaluation_with_its_interval(plain, lines):
 
 
 def test_ends_that_are_not_done(plain, lines):
-    plain.started(info(Path("runs/a"), resumed_at=12, at_once=0))
+    plain.started(info(Path("runs/a"), resumed_at=12))
     plain.finished({"status": "stopped", "steps": 14, "seconds": 61.0})
     plain.finished({"status": "failed", "steps": 14, "seconds": 61.0, "error": "RuntimeError: out of\nmemory"})
     assert [line[10:] for line in lines[1:]] == [
-        "step = 8 prompts × 8 completions = 64 sequences, generated until it is full → micro-batches ≤ 2,048 tokens → "
-        "1 update",
+        "step = 8 prompts × 8 completions = 64 sequences → micro-batches ≤ 2,048 tokens → 1 update",
         "resumed after step 12/40",
         "stopped: 14 of 40 steps in 1m 01s  resume: proxima train runs/a --resume",
         "failed: 14 of 40 steps in 1m 01s  RuntimeError: out of⏎memory  resume: proxima train runs/a --resume",

@@ -25,9 +25,11 @@ def at_once(prompts: int, refill: DynamicSampling | None) -> int | None:
     return None if refill is None else refill.generation_batch(prompts) or 0
 
 
-def group_arithmetic(completions: int, kept: int | None, together: int | None) -> str:
-    """Describe pruning and dynamic sampling in a step: `, 4 of 16 kept, 96 prompts at a time until it is full`."""
-    left = "" if kept is None else f", {kept} of {completions} kept"
+def group_arithmetic(prompts: int, completions: int, kept: int | None, together: int | None) -> str:
+    """Describe the sequences of a step, with pruning and dynamic sampling:
+    `8 prompts × 16 completions = 128 sequences, 4 of 16 kept, 96 prompts at a time until it is full`."""
+    left = f"{prompts:,} prompts × {completions:,} completions = {prompts * completions:,} sequences"
+    left += "" if kept is None else f", {kept} of {completions} kept"
     if together is None:
         return left
     return f"{left}, {f'{together:,} prompts at a time' if together else 'generated'} until it is full"

@@ -43,9 +43,8 @@ class StepSize:
     def __str__(self) -> str:
         micro = f"{self.micro_batches:,} micro-batch" + ("es" if self.micro_batches > 1 else "")
         updates = f"{self.updates} update" + ("s" if self.updates > 1 else "")
-        sequences = f"{self.prompts} prompts × {self.completions} completions = {self.sequences:,} sequences"
-        left = group_arithmetic(self.completions, self.kept, self.at_once)
-        return f"{sequences}{left} → ≤ {micro} of ≤ {self.budget:,} tokens → {updates}"
+        sequences = group_arithmetic(self.prompts, self.completions, self.kept, self.at_once)
+        return f"{sequences} → ≤ {micro} of ≤ {self.budget:,} tokens → {updates}"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from shlex import quote
 from typing import NamedTuple
 
 from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
-from proxima.config.step_groups import group_arithmetic
 from proxima.data import Group
 from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.runtime.placement.process_group import is_rank
@@ -89,7 +88,7 @@ class LogLines(Observer):
     def started(self, info: RunInfo) -> None:
         self._info = info
         self._line(_justified(header(info), str(info.folder)))
-        self._line(arithmetic(info))
+        self._line(f"step = {info.composition}")
         if info.resumed_at:
             records = RunFolder(info.folder).read_metrics()  # up to the step after which it resumes
             self._evals = [record for record in records if record["kind"] == "eval"]
@@ -222,18 +221,6 @@ def resumed(info: RunInfo) -> str:
     if info.resumed_at < info.steps:
         return f"resumed after step {info.resumed_at}/{info.steps}"
     return f"already finished: {info.resumed_at} step{'s' * (info.resumed_at != 1)}; set train.steps=M to continue"
-
-
-def arithmetic(info: RunInfo) -> str:
-    """The composition of a step: `step = 8 prompts × 8 completions = 64 sequences → micro-batches → 1 update`, or
-    `step = 16 examples → …`."""
-    sequences = info.prompts * info.completions
-    budget = f" ≤ {count(info.tokens_per_micro_batch)} tokens" if info.tokens_per_micro_batch else ""
-    updates = f"{count(info.updates)} update{'s' * (info.updates != 1)}"
-    parts = f"{count(info.prompts)} prompts × {count(info.completions)} completions = {count(sequences)} sequences"
-    parts = f"{count(info.examples)} examples" if info.examples else parts
-    parts += group_arithmetic(info.completions, info.kept, info.at_once)
-    return f"step = {parts} → micro-batches{budget} → {updates}"
 
 
 def step_line(record: Record, steps: int, left: float | None) -> str:

@@ -76,7 +76,7 @@ def test_a_run_prints_the_address_and_a_notebook_shows_it(tmp_path, monkeypatch)
     monkeypatch.setattr(viewer_process, "ViewerProcess", Started)
     stream = io.StringIO()
     observer = ViewerObserver(stream)
-    observer.started(RunInfo(version="", algorithm="", model="", seed=1, folder=tmp_path, steps=1))
+    observer.started(RunInfo(version="", algorithm="", model="", seed=1, folder=tmp_path, steps=1, composition=""))
     eventually(lambda: stream.getvalue().endswith("\n"))
     assert stream.getvalue() == "view  http://127.0.0.1:1/  until the run ends\n"
     viewer = observer.viewer

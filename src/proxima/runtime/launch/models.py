@@ -39,9 +39,12 @@ def make_stack(
     )
 
 
-def describe_model(config: "RunConfig | OfflineConfig", loaded: LoadedModel | None) -> dict[str, Any]:
-    """The entries of `RunInfo` about the model and the machine, common to all kinds of training."""
-    dtype = config.model.compute_dtype
+def describe_run(
+    config: "RunConfig | OfflineConfig", loaded: LoadedModel | None, step: str, updates: int = 1
+) -> dict[str, Any]:
+    """The entries of `RunInfo` that are common to all kinds of training; `step` is what a step consists of, in
+    words."""
+    dtype, budget = config.model.compute_dtype, config.train.tokens_per_micro_batch
     return {
         "version": __version__,
         "model": Path(config.model.path).name,
@@ -51,7 +54,7 @@ def describe_model(config: "RunConfig | OfflineConfig", loaded: LoadedModel | No
         "threads": torch.get_num_threads(),
         "dtype": dtype if dtype == config.model.dtype else f"{dtype} autocast",
         "seed": config.seed,
-        "tokens_per_micro_batch": config.train.tokens_per_micro_batch,
+        "composition": f"{step} → micro-batches ≤ {budget:,} tokens → {updates:,} update{'s' * (updates != 1)}",
     }
 
 

@@ -14,7 +14,7 @@ from proxima.data import FieldError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
-from proxima.runtime.launch.models import describe_model, make_stack
+from proxima.runtime.launch.models import describe_run, make_stack
 from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
 from proxima.runtime.loop.services import RunServices
@@ -85,15 +85,14 @@ class OfflineWorkload:
         stack = make_stack(self.config.train, self.method.model(loaded), self.steps, ranks)
         return RankModels(stacks={stack.name: stack}, late_stages=self.method.stages)
 
-    def info(self, loaded: LoadedModel | None, folder: Path, step: int) -> RunInfo:
+    def info(self, loaded: LoadedModel | None, folder: Path, finished: int) -> RunInfo:
         config = self.config
         return RunInfo(
-            **describe_model(config, loaded),
+            **describe_run(config, loaded, f"{config.train.examples_per_step:,} examples"),
             algorithm=self.family.name,
             folder=folder,
             steps=self.steps,
-            resumed_at=step,
-            examples=config.train.examples_per_step,
+            resumed_at=finished,
         )
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.config.step_groups import at_once, pruned
+from proxima.config.step_groups import at_once, group_arithmetic, pruned
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import Collector, Pending
@@ -14,7 +14,7 @@ from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.launch.generation import make_collector, make_evaluations, make_generator
 from proxima.runtime.launch.inputs import input_hashes
 from proxima.runtime.launch.learning import StageFactory, make_batch_builder, make_learner
-from proxima.runtime.launch.models import describe_model
+from proxima.runtime.launch.models import describe_run
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import DeviceTurns, Publisher
@@ -125,21 +125,19 @@ class RlWorkload:
             stacks[critic.stack.name], stages[critic.stack.name] = critic.stack, by_column([critic.stage])
         return RankModels(stacks=stacks, stages=stages)
 
-    def info(self, loaded: LoadedModel | None, folder: Path, step: int) -> RunInfo:
-        """The facts known at the start, or when the run resumes after `step`; without a model if no step is left."""
+    def info(self, loaded: LoadedModel | None, folder: Path, finished: int) -> RunInfo:
+        """The facts known at the start, or when the run resumes after `finished` steps; without a model if none is
+        left."""
         config, train = self.config, self.config.train
-        prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
+        size = train.completions_per_prompt
+        prompts, kept = pruned(train.prompts_per_step, size, config.algorithm.selection)
+        step = group_arithmetic(prompts, size, kept, at_once(prompts, config.algorithm.dynamic_sampling))
         return RunInfo(
-            **describe_model(config, loaded),
+            **describe_run(config, loaded, step, train.updates_per_step * train.epochs_per_step),
             algorithm=algorithm_name(config),
             folder=folder,
             steps=train.steps,
-            resumed_at=step,
-            prompts=prompts,
-            completions=train.completions_per_prompt,
-            kept=kept,
-            at_once=at_once(prompts, config.algorithm.dynamic_sampling),
-            updates=train.updates_per_step * train.epochs_per_step,
+            resumed_at=finished,
             replay_of=config.replayed,
         )
 

@@ -27,13 +27,7 @@ class RunInfo:
     seed: int
     folder: Path
     steps: int  # of the whole run
-    prompts: int = 0  # per step; 0 on a fixed data set
-    completions: int = 0  # per prompt; 0 on a fixed data set
-    examples: int = 0  # rows per step of training on a fixed data set
-    kept: int | None = None  # completions per prompt after pruning; None: all
-    at_once: int | None = None  # prompts per batch of dynamic sampling; 0: as many as needed; None: there is none
-    updates: int = 1  # of the optimizer, per step: updates_per_step × epochs_per_step
-    tokens_per_micro_batch: int = 0  # token budget of a forward pass
+    composition: str  # of a step: from its prompts or examples to its updates, in words
     parameters: int = 0  # of the model; 0 if unknown
     adapter: int = 0  # parameters of the adapter, which alone is trained; 0: there is none
     device: str = "cpu"  # of the forward pass, as the next two
