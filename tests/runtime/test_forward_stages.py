@@ -1,4 +1,4 @@
-"""Forward passes before the advantages and before the update, of a value head that is given to `train`."""
+"""Forward passes before the advantages and before the update, of a value head in place of those of the config."""
 
 from dataclasses import dataclass, field, replace
 
@@ -9,11 +9,10 @@ from torch import nn
 
 from proxima.config import resolve
 from proxima.core.advantage.token import Gae
-from proxima.data import FieldError, Trajectory
+from proxima.data import Trajectory
 from proxima.model import Policy
 from proxima.model.attention import ATTENTION
 from proxima.runtime.launch.run import train
-from proxima.train import LogProbStage
 from tests.runtime.interruptions import interrupt_and_resume
 from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, rollouts_of, traces
 
@@ -40,30 +39,34 @@ class ValueStage:
         return self.head(hidden.float()).squeeze(1)
 
 
-def gae_run(folder, model, *, stages, **how):
+@pytest.fixture
+def trained_with(monkeypatch):
+    """Has runs take the stages that a function of the policy makes."""
+
+    def take(stages):
+        monkeypatch.setattr("proxima.runtime.launch.learning.needs_stages", lambda config: True)
+        made = "proxima.runtime.launch.forward_passes.make_stages"
+        monkeypatch.setattr(made, lambda config, source, policy, *rest, **how: stages(policy))
+
+    return take
+
+
+def gae_run(folder, model, **how):
     tree = recipe(model, algorithm={"preset": "grpo"}, train__updates_per_step=2, train__steps=2, **NO_EVAL)
     config = resolve({**tree, "folder": str(folder)}).config
     advantage = Gae(gamma=0.9, lam=0.8, whiten=False)
     config = replace(config, algorithm=replace(config.algorithm, advantage=advantage))
-    return train(config, stages=stages, **how)
+    return train(config, **how)
 
 
-def test_a_run_with_a_stage_is_resumed_to_the_bit(tiny_model, tmp_path):
-    def start(folder, model, **how):
-        return gae_run(folder, model, stages=lambda policy: [ValueStage(policy)], **how)
-
-    start(tmp_path / "whole", tiny_model("llama"))
-    interrupt_and_resume(start, tmp_path / "run", tiny_model("llama"), "after step 1", "stopped")
+def test_a_run_with_a_stage_is_resumed_to_the_bit(tiny_model, tmp_path, trained_with):
+    trained_with(lambda policy: [ValueStage(policy)])
+    gae_run(tmp_path / "whole", tiny_model("llama"))
+    interrupt_and_resume(gae_run, tmp_path / "run", tiny_model("llama"), "after step 1", "stopped")
     assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
 
 
-def test_an_advantage_whose_column_no_stage_fills_is_refused(tiny_model, tmp_path):
-    said = r"algorithm.advantage='gae' needs `value`; set critic, give train\(\) a forward stage"
-    with pytest.raises(FieldError, match=said):
-        gae_run(tmp_path / "run", tiny_model("llama"), stages=lambda policy: [LogProbStage("next_log_prob", policy)])
-
-
-def test_a_stage_runs_where_its_column_is_needed(tiny_model, tmp_path):
+def test_a_stage_runs_where_its_column_is_needed(tiny_model, tmp_path, trained_with):
     """Before the advantages over everything with a score; otherwise over what is trained, and once."""
     made = []
 
@@ -79,7 +82,8 @@ def test_a_stage_runs_where_its_column_is_needed(tiny_model, tmp_path):
     tree = recipe(tiny_model("llama"), **{"algorithm": {"preset": "grpo"}} | changes)
     config = resolve({**tree, "folder": str(tmp_path / "run")}).config
     config = replace(config, algorithm=replace(config.algorithm, advantage=Gae()))
-    train(config, stages=stages)
+    trained_with(stages)
+    train(config)
     rows = rollouts_of(tmp_path / "run", 1)
     keys = {(row["prompt_uid"], row["sample"], row["turn"]): row for row in rows}
     assert 0 < sum(not row["valid"] for row in rows) < len(rows)

@@ -1,15 +1,13 @@
 """Builds the learner from a config: the loss, the forward passes before it, and its batches."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxima.config.describe import kind_of
-from proxima.config.sections.algorithm_section import RECOMPUTED, replays_sampling_masks, unsupported_by_loop
+from proxima.config.sections.algorithm_section import RECOMPUTED, replays_sampling_masks
 from proxima.core import PENALTIES
-from proxima.data import FieldError
 from proxima.engine.choice import EngineChoice
-from proxima.model import LoadedModel, Policy
+from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.model_source import ModelSource
 from proxima.reward.base import as_reward
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
     from proxima.train import ForwardStage, PreferenceObjective, ValueObjective
 
-StageFactory = Callable[[Policy], Sequence["ForwardStage"]]  # called in the compute thread
-
 
 def make_learner(
     config: "RunConfig",
@@ -34,14 +30,13 @@ def make_learner(
     compute: ComputeThread,
     *,
     restored: Path | None = None,
-    stages: StageFactory | None = None,
     engines: Mapping[str, EngineChoice],
     log: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Learner:
     """Build the learner of a model that is loaded from `source`: the weights, their optimizer and loss, the critic, and
-    the forward stages; `stages` adds more. `engines` run some of the stages, and write to `log`. `restored` is the
-    checkpoint that the run resumes from. All ranks build their models in this order."""
+    the forward stages. `engines` run some of the stages, and write to `log`. `restored` is the checkpoint that the run
+    resumes from. All ranks build their models in this order."""
     critic, head = None, None
     if config.critic is not None:
         from proxima.runtime.launch.critic_weights import make_critic
@@ -54,17 +49,15 @@ def make_learner(
         from proxima.runtime.launch.forward_passes import make_stages
 
         passes += make_stages(config, source, policy, compute, engines, log, leads=ranks.rank == 0)
+    if head is not None:
+        passes.append(head.stage(policy))
     train, waits = config.train, config.value_warmup
     planned = train.updates_per_step * train.epochs_per_step
     return Learner(
         policy=policy,
         stack=make_stack(train, policy, train.updates - waits * planned, ranks),
         objective=make_objective(config, None if head is None else head.objective),
-        stages=[
-            *passes,
-            *([] if head is None else [head.stage(policy)]),
-            *(compute.call(stages, policy) if stages else ()),
-        ],
+        stages=passes,
         critic=critic,
         updates=planned,
         epochs=train.epochs_per_step,
@@ -129,16 +122,8 @@ def needs_stages(config: "RunConfig") -> bool:
 
 
 def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: float | None = None) -> BatchBuilder:
-    """Build the batch builder from the slots that act before the update; `kl_coefficient` comes from a checkpoint.
-
-    Raises:
-        FieldError: no critic or stage supplies a column that the advantage needs.
-    """
+    """Build the batch builder from the slots that act before the update; `kl_coefficient` comes from a checkpoint."""
     algorithm, train = config.algorithm, config.train
-    supplied = {stage.column for stage in learner.stages} | ({"value"} if learner.critic is not None else set())
-    if missing := unsupported_by_loop(algorithm.advantage, supplied):
-        remedy = "set critic, give train() a forward stage that fills it, or use another advantage"
-        raise FieldError("algorithm.advantage", kind_of(algorithm.advantage), missing, remedy=remedy)
     return BatchBuilder(
         advantage=algorithm.advantage,
         selection=algorithm.selection,

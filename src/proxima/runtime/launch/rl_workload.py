@@ -13,7 +13,7 @@ from proxima.rollout.collector import Collector, Pending
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.launch.generation import make_collector, make_evaluations, make_generator
 from proxima.runtime.launch.inputs import input_hashes
-from proxima.runtime.launch.learning import StageFactory, make_batch_builder, make_learner
+from proxima.runtime.launch.learning import make_batch_builder, make_learner
 from proxima.runtime.launch.models import describe_run
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.runtime.loop.controller import Controller
@@ -38,12 +38,12 @@ class RlWorkload:
     fixed data set. It is created with its data, before weights are loaded; `notes` are warnings about the data.
     `images` is the `ImageStore` of the prompts; None: they are of text alone."""
 
-    def __init__(self, config: "RunConfig", stages: StageFactory | None = None) -> None:
+    def __init__(self, config: "RunConfig") -> None:
         self.config = config
         self.data = load_run_data(config)
         self.model = replace(config.model.source(config.seed, config.placement), images=self.data.images)
         self.notes, self.images = self.data.notes, self.data.images
-        self._make_learner = partial(make_learner, config, self.model, stages=stages, engines=self.data.engines)
+        self._make_learner = partial(make_learner, config, self.model, engines=self.data.engines)
         self.checkpoint: Checkpoint | None = None  # that the run resumes from
         self.pending = Pending()  # the groups and prompts that the collector held for later steps
 

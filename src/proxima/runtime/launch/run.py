@@ -36,7 +36,6 @@ from proxima.train.ranks import Ranks
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
     from proxima.config.sections.offline_section import OfflineConfig
-    from proxima.runtime.launch.learning import StageFactory
     from proxima.runtime.launch.offline_workload import OfflineWorkload
     from proxima.runtime.launch.rl_workload import RlWorkload
     from proxima.runtime.loop.training_loop import TrainingLoop
@@ -50,7 +49,6 @@ Mode = Literal["new", "resume", "change"]
 def train(
     config: "RunConfig | OfflineConfig",
     *,
-    stages: "StageFactory | None" = None,
     resolved: "Resolved[Any] | None" = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -62,8 +60,6 @@ def train(
 
     Args:
         config, resolved: the config, and the same with provenance, for config.yaml; None writes no config.yaml.
-        stages: called with the trained policy; returns forward stages in addition to those of the loss, such as a
-            critic for `gae`. They must be the same at each resume. RL only.
         resume: continue the run in the folder from its last complete checkpoint; start a new run if there is none.
         overwrite: delete the run in the folder first.
         accept_changes: resume a run whose algorithm, rewards or the like have changed; the run records the changes.
@@ -73,7 +69,7 @@ def train(
         RunEnded: the run can't continue.
     """
     observer, clock = observer or Observer(), clock or Clock()
-    make_work = partial(_workload, config, stages, observer)
+    make_work = partial(_workload, config, observer)
     with ranks_of(config) as ranks, quiet_transformers(), ExitStack() as opened:
         if ranks.rank > 0:
             from proxima.runtime.launch.run_on_ranks import start_rank
@@ -102,14 +98,14 @@ def train(
             raise UserError(message, remedy=remedy) from error
 
 
-def _workload(config: Any, stages: "StageFactory | None", observer: Observer) -> "Workload":
+def _workload(config: Any, observer: Observer) -> "Workload":
     if (family := family_of_config(config)) is not None and family is not TRAIN:
         from proxima.runtime.launch.offline_workload import OfflineWorkload
 
         return OfflineWorkload(config, family, observer)
     from proxima.runtime.launch.rl_workload import RlWorkload
 
-    return RlWorkload(config, stages)
+    return RlWorkload(config)
 
 
 def _cancelled_with(ranks: Ranks, folder: RunFolder, observer: Observer) -> AbstractContextManager[None]:
