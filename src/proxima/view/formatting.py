@@ -90,26 +90,23 @@ def printable(text: str, limit: int = 0) -> str:
     Line breaks become `⏎`; other control and format characters (bidirectional overrides too) become their picture or
     code. Text longer than `limit` (> 0) is truncated, with `…`.
     """
-    out = []
-    for char in text[: limit + 1] if limit else text:
-        if char == "\n":
-            out.append("⏎")
-        elif char == "\t":
-            out.append(" ")
-        elif unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
-            code = ord(char)
-            out.append(chr(0x2400 + code) if code < 0x20 else f"<{code:04x}>")
-        else:
-            out.append(char)
-    line = "".join(out)
+    line = "".join(map(_on_one_line, text[: limit + 1] if limit else text))
     return line[: limit - 1] + "…" if limit and len(line) > limit else line
+
+
+def _on_one_line(char: str) -> str:
+    if char in "\n\t":
+        return "⏎" if char == "\n" else " "
+    return _picture(ord(char)) if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else char
+
+
+def _picture(code: int) -> str:
+    return chr(0x2400 + code) if code < 0x20 else f"<{code:04x}>"
 
 
 # Control characters except tab and line break, and characters that change the direction of the surrounding text.
 _UNSEEN = (*range(9), *range(11, 32), *range(127, 160), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F))
-_PICTURES = {
-    code: chr(0x2400 + code) if code < 0x20 else f"<{code:04x}>" for code in (*_UNSEEN, *range(0x2066, 0x206A))
-}
+_PICTURES = {code: _picture(code) for code in (*_UNSEEN, *range(0x2066, 0x206A))}
 
 
 def visible(text: str) -> str:
