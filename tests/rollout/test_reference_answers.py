@@ -14,7 +14,7 @@ from proxima.reward.length import Length
 from proxima.reward.math.marked import Gsm8kReward
 from proxima.reward.math.number import Number
 from proxima.reward.math.symbolic import Math
-from proxima.rollout.reference_answers import ReferenceAnswers, unreadable
+from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.protocol import Row
 from tests.ports import kept_port
@@ -109,9 +109,10 @@ def test_all_rows_or_a_sample_drawn_by_the_seed():
         """The rows that were read."""
         rows = Listed(["1"] * 50 + ["x"] * 50)
         answers = ReferenceAnswers(name="task", rows=rows, count=count)
-        looked, unread = unreadable(answers, RewardRunner(NUMBER), limit, seed)
-        assert looked == len(rows.read) and rows.read == sorted(set(rows.read))
-        assert [row for row, _, _ in unread] == [row for row in rows.read if row >= 50]
+        (note,) = validate_answers(RewardRunner(NUMBER), [answers], limit=limit, most_unreadable=1.0, seed=seed)
+        unread = [row for row in rows.read if row >= 50]
+        assert rows.read == sorted(set(rows.read)) and note.startswith(f"task: {len(unread)} of {len(rows.read)} ")
+        assert all(f'row {row} "x" ' in note for row in unread[:5])
         return rows.read
 
     assert look(0, 1) == look(100, 1) == [*range(100)] and look(0, 1, count=60) == [*range(60)]

@@ -29,7 +29,6 @@ from proxima.runtime.watch.interrupt import signals_restored, stop_on_interrupt
 from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import Timeline
 from proxima.system.environment import describe_environment
-from proxima.train.checkpoint import Checkpoint
 from proxima.train.messages import Start
 from proxima.train.ranks import Ranks
 
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from proxima.config.sections.offline_section import OfflineConfig
     from proxima.runtime.launch.offline_workload import OfflineWorkload
     from proxima.runtime.launch.rl_workload import RlWorkload
-    from proxima.runtime.loop.training_loop import TrainingLoop
 
     Workload = RlWorkload | OfflineWorkload
 
@@ -154,7 +152,9 @@ async def _run(
                 await disk.write(folder.write_config, dump(resolved, folder.config))
             loop = work.make_loop(loaded, RunServices(store, compute, observer, opened))
             if checkpoint:
-                await compute.run(_restore, checkpoint, loop)
+                from proxima.train.checkpoint_restore import restore
+
+                await compute.run(restore, checkpoint, loop.stack, loop.others)
             await disk.write(folder.write_environment, _environment(config, loaded))
             folder.remove_outcome()
             observer.started(work.info(loaded, folder.path, journal.step))
@@ -199,12 +199,6 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]
         disk.stop.set()
         return "stopped", "interrupted"
     return "failed", f"{type(problem).__name__}: {problem}".removesuffix(": ")
-
-
-def _restore(checkpoint: Checkpoint, loop: "TrainingLoop") -> None:
-    from proxima.train.checkpoint_restore import restore
-
-    restore(checkpoint, loop.stack, loop.others)
 
 
 def _compare_files(hashes: Callable[[], dict[str, str]], ranks: Ranks) -> None:

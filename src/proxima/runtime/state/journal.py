@@ -223,9 +223,8 @@ class Journal:
             remedy = "resume the run (--resume): the steps up to the last checkpoint are restored from metrics.jsonl"
             raise UserError(f"{self.path} was deleted during the run", remedy=remedy)
         try:
-            self._db.execute(
-                "BEGIN IMMEDIATE"
-            )  # a writer at once: a later upgrade could fail with "database is locked"
+            # a writer at once: a later upgrade could fail with "database is locked"
+            self._db.execute("BEGIN IMMEDIATE")
             yield
             self._db.execute("COMMIT")
         except BaseException as error:

@@ -36,9 +36,8 @@ class Summary:
     tokens_per_second: Mapping[str, float] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
     replay: Mapping[str, str | None] | None = None
-    changes: Sequence[
-        Mapping[str, Any]
-    ] = ()  # resumes with other settings: `step`, and `field`, `before`, `now` of each
+    # resumes with other settings: `step`, and `field`, `before`, `now` of each
+    changes: Sequence[Mapping[str, Any]] = ()
     warnings: Sequence[Mapping[str, Any]] = ()  # `step`, `last`, `text` and `times` of each: see `WarningList`
     links: Mapping[str, str] = field(default_factory=dict)  # where to look at the run: its report, its trackers
     error: str | None = None

@@ -38,9 +38,15 @@ class EngineWatch:
     def health_warnings(self, health: Health) -> list[str]:
         """Warnings about what has happened since the last call, even if it only cost time and no completion."""
         detail = health.detail
-        replaced = self._replaced(int(detail.get("exits", 0)), str(detail.get("exit_reason", "")))
-        events = detail.get("events") or ()
-        warnings = [*replaced, *map(str, events[self._seen :])]
+        warnings, events = list[str](), detail.get("events") or ()
+        exits = int(detail.get("exits", 0))
+        if (more := exits - self._exits) > 0:
+            times = "once" if more == 1 else f"{more} times"
+            reason = f" ({detail['exit_reason']})" if detail.get("exit_reason") else ""
+            ended = f"the engine's process ended {times} and was replaced{reason}"
+            warnings.append(f"{ended}; what it had not finished is generated again. See {self.log}")
+        self._exits = max(self._exits, exits)
+        warnings += map(str, events[self._seen :])
         self._seen = max(self._seen, len(events))
         counts = {f"replicas/{name}": value for name, value in _numbers(detail.get("replicas") or {}).items()}
         grown = {key: value - self._counts.get(key, 0) for key, value in counts.items()}
@@ -52,16 +58,6 @@ class EngineWatch:
             text = "1 server response was" if lost == 1 else f"{lost:g} server responses were"
             warnings.append(f"{text} unusable, and requested again; see {detail.get('log') or self.log}")
         return warnings
-
-    def _replaced(self, exits: int, exit_reason: str) -> Iterator[str]:
-        more, self._exits = exits - self._exits, max(exits, self._exits)
-        if more > 0:
-            times = "once" if more == 1 else f"{more} times"
-            reason = f" ({exit_reason})" if exit_reason else ""
-            yield (
-                f"the engine's process ended {times} and was replaced{reason}; what it had not finished is generated "
-                f"again. See {self.log}"
-            )
 
 
 @contextmanager
