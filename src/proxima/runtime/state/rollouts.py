@@ -32,11 +32,10 @@ from proxima.train.completion_record import CompletionRecord
 OF_SCORE = ("correct", "reward", "valid", "error", "parts")
 COMMON = ("step", "prompt_uid", "sample", "turn", "question", "answer", "text", "tokens", "finish_reason", *OF_SCORE)
 OF_ENGINE = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "temperature", "top_k", "top_k_log_prob")
+OF_TRAJECTORY = ("behavior_log_prob", "next_log_prob")
 OF_FORWARD = ("log_prob", "keep", "entropy", "proximal_log_prob", "selected", "top_k_divergence")
-# One value a token, or null; the part of a record that has them.
-OF_RECORD = dict.fromkeys(("behavior_log_prob", "next_log_prob"), "trajectory") | dict.fromkeys(
-    OF_FORWARD, "statistics"
-)
+# One value a token, or null; the part of a record that has it.
+OF_RECORD = dict.fromkeys(OF_TRAJECTORY, "trajectory") | dict.fromkeys(OF_FORWARD, "statistics")
 OF_ADVANTAGE = ("advantage", "token_advantage", "token_reward")
 TRAINING = ("prompt_tokens", "baseline", *OF_ENGINE, *MASK_COLUMNS, "outcome", "used", *OF_RECORD, *OF_ADVANTAGE)
 EVAL_SCHEMA = schema("evals 3", COMMON)
