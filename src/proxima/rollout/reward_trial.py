@@ -11,13 +11,13 @@ from typing import Any
 
 from proxima.data import Completion, FieldError, Group, Prompt
 from proxima.model.compute_thread import ComputeThread
-from proxima.reward.base import as_reward, unscored
+from proxima.reward.base import as_reward
 from proxima.reward.runner import RewardRunner
-from proxima.rollout.collector import score_errors
+from proxima.rollout.collector import score_errors, without_score
 from proxima.system.jsonl import utf8
 from proxima.task.template import as_text
 
-PROMPTS = 4  # to try: the first one, and the others only if it got no score
+PROMPTS = 4  # to try: each only if those before it got no score
 PLAIN = "I think that the answer is 7."
 TRIAL_UID = 1 << 42  # the first uid of trial prompts, used by no draw and no record of the run
 
@@ -30,7 +30,7 @@ def try_rewards(
     *,
     refuses: bool,
 ) -> list[str]:
-    """Score two synthetic completions of a prompt, its answer and a plain sentence; if both fail, try more prompts.
+    """Score two synthetic completions of a prompt, its answer and a plain sentence; if both fail, try another prompt.
     `make` makes the runner of those rewards that are tried.
 
     Rewards that run a model are left out, because their weights are not loaded (their `check` has passed), and so are
@@ -48,7 +48,7 @@ def try_rewards(
         return []
     with closing(make(tried)) as rewards:  # in another thread, because this one may have a running event loop
         groups = ComputeThread().serve(_tried(rewards, prompts[:PROMPTS], tokenizer))
-    if _any_valid(groups):
+    if without_score(groups) < len(groups):
         return []
     count, text = sum(len(group.scores) for group in groups), groups[0].completions[0].text
     facts = f"none of {count} synthetic completions such as {text!r:.60} has a score ({score_errors(groups)})"
@@ -60,27 +60,17 @@ def try_rewards(
 
 
 async def _tried(rewards: RewardRunner, prompts: Sequence[Prompt], tokenizer: Any) -> list[Group]:
-    groups = await _scored(rewards, _groups(prompts[:1], tokenizer))
-    return groups if _any_valid(groups) else groups + await _scored(rewards, _groups(prompts[1:], tokenizer))
-
-
-async def _scored(rewards: RewardRunner, groups: Sequence[Group]) -> list[Group]:
-    scored = [replace(g, scores=tuple(await rewards.score(g.prompt, g.completions))) for g in groups]
-    return await rewards.score_batch(scored)
-
-
-def _any_valid(groups: Sequence[Group]) -> bool:
-    return any(score.valid for group in groups for score in group.scores)
-
-
-def _groups(prompts: Sequence[Prompt], tokenizer: Any) -> list[Group]:
-    """Each prompt with its synthetic completions, under a uid that the run does not use."""
-    groups = []
+    """Scored synthetic completions of one prompt after the other, under uids that the run does not use, until there is
+    a score."""
+    groups = list[Group]()
     for number, prompt in enumerate(prompts):
-        answer = "7" if prompt.answer is None else as_text(prompt.answer)
         tried = replace(prompt, uid=TRIAL_UID + number)
-        completions = [_completion(tried.uid, i, text, tokenizer) for i, text in enumerate((answer, PLAIN))]
-        groups.append(unscored(tried, completions))
+        answer = "7" if prompt.answer is None else as_text(prompt.answer)
+        completions = tuple(_completion(tried.uid, i, text, tokenizer) for i, text in enumerate((answer, PLAIN)))
+        scores = tuple(await rewards.score(tried, completions))
+        groups += await rewards.score_batch([Group(prompt=tried, completions=completions, scores=scores)])
+        if without_score(groups) < len(groups):
+            break
     return groups
 
 
