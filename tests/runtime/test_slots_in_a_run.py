@@ -44,7 +44,7 @@ def test_pruning_and_dynamic_sampling_are_announced_and_done(tiny_model, tmp_pat
     go(tmp_path / "run", recipe(tiny_model("llama"), **changes), observer=watcher)
     (info,) = infos
     sequences = "8 prompts × 4 completions = 32 sequences, 2 of 4 kept, 12 prompts at a time until it is full"
-    assert info.composition == f"{sequences} → micro-batches ≤ 512 tokens → 1 update"
+    assert info.composition == f"{sequences} → micro-batches ≤ 200 tokens → 1 update"
     (step,) = [record for record in watcher.records if record["kind"] == "train"]
     assert (step["prompts_generated"], step["prompts_used"]) == (12 * step["gen_batches"], 8)
     assert step["dropped/pruned"] == 8 * 2

@@ -33,7 +33,7 @@ def test_counts_of_a_step_add_up_however_often_they_are_asked_for() -> None:
     for lost in (1, 3, 3, 4):
         news(watch, replicas={"lost": lost, "ready": 2})
     assert watch.metrics == {"replicas/lost": 4, "replicas/ready": 2}
-    watch.begin_step()
+    watch.metrics.clear()
     news(watch, replicas={"lost": 5, "ready": 1})
     assert watch.metrics == {"replicas/lost": 1, "replicas/ready": 1}
 

@@ -44,6 +44,7 @@ class OfflineWorkload:
         self.method: OfflineMethod[Any] = class_at(family.method)(config, source, model.tokenizer, model.context)
         self.method.check()
         self.data = OfflineData(config, self.method, observer)
+        self.steps = config.train.steps_of(len(self.data.items))
         self.notes = [*template_note(model.tokenizer, model.path), *self.data.notes]
         if self.data.held_out and (why := self.method.unmeasured(self.data.held_out)):
             if config.checkpoint.keep_best:
@@ -51,10 +52,6 @@ class OfflineWorkload:
                     "checkpoint.keep_best", True, f"has no metric to compare checkpoints by: {why}", remedy=OTHER_ROWS
                 )
             self.notes.append(f"{why}; {OTHER_ROWS}")
-
-    @property
-    def steps(self) -> int:
-        return self.config.train.steps_of(len(self.data.items))
 
     def hashes(self) -> dict[str, str]:
         return model_hashes(self.config.model) | {name: rows_sha(rows) for name, rows in self.data.rows.items()}

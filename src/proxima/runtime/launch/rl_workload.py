@@ -36,21 +36,16 @@ if TYPE_CHECKING:
 class RlWorkload:
     """The work of an RL run between its start and its end; `OfflineWorkload` has the same methods for training on a
     fixed data set. It is created with its data, before weights are loaded; `notes` are warnings about the data.
-    `images` is the `ImageStore` of the prompts; None: they are of text alone."""
+    `steps` are of the whole run; `images` is the `ImageStore` of the prompts; None: they are of text alone."""
 
     def __init__(self, config: "RunConfig") -> None:
-        self.config = config
+        self.config, self.steps = config, config.train.steps
         self.data = load_run_data(config)
         self.model = replace(config.model.source(config.seed, config.placement), images=self.data.images)
         self.notes, self.images = self.data.notes, self.data.images
         self._make_learner = partial(make_learner, config, self.model, engines=self.data.engines)
         self.checkpoint: Checkpoint | None = None  # that the run resumes from
         self.pending = Pending()  # the groups and prompts that the collector held for later steps
-
-    @property
-    def steps(self) -> int:
-        """Of the whole run."""
-        return self.config.train.steps
 
     def hashes(self) -> dict[str, str]:
         """SHA-256 of everything that the run reads, keyed by its name in messages."""

@@ -86,7 +86,7 @@ class Controller(TrainingLoop):
 
     async def collect(self, step: int) -> CollectedBatch:
         """Collect scored groups until they make a batch."""
-        self.publisher.watch.begin_step()
+        self.publisher.watch.metrics.clear()
         with self.timed(self.collector.stage), engine_errors():
             try:
                 collected: CollectedBatch = await self.cancel_on_stop(

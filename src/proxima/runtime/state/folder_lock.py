@@ -8,10 +8,9 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from proxima.data import UserError
-from proxima.system.jsonl import dumps, read_lines
+from proxima.system.jsonl import utf8
 
 
 class FolderLock:
@@ -31,12 +30,13 @@ class FolderLock:
             fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:
             self._file.close()
-            reason = f"{path.parent} is in use by another process{_noted(path)}"
+            noted = path.read_text(encoding="utf-8", errors="replace").strip()
+            reason = f"{path.parent} is in use by another process{f' ({noted})' if noted else ''}"
             raise UserError(reason, remedy="wait for it, stop it, or set folder=PATH") from error
         if not shared:
             self._file.truncate(0)
             with suppress(OSError):  # a full disk: the lock holds without a note
-                self._file.write(f"{dumps(_own_note())}\n".encode())
+                self._file.write(_own_note().encode())
 
     @property
     def is_gone(self) -> bool:
@@ -63,15 +63,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def _own_note() -> dict[str, Any]:
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+def _own_note() -> str:
+    command = utf8(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200])
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"pid": os.getpid(), "host": socket.gethostname(), "command": command[:200], "since": since}
-
-
-def _noted(path: Path) -> str:
-    """The note in the lock file, in words; empty if there is none."""
-    with suppress(OSError, ValueError):
-        for note in read_lines(path):
-            return f" (pid {note['pid']} on {note['host']}, `{note['command']}`, since {note['since']})"
-    return ""
+    return f"pid {os.getpid()} on {socket.gethostname()}, `{command}`, since {since}\n"

@@ -15,7 +15,7 @@ class EngineWatch:
     """Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (lines
     for the user since the start), `log` (where to look, if not in the engine's log in the run folder, whose name is
     `log` here), `exits` (how often the process has exited) and `exit_reason` (of the last exit). `metrics` are those of
-    the present step.
+    the present step, whose beginning clears them.
     """
 
     def __init__(self, log: str) -> None:
@@ -23,10 +23,6 @@ class EngineWatch:
         self.metrics: dict[str, float] = {}
         self._exits = self._seen = 0
         self._counts: dict[str, float] = {}
-
-    def begin_step(self) -> None:
-        """Forget the metrics of the previous step."""
-        self.metrics = {}
 
     async def published(self, engine: Engine, version: int) -> dict[str, Any]:
         """The measurements of the engine at a weight sync: numbers under `sync/` and `version`; empty for an engine

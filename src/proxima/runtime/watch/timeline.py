@@ -84,12 +84,9 @@ class Timeline:
         self._ended = True
 
     def _append(self, text: str) -> None:
-        content = text.encode()
         try:
-            with self.path.open("ab", buffering=0) as file:
-                if file.write(content) != len(content):
-                    raise OSError("no space left on the disk")
-            self._size += len(content)
+            with self.path.open("ab") as file:
+                self._size += file.write(text.encode())
         except OSError as error:
             self._ended = True
             self.warn(f"{self.path.name} ends here ({error}); the run continues")
