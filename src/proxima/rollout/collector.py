@@ -236,7 +236,8 @@ class BatchCollector(Collector):
         usable, dropped = self._split_by_age(version)
         generated: list[Group] = []
         batches, scoring_seconds, accepted, given_up = 0, 0.0, 0, False
-        while len(usable) < self.prompts and not given_up and not self._exhausted(batches):
+        limit = self.refill.sampling.max_num_gen_batches if self.refill else 1
+        while len(usable) < self.prompts and not given_up and not 0 < limit <= batches:
             missing = self.prompts - len(usable)
             fresh = await self._generate(self._generation_batch(missing, generated, accepted, history))
             batches += 1
@@ -286,10 +287,6 @@ class BatchCollector(Collector):
         usable = [group for group in carried if group_age(group, version) <= self.max_lag]
         stale = [(group, STALE) for group in carried if group_age(group, version) > self.max_lag]
         return usable, stale
-
-    def _exhausted(self, batches: int) -> bool:
-        limit = self.refill.sampling.max_num_gen_batches if self.refill else 1
-        return 0 < limit <= batches
 
     def _generation_batch(self, missing: int, generated: Sequence[Group], accepted: int, history: History) -> int:
         """The number of prompts of the next generation batch."""

@@ -123,9 +123,8 @@ class LogLines(Observer):
 
     def sampled(self, groups: Sequence[Group]) -> None:
         for group in groups:
-            shown = (
-                printable(" ".join(text.split()), SAMPLE) for text in (group.prompt.question, group.completions[0].text)
-            )
+            texts = group.prompt.question, group.completions[0].text
+            shown = (printable(" ".join(text.split()), SAMPLE) for text in texts)
             self._line(f"      sample  {' → '.join(shown)}")
 
     def step(self, record: Record) -> None:

@@ -107,11 +107,8 @@ def _rows(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 def representative(group: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Select completions of a group, evenly spaced from a failed one or the best one to the worst one."""
-
-    def order(row: Mapping[str, Any]) -> tuple[bool, float]:
-        return row["reward"] is not None, -(row["reward"] or 0.0)
-
-    return _spread(sorted(group, key=order), SAMPLED_COMPLETIONS)
+    best_first = sorted(group, key=lambda row: (row["reward"] is not None, -(row["reward"] or 0.0)))
+    return _spread(best_first, SAMPLED_COMPLETIONS)
 
 
 def _spread(items: Sequence[Item], most: int) -> list[Item]:

@@ -176,7 +176,7 @@ def test_errors_name_the_prompt_and_its_state(journal):
 def test_consume_takes_what_was_selected_for_the_next_step(journal):
     advance_to_scored(journal, 1, 2, 3, 4)
     journal.select(1, [1, 2], {3: "uniform"})
-    with pytest.raises(ValueError, match="step 0 is the last finished, so the next is 1"):
+    with pytest.raises(ValueError, match="the step to finish is 1"):
         journal.consume(2, None, {}, version=2)
     assert (journal.step, journal.counts()) == (0, {"dropped": 1, "scored": 1, "selected": 2})
     journal.consume(1, None, {}, version=1)

@@ -94,8 +94,7 @@ def check_replayed_rewards(before: Mapping[str, str], rewards: Sequence[Any], ro
 def _reward_file(reward: Any) -> Path | None:
     """The file of a reward function, or of a reward class outside proxima."""
     if REWARDS.holds(reward, "function", "function_batch"):
-        file: Path = reward.file
-        return file
+        return Path(reward.file)
     module = type(reward).__module__
     source = None if module.startswith("proxima.") else getattr(sys.modules.get(module), "__file__", None)
     return None if source is None else Path(source)

@@ -62,7 +62,7 @@ class Controller(TrainingLoop):
         self.review = StepReview(services, learner, config.max_unscored_steps, batch_builder.selection)
         # All three are of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._pending = collector.state(), collector.pending()
-        self._stage_files: Mapping[str, Callable[[Path], None]] = {}
+        self._stage_files = learner.files(self._pending)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
@@ -176,7 +176,6 @@ class Controller(TrainingLoop):
     async def start(self) -> None:
         """Pass on what a checkpoint kept, and give the engine the initial weights; nothing is lost if it can't take
         them."""
-        self._stage_files = self.learner.files(self._pending)
         for group in self._pending.groups:
             self.activity.scored(group.prompt.uid)
         self.activity.admitted(prompt.uid for prompt in self._pending.prompts)

@@ -196,10 +196,8 @@ class Journal:
             version: policy version after the step.
         """
         with self._transaction():
-            if step != self.step + 1:
-                raise ValueError(
-                    f"consume(step={step}): step {self.step} is the last finished, so the next is {self.step + 1}"
-                )
+            if step != (following := self.step + 1):
+                raise ValueError(f"consume(step={step}): the step to finish is {following}")
             row = (step, version, dumps(cursor_state), dumps(metrics), self._clock.wall())
             self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", row)
             for (uid,) in self._db.execute("SELECT uid FROM prompts WHERE step = ?", (step,)).fetchall():
@@ -244,10 +242,9 @@ class Journal:
     def _move(self, uid: int, target: State, columns: str, **values: Any) -> None:
         """Change the state of a prompt, inside a transaction."""
         named = {**values, "now": self._clock.wall(), "uid": uid, "target": target}
+        update = f"UPDATE prompts SET state = :target, {columns} WHERE uid = :uid"
         try:
-            changed = self._db.execute(
-                f"UPDATE prompts SET state = :target, {columns} WHERE uid = :uid", named
-            ).rowcount
+            changed = self._db.execute(update, named).rowcount
         except sqlite3.IntegrityError as error:
             raise ValueError(f"prompt {uid} is {self.state_of(uid)}, and can't become {target} ({error})") from error
         if not changed:
