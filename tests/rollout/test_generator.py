@@ -88,19 +88,19 @@ def test_groups_come_one_by_one_in_the_order_in_which_they_are_complete():
 
 
 def test_completions_of_a_group_are_in_the_order_of_their_samples():
-    for group in collected(generator(completions=3).generate(PROMPTS)):
+    for group in collected(generator(completions=3).generate(PROMPTS, RolloutListener())):
         assert [c.sample for c in group.completions] == [0, 1, 2] and [s.value for s in group.scores] == [0, 1, 2]
         assert group.baseline is None
 
 
 def test_a_whole_batch_reward_sees_all_groups_in_the_order_of_the_prompts():
-    groups = collected(generator(rewards=Rewards(has_batch=True)).generate(PROMPTS))
+    groups = collected(generator(rewards=Rewards(has_batch=True)).generate(PROMPTS, RolloutListener()))
     assert [g.prompt.uid for g in groups] == [3, 4, 5] and [s.value for s in groups[0].scores] == [10.0, 11.0]
 
 
 def test_a_greedy_baseline_is_one_completion_more():
     engine = Engine()
-    groups = collected(generator(engine, greedy_baseline=True).generate(PROMPTS))
+    groups = collected(generator(engine, greedy_baseline=True).generate(PROMPTS, RolloutListener()))
     settings = [(r.sample, r.sampling.temperature, r.sampling.top_p, r.seed) for r in engine.requests[:3]]
     assert settings == [(0, 1.0, 0.5, 7), (1, 1.0, 0.5, 7), (2, 0.0, 1.0, 7)]
     assert all(len(g.completions) == 2 and g.baseline == 2.0 for g in groups)
@@ -109,18 +109,18 @@ def test_a_greedy_baseline_is_one_completion_more():
 @pytest.mark.parametrize("fail_after", [0, 3, 5])
 def test_a_failing_engine_ends_the_stream(fail_after):
     with pytest.raises(ConnectionError, match="the server is gone"):
-        collected(generator(Engine(fail_after)).generate(PROMPTS))
+        collected(generator(Engine(fail_after)).generate(PROMPTS, RolloutListener()))
 
 
 def test_a_bug_in_a_reward_ends_the_stream():
     with pytest.raises(KeyError, match="a bug in the runner"):
-        collected(generator(rewards=Rewards(fail=True)).generate(PROMPTS))
+        collected(generator(rewards=Rewards(fail=True)).generate(PROMPTS, RolloutListener()))
 
 
 def test_an_abandoned_stream_leaves_nothing_running():
     async def abandon():
         engine, rewards = Engine(), Rewards(hang=True)
-        stream = generator(engine, rewards).generate(PROMPTS)
+        stream = generator(engine, rewards).generate(PROMPTS, RolloutListener())
         waiting = asyncio.ensure_future(anext(stream))
         for _ in range(20):
             await asyncio.sleep(0)
@@ -133,4 +133,4 @@ def test_an_abandoned_stream_leaves_nothing_running():
 
 
 def test_no_prompts_are_no_groups():
-    assert collected(generator(rewards=Rewards(has_batch=True)).generate([])) == []
+    assert collected(generator(rewards=Rewards(has_batch=True)).generate([], RolloutListener())) == []

@@ -97,9 +97,7 @@ class GroupGenerator:
     def _check_version(self, completion: Completion) -> None:
         completion.check_version(self.engine.newest if isinstance(self.engine, Executor) else None)
 
-    async def generate(
-        self, prompts: Sequence[Prompt], listener: RolloutListener | None = None
-    ) -> AsyncGenerator[Group, None]:
+    async def generate(self, prompts: Sequence[Prompt], listener: RolloutListener) -> AsyncGenerator[Group, None]:
         """Yield each group as soon as its scores are final.
 
         Groups are yielded in the order of their completion. With a whole-batch reward they are yielded together, in the
@@ -108,7 +106,6 @@ class GroupGenerator:
         Raises:
             RuntimeError: the engine ended without some of the completions; any exception of the engine.
         """
-        listener = listener or RolloutListener()
         arrivals: asyncio.Queue[Group | BaseException] = asyncio.Queue()
         rollout = asyncio.create_task(self._roll_out(prompts, listener, arrivals))
         groups: dict[int, Group] = {}

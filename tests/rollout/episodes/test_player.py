@@ -18,7 +18,7 @@ from proxima.rollout.episodes.played import COLLATERAL
 from proxima.rollout.episodes.player import Episodes, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.turn_template import TurnTemplate
-from proxima.rollout.generator import GroupGenerator, GroupSpec
+from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from tests.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -415,7 +415,7 @@ def group_of(episodes, prompt=PROMPT):
     generator = GroupGenerator(episodes.engine, rewards, spec, lambda: 0.0, episodes)
 
     async def groups():
-        return [group async for group in generator.generate([prompt])]
+        return [group async for group in generator.generate([prompt], RolloutListener())]
 
     (group,) = asyncio.run(groups())
     rewards.close()
