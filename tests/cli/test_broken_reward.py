@@ -2,11 +2,13 @@
 
 import json
 import re
+import threading
 
 import pytest
 import yaml
 
 from proxima.cli.main import main
+from proxima.rollout import reward_trial
 from proxima.rollout.reward_trial import PLAIN
 from tests.runtime.tiny_run import recipe
 
@@ -34,6 +36,24 @@ def command(tiny_model, tmp_path, capsys):
         return code, capsys.readouterr().err
 
     return run
+
+
+def test_a_ctrl_c_waits_for_no_reward_that_is_tried(monkeypatch):
+    hangs = threading.Event()
+
+    async def tried():
+        hangs.wait()
+
+    def interrupted(future, timeout=None):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(reward_trial.Future, "result", interrupted)
+        reward_trial._in_thread(tried())
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "reward-trial"]
+    assert thread.daemon and thread.is_alive()
+    hangs.set()
+    thread.join()
 
 
 def steps(folder):
@@ -100,3 +120,12 @@ def test_a_reward_that_refuses_made_up_texts_rightly_is_let_through(command, tmp
 def test_a_reward_that_fails_on_one_of_the_texts_alone_is_fine(command):
     source = "def mine(completion: str, answer):\n    assert completion != answer\n    return 1.0\n"
     assert command(source, train__steps=1)[0] == 0
+
+
+def test_a_reward_that_compares_groups_is_tried_on_several(command):
+    """One group has no deviation, so the first prompt gets no score."""
+    spread = "statistics.stdev(len(group.completions[0].text) for group in groups)"
+    source = (
+        f"import statistics\ndef mine(groups):\n    return [[{spread}] * len(group.completions) for group in groups]\n"
+    )
+    assert command(source, train__steps=1, fields={"kind": "function_batch"})[0] == 0

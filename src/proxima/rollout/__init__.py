@@ -5,7 +5,7 @@
 `admission.py` limits the prompts in flight; `dynamic_sampling.py` holds the settings of the refill.
 Before weights are loaded, `reference_answers.py` and `reward_trial.py` check that the rewards score anything.
 Events are reported to a `RolloutListener`; this package knows no config, journal or view.
-Imports: `data`, `model`, `engine`, `reward`, `environment`, `task`.
+Imports: `data`, `engine`, `reward`, `environment`, `task`.
 Imported by `evaluate`, `train`, `config` (the settings) and the rooms above.
 To add a way of filling a batch: a `Collector`, and a test in `tests/rollout`.
 """

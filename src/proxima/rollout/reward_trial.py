@@ -4,20 +4,22 @@ Otherwise a reward that raises on every completion would end the run only after 
 some steps.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 from proxima.data import Completion, FieldError, Group, Prompt
-from proxima.model.compute_thread import ComputeThread
 from proxima.reward.base import as_reward
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import score_errors, without_score
 from proxima.system.jsonl import utf8
 from proxima.task.template import as_text
 
-PROMPTS = 4  # to try: each only if those before it got no score
+PROMPTS = 4  # to try: the first one, and the others only if it got no score
 PLAIN = "I think that the answer is 7."
 TRIAL_UID = 1 << 42  # the first uid of trial prompts, used by no draw and no record of the run
 
@@ -30,7 +32,7 @@ def try_rewards(
     *,
     refuses: bool,
 ) -> list[str]:
-    """Score two synthetic completions of a prompt, its answer and a plain sentence; if both fail, try another prompt.
+    """Score two synthetic completions of a prompt, its answer and a plain sentence; if both fail, try more prompts.
     `make` makes the runner of those rewards that are tried.
 
     Rewards that run a model are left out, because their weights are not loaded (their `check` has passed), and so are
@@ -46,8 +48,8 @@ def try_rewards(
         tried = [spec for spec in tried if not as_reward(spec).whole_batch]
     if not prompts or all(as_reward(spec).weight == 0 for spec in tried):
         return []
-    with closing(make(tried)) as rewards:  # in another thread, because this one may have a running event loop
-        groups = ComputeThread().serve(_tried(rewards, prompts[:PROMPTS], tokenizer))
+    with closing(make(tried)) as rewards:
+        groups = _in_thread(_tried(rewards, prompts[:PROMPTS], tokenizer))
     if without_score(groups) < len(groups):
         return []
     count, text = sum(len(group.scores) for group in groups), groups[0].completions[0].text
@@ -59,16 +61,34 @@ def try_rewards(
     raise FieldError("reward", ", ".join(rewards.labels), f"fails: {facts}", remedy=remedy)
 
 
+def _in_thread(work: Coroutine[Any, Any, list[Group]]) -> list[Group]:
+    """The result of `work` in a thread of its own, because this one may have a running event loop. A daemon thread: a
+    Ctrl-C waits for no reward that hangs."""
+    ended: Future[list[Group]] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(asyncio.run(work))
+        except BaseException as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=run, name="reward-trial", daemon=True).start()
+    return ended.result()
+
+
 async def _tried(rewards: RewardRunner, prompts: Sequence[Prompt], tokenizer: Any) -> list[Group]:
-    """Scored synthetic completions of one prompt after the other, under uids that the run does not use, until there is
-    a score."""
+    """Scored synthetic completions of the first prompt and, if none of them has a score, of the others, under uids that
+    the run does not use."""
     groups = list[Group]()
-    for number, prompt in enumerate(prompts):
-        tried = replace(prompt, uid=TRIAL_UID + number)
-        answer = "7" if prompt.answer is None else as_text(prompt.answer)
-        completions = tuple(_completion(tried.uid, i, text, tokenizer) for i, text in enumerate((answer, PLAIN)))
-        scores = tuple(await rewards.score(tried, completions))
-        groups += await rewards.score_batch([Group(prompt=tried, completions=completions, scores=scores)])
+    for some in (prompts[:1], prompts[1:]):
+        unjudged = []
+        for number, prompt in enumerate(some, len(groups)):
+            tried = replace(prompt, uid=TRIAL_UID + number)
+            answer = "7" if prompt.answer is None else as_text(prompt.answer)
+            completions = tuple(_completion(tried.uid, i, text, tokenizer) for i, text in enumerate((answer, PLAIN)))
+            scores = tuple(await rewards.score(tried, completions))
+            unjudged.append(Group(prompt=tried, completions=completions, scores=scores))
+        groups += await rewards.score_batch(unjudged)
         if without_score(groups) < len(groups):
             break
     return groups

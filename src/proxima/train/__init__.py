@@ -24,8 +24,8 @@ Imports: torch, numpy, safetensors, `proxima.data`, `core`, `model`, the protoco
 and for `offline` rows of `task` and figures of `evaluate`. Imported by `config`, `runtime` and `experiments`; it
 imports none of them, so it can train without a run: examples/train_from_trajectories.py.
 To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`. To add an objective: see
-`proxima.train.objectives`. To add a forward pass before the advantages or the update: a `ForwardStage`, given to
-`proxima.runtime.launch.run.train(stages=…)`. To add an offline method: see `proxima.train.offline`.
+`proxima.train.objectives`. To add a forward pass before the advantages or the update: a `ForwardStage`, made in
+`proxima.runtime.launch.forward_passes`. To add an offline method: see `proxima.train.offline`.
 """
 
 import sys

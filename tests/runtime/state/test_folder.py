@@ -90,6 +90,18 @@ def test_one_process_at_a_time(folder):
     assert folder.begin() is False
 
 
+def test_a_lock_that_is_deleted_while_another_is_refused(folder, monkeypatch):
+    """As by a run that was refused and discards its folder."""
+
+    def deleted(path, **how):
+        path.unlink()
+        return path.open().read()
+
+    monkeypatch.setattr(Path, "read_text", deleted)
+    with pytest.raises(ValueError, match="is in use by another process; wait for it"):
+        RunFolder(folder.path).begin(resume=True)
+
+
 def test_metrics_lines_are_strict_json(folder):
     folder.append_metrics(
         train(1, loss=float("nan"), ratio_max=float("inf"), reward=torch.tensor(0.5), text="½ </script>\n")

@@ -328,6 +328,8 @@ def assert_sound(path, step):
             first = 3 * (finished - 1)
             consumed = [(e.uid, e.reason) for e in consumed_prompts(journal, finished)]
             assert consumed == [(first, None), (first + 1, None), (first + 2, "uniform")]
+        steps = journal._db.execute("SELECT step, cursor FROM steps").fetchall()
+        assert steps and all(int(cursor) == 3 * step for step, cursor in steps)
         assert {e.uid for e in unconsumed(journal)} <= {3 * journal.step + i for i in range(3)}
         return journal.step
 

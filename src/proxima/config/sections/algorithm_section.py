@@ -206,7 +206,7 @@ def advantage_is_supported(r: Resolved[Any], algorithm: AlgorithmConfig, critic:
 
 def unsupported_by_loop(advantage: Advantage | type[Advantage], supplied: Set[str] = frozenset()) -> str | None:
     """The requirement of an advantage, or its class, that the loop does not meet: ``needs `value` ``; None if it meets
-    all. `supplied`: the columns that forward stages fill."""
+    all. `supplied`: the columns that forward stages fill, which is `value` where there is a critic."""
     missing = sorted(set(advantage.needs) - {"baseline", "group", "score_variance", "turn", "state"} - supplied)
     return f"needs `{missing[0]}`" if missing else None
 

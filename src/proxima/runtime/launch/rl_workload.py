@@ -153,7 +153,7 @@ class RlWorkload:
 
 
 def device_turns(placement: Any, generator: GroupGenerator | None, learner: Learner) -> DeviceTurns:
-    """The turns of engine and trainer, which share the devices if the engine can sleep."""
+    """The turns of engine and trainer; each has its own devices unless they are colocated and the engine can sleep."""
     colocated = getattr(placement, "colocate", False)
     if generator is None or not colocated or not generator.engine.capabilities.sleeps:
         return DeviceTurns()

@@ -122,16 +122,18 @@ def load_run_data(config: "RunConfig") -> RunData:
 
 
 def _check_rewards(config: "RunConfig", scored: Sequence[ScoredRows], tokenizer: Any) -> list[str]:
-    """Check all rewards with all answers that they will read, and try them; returns warnings."""
-    notes, several, trial = list[str](), dict[int, list[ScoredRows]](), config.runtime.reward_trial
-    refuses = trial == "refuse" and config.algorithm.trains_on_rewards
+    """Check all rewards with all answers that they will read, then try each list of rewards; returns warnings."""
+    notes, several = list[str](), dict[int, list[ScoredRows]]()
     for rows in scored:
         several.setdefault(id(rows.rewards), []).append(rows)
     for same in several.values():
         with closing(config.runtime.rewards(same[0].rewards, workers=usable_cores())) as rewards:
             notes += config.data.answer_notes(rewards, [rows.answers for rows in same], config.seed)
-        if trial != "off":
-            notes += try_rewards(same[0].rewards, same[0].prompts, tokenizer, config.runtime.rewards, refuses=refuses)
+    if (trial := config.runtime.reward_trial) == "off":
+        return notes
+    refuses = trial == "refuse" and config.algorithm.trains_on_rewards
+    for first, *_ in several.values():
+        notes += try_rewards(first.rewards, first.prompts, tokenizer, config.runtime.rewards, refuses=refuses)
     return notes
 
 

@@ -109,7 +109,8 @@ class Controller(TrainingLoop):
     async def update(self, batch: TrainingBatch, collected: CollectedBatch) -> UpdateResult:
         """Compute log-probs of the frozen policies, then make the optimizer steps, without blocking the event loop."""
         self.step_complete = False
-        update = partial(self.learner.update, batch, collected.version, own=self.collector.stage == "generate")
+        own = self.collector.stage == "generate"  # and not read, as the completions of a replay are
+        update = partial(self.learner.update, batch, collected.version, own=own)
         with self.timed("train"):
             try:
                 return await self.computed("train", update)

@@ -30,7 +30,9 @@ class FolderLock:
             fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:
             self._file.close()
-            noted = path.read_text(encoding="utf-8", errors="replace").strip()
+            noted = ""
+            with suppress(OSError):  # the file was deleted at this moment
+                noted = path.read_text(encoding="utf-8", errors="replace").strip()
             reason = f"{path.parent} is in use by another process{f' ({noted})' if noted else ''}"
             raise UserError(reason, remedy="wait for it, stop it, or set folder=PATH") from error
         if not shared:

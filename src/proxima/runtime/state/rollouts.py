@@ -32,10 +32,16 @@ from proxima.train.completion_record import CompletionRecord
 OF_SCORE = ("correct", "reward", "valid", "error", "parts")
 COMMON = ("step", "prompt_uid", "sample", "turn", "question", "answer", "text", "tokens", "finish_reason", *OF_SCORE)
 OF_ENGINE = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "temperature", "top_k", "top_k_log_prob")
-OF_TRAJECTORY = ("behavior_log_prob", "next_log_prob")
-OF_FORWARD = ("log_prob", "keep", "entropy", "proximal_log_prob", "selected", "top_k_divergence")
-# One value a token, or null; the part of a record that has it.
-OF_RECORD = dict.fromkeys(OF_TRAJECTORY, "trajectory") | dict.fromkeys(OF_FORWARD, "statistics")
+OF_TRAJECTORY = ("behavior_log_prob", "next_log_prob")  # one value a token, or null, as of the next ones
+OF_FORWARD = (
+    "log_prob",
+    "keep",
+    "entropy",
+    "proximal_log_prob",
+    "selected",
+    "top_k_divergence",
+)  # of the trainer's first forward
+OF_RECORD = (*OF_TRAJECTORY, *OF_FORWARD)
 OF_ADVANTAGE = ("advantage", "token_advantage", "token_reward")
 TRAINING = ("prompt_tokens", "baseline", *OF_ENGINE, *MASK_COLUMNS, "outcome", "used", *OF_RECORD, *OF_ADVANTAGE)
 EVAL_SCHEMA = schema("evals 3", COMMON)
@@ -119,7 +125,8 @@ def _images(prompt: Prompt) -> list[int] | None:
 
 def _training(group: Group, completion: Completion, record: CompletionRecord) -> dict[str, Any]:
     """The columns of a completion that only the rollouts have."""
-    per_token = {name: getattr(getattr(record, part), name, None) for name, part in OF_RECORD.items()}
+    per_token = {name: getattr(record.trajectory, name, None) for name in OF_TRAJECTORY}
+    per_token |= {name: getattr(record.statistics, name, None) for name in OF_FORWARD}
     for name, values in per_token.items():
         if values is not None and len(values) != len(completion.tokens):
             where = f"prompt {group.prompt.uid}, sample {completion.sample}"
