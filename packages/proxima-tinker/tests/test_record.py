@@ -77,7 +77,7 @@ class Client:
         return result
 
     def step(self, number):
-        self.record.step(number, self.trained.step(ADAM) | {"learning_rate": ADAM.learning_rate})
+        self.record.step(number, self.trained.step(ADAM) | {"lr": ADAM.learning_rate})
 
     def lines(self):
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]

@@ -17,7 +17,6 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,52 +39,36 @@ from proxima_tinker.trained_model import ALPHA, PassResult
 
 MOST_EXAMPLES, MOST_TOKENS = 512, 200_000  # of a step that are recorded
 MOST_GROUPS = 100_000  # distance of the prompts' numbers between steps
-UNKNOWN_VERSION = -1
 # the columns that all examples have alike: there is no answer and no reward
 OF_ALL = {"turn": 0, "temperature": 1.0, "used": True, "answer": "null", "valid": False, "parts": "{}"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    """An example of a request after its forward pass: its prompt [P], and [T] each, of several targets a position the
-    first, from the first target in the loss to the last; without any, the last target. Named as the columns of a row.
+def _columns(datum: Datum, loss: ClientLoss, output: dict[str, Array]) -> dict[str, Any]:
+    """Columns of the row of an example, after its forward pass: its prompt [P], and [T] each, of several targets a
+    position the first, from the first target in the loss to the last; without any, the last target. And, [T] each:
 
-    in_loss: its gradient depends on the target; keep: and no clip or mask of the loss took that away.
-    behavior_log_prob, proximal_log_prob: nats, None if the loss does not read them.
+    in_loss: its gradient depends on the target. factor: of the gradient of log p.
     """
-
-    prompt_tokens: Array
-    tokens: Array
-    log_prob: Array
-    in_loss: Array
-    keep: Array
-    factor: Array
-    behavior_log_prob: Array | None
-    proximal_log_prob: Array | None
-
-    @classmethod
-    def of(cls, datum: Datum, loss: ClientLoss, output: dict[str, Array]) -> "Example":
-        length, columns = len(datum.tokens), {name: _first(values) for name, values in datum.columns.items()}
-        zero = np.zeros(length, np.float32)
-        behavior = None if loss.name == "cross_entropy" else columns.get("logprobs", zero)
-        proximal = columns.get("proximal_logprobs") if loss.whole else None
-        factor = columns.get("weights" if behavior is None else "advantages", zero)
-        in_loss = factor != 0 if behavior is None else (factor != 0) | (behavior != 0)
-        if "mask" in columns:
-            in_loss = (columns["mask"] > 0) & (in_loss if behavior is None else True)
-        keep = in_loss & (_first(output["keep"]) > 0) if "keep" in output else in_loss
-        where = np.flatnonzero(in_loss)
-        part = slice(int(where[0]), int(where[-1]) + 1) if len(where) else slice(length - 1, length)
-        return cls(
-            prompt_tokens=np.asarray(datum.tokens[: part.start + 1], np.int32),
-            tokens=np.asarray(_first(datum.targets)[part], np.int32),
-            log_prob=_first(output["logprobs"])[part],
-            in_loss=in_loss[part],
-            keep=keep[part],
-            factor=factor[part],
-            behavior_log_prob=None if behavior is None else behavior[part],
-            proximal_log_prob=None if proximal is None else proximal[part],
-        )
+    length, columns = len(datum.tokens), {name: _first(values) for name, values in datum.columns.items()}
+    zero = np.zeros(length, np.float32)
+    behavior = None if loss.name == "cross_entropy" else columns.get("logprobs", zero)
+    factor = columns.get("weights" if behavior is None else "advantages", zero)
+    in_loss = factor != 0 if behavior is None else (factor != 0) | (behavior != 0)
+    if "mask" in columns:
+        in_loss = (columns["mask"] > 0) & (in_loss if behavior is None else True)
+    whole = {
+        "tokens": _first(datum.targets),
+        "log_prob": _first(output["logprobs"]),
+        "in_loss": in_loss,
+        "factor": factor,
+        "keep": in_loss & (_first(output["keep"]) > 0) if "keep" in output else in_loss,
+        "behavior_log_prob": behavior,
+        "proximal_log_prob": columns.get("proximal_logprobs") if loss.whole else None,
+    }
+    where = np.flatnonzero(in_loss)
+    part = slice(int(where[0]), int(where[-1]) + 1) if len(where) else slice(length - 1, length)
+    cut = {name: None if values is None else values[part] for name, values in whole.items()}
+    return cut | {"prompt_tokens": datum.tokens[: part.start + 1]}
 
 
 def _first(values: Array) -> Array:
@@ -106,11 +89,11 @@ def _bounded(metrics: Metrics) -> Metrics:
 class StepExamples:
     """The requests since the last step.
 
-    examples: those that are recorded. totals: sums over all examples, `k3` in nats; `measured` are the targets in the
-    loss that have a behavior log-prob. of_loss: the statistics of the losses.
+    examples: columns of those that are recorded. totals: sums over all examples, `k3` in nats; `measured` are the
+    targets in the loss that have a behavior log-prob. of_loss: the statistics of the losses.
     """
 
-    examples: list[Example] = field(default_factory=list)
+    examples: list[dict[str, Any]] = field(default_factory=list)
     algorithms: list[dict[str, Any]] = field(default_factory=list)
     of_loss: Metrics = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -125,17 +108,17 @@ class StepExamples:
         self.totals["loss"] += result.loss
         self.of_loss = merge_metrics([self.of_loss, _bounded(result.metrics)])
         for datum, output in zip(data, result.outputs, strict=True):
-            self._add(len(datum.tokens), Example.of(datum, loss, output))
+            self._add(len(datum.tokens), _columns(datum, loss, output))
 
-    def _add(self, length: int, example: Example) -> None:
-        totals, inside, behavior = self.totals, example.in_loss, example.behavior_log_prob
+    def _add(self, length: int, example: dict[str, Any]) -> None:
+        totals, inside, behavior = self.totals, example["in_loss"], example["behavior_log_prob"]
         totals["examples"] += 1
         totals["tokens"] += length
         totals["targets"] += inside.sum()
         if behavior is not None:
-            log_ratio = (example.log_prob - behavior)[inside].astype(np.float64)
+            log_ratio = (example["log_prob"] - behavior)[inside].astype(np.float64)
             totals["measured"] += inside.sum()
-            totals["masked"] += (inside & ~example.keep).sum()
+            totals["masked"] += (inside & ~example["keep"]).sum()
             totals["k3"] += (np.exp(np.minimum(log_ratio, 20)) - 1 - log_ratio).sum()
         if len(self.examples) < MOST_EXAMPLES and totals["recorded"] + length <= MOST_TOKENS:
             self.examples.append(example)
@@ -181,10 +164,9 @@ class ServedRecord:
         self.path = str(Path(path).resolve()) if Path(path).exists() else path
         if self.files.metrics.exists():  # a crash may have left a part of a line
             os.truncate(self.files.metrics, complete_length(self.files.metrics))
-        written = self.files.read_metrics()
-        self.last = max((int(line["step"]) for line in written), default=0)
+        self.last = max((int(line["step"]) for line in self.files.read_metrics()), default=0)
         self.before = time.monotonic()
-        self.began = self.before - max((float(line["time"]) for line in written), default=0.0)  # its clock goes on
+        self.began = self.before - self.files.elapsed()  # its clock goes on
         self.config = read_config(self.files.config)
         self.pending = StepExamples()
 
@@ -207,9 +189,8 @@ class ServedRecord:
             with atomic_writer(self.files.rollout_file(number)) as file:
                 write_rows(file, ROLLOUT_SCHEMA, self._rows(number, pending.examples))
         if number > self.last:
-            named = {"lr" if name == "learning_rate" else name: value for name, value in metrics.items()}
             times = {"time": now - self.began, "time/step": now - self.before}
-            self.files.append_metrics({"kind": "train", "step": number} | times | pending.metrics() | named)
+            self.files.append_metrics({"kind": "train", "step": number} | times | pending.metrics() | metrics)
             self.last = number
         self.before = now
 
@@ -232,12 +213,12 @@ class ServedRecord:
         }
         self.files.write_config(yaml.safe_dump(self.config, sort_keys=False))
 
-    def _rows(self, step: int, examples: Sequence[Example]) -> list[dict[str, Any]]:
+    def _rows(self, step: int, examples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The examples with equal prompts together, in the order in which they came."""
-        groups: dict[bytes, list[Example]] = {}
+        groups: dict[bytes, list[dict[str, Any]]] = {}
         for example in examples:
-            groups.setdefault(example.prompt_tokens.tobytes(), []).append(example)
-        questions = self._texts([together[0].prompt_tokens for together in groups.values()])
+            groups.setdefault(example["prompt_tokens"].tobytes(), []).append(example)
+        questions = self._texts([together[0]["prompt_tokens"] for together in groups.values()])
         return [
             {"step": step, "prompt_uid": step * MOST_GROUPS + index, "sample": sample, "question": question}
             | self._row(example)
@@ -245,25 +226,22 @@ class ServedRecord:
             for sample, example in enumerate(together)
         ]
 
-    def _row(self, example: Example) -> dict[str, Any]:
+    def _row(self, example: dict[str, Any]) -> dict[str, Any]:
         """The columns of an example besides its place and the text of its prompt."""
-        tokens, in_loss, factor = example.tokens, example.in_loss, example.factor
-        edges = [0, *(np.flatnonzero(np.diff(in_loss)) + 1).tolist(), len(tokens)]
-        pieces = list(pairwise(edges))
-        texts = self._texts([tokens[start:end] for start, end in pieces])
+        tokens, in_loss, factor = example["tokens"], example["in_loss"], example["factor"]
+        pieces = np.split(tokens, np.flatnonzero(np.diff(in_loss)) + 1)
+        texts = self._texts(pieces)
         spans = [  # the first is in the loss, and every other one
-            Span(
-                role="context" if i % 2 else "assistant", tokens=end - start, text=text, sampled=not i % 2, turn=i // 2
-            )
-            for i, ((start, end), text) in enumerate(zip(pieces, texts, strict=True))
+            Span(role="context" if i % 2 else "assistant", tokens=len(ids), text=text, sampled=not i % 2, turn=i // 2)
+            for i, (ids, text) in enumerate(zip(pieces, texts, strict=True))
         ]
-        several, trained, behavior = len(spans) > 1, bool(in_loss.any()), example.behavior_log_prob
+        several, trained, behavior = len(spans) > 1, bool(in_loss.any()), example["behavior_log_prob"]
         return {
             **OF_ALL,
-            **vars(example),
+            **example,
             "text": texts[-1],
             "sampled_log_prob": np.full(len(tokens), np.nan) if behavior is None else behavior,
-            "policy_version": np.full(len(tokens), UNKNOWN_VERSION),
+            "policy_version": np.full(len(tokens), -1),
             "finish_reason": "stop" if int(tokens[-1]) in self.stops else "length",
             "sampled": in_loss if several else None,
             "episode": Episode(spans=tuple(spans)).to_json() if several else None,

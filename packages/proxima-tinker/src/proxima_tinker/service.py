@@ -371,7 +371,7 @@ class Service:
             self._note(model, ServedRecord.forget)  # the gradient of its examples is gone, or there was none
             raise
         model.record["steps"] += 1
-        measured = metrics | {"learning_rate": settings.learning_rate}
+        measured = metrics | {"lr": settings.learning_rate}
         self._note(model, lambda record: record.step(model.record["steps"], measured))
         return _json(metrics=metrics)
 
