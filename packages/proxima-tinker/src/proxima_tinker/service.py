@@ -12,24 +12,24 @@ import shutil
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from pydantic import BaseModel
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save, save_file
 from starlette.exceptions import HTTPException
 from tinker import types
+from torch import Tensor
 
 from proxima.data import UserError
 from proxima.engine.local import Local
 from proxima.model import LoadedModel, load
-from proxima.model.adapter_files import read_matrices
 from proxima.model.adapter_folder import base_in_memory
 from proxima.model.pretrained import DTYPES
 from proxima.model.save import save_trained
@@ -41,11 +41,10 @@ from proxima_tinker.request_log import Answer, RequestLog
 from proxima_tinker.samplers import SampleOrder, Samplers
 from proxima_tinker.served_record import ServedRecord
 from proxima_tinker.served_settings import Settings
-from proxima_tinker.trained_model import BUILDING, OPTIMIZER, TrainedModel, attach_adapter, check_adam, own_copy
+from proxima_tinker.trained_model import SLOTS, TrainedModel, check_adam
 from proxima_tinker.wire import forward_backward_answer, read_forward_backward
 from proxima_tinker.workers import ComputeLane, Workers
 
-T = TypeVar("T")
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
 MOST_WAITING, MOST_BYTES = 1024, 1 << 30  # requests of one model, or of one sampler, that may wait, and their bytes
 SNAPSHOTS = 8  # unnamed weights for samplers that are kept for each model
@@ -53,10 +52,13 @@ SAMPLES_KEPT, MOST_SAMPLES = 600.0, 16_384  # seconds, number; the SDK asks at o
 GAP_SECONDS = 60.0  # a request waits so long for an earlier one that has not come
 LEFT_SECONDS = 900.0  # without a heartbeat, after which a client has left; the SDK sends one every ten seconds
 STATE_EVERY = 20  # a state is written when the work since the last one took so many times as long as writing it
-SAVES = {  # by request: the part of the path, and what the SDK calls the weights
-    "save_weights": ("weights", "training"),
-    "save_weights_for_sampler": ("sampler_weights", "sampler"),
-    "save_weights_external": ("external_weights", "external"),
+STATE = "optimizer.safetensors"  # of a checkpoint, with its weights and moments; of a sampler its weights alone
+# by request: the part of the path, what the SDK calls the weights, and what `STATE` has of each parameter; of external
+# weights there is a folder that peft, or `AutoModelForCausalLM` for all weights, loads
+SAVES: dict[str, tuple[str, str, Sequence[str]]] = {
+    "save_weights": ("weights", "training", SLOTS[:-1]),
+    "save_weights_for_sampler": ("sampler_weights", "sampler", SLOTS[:1]),
+    "save_weights_external": ("external_weights", "external", ()),
 }
 
 
@@ -317,13 +319,16 @@ class Service:
     def _trained(self, model: Model) -> TrainedModel:
         """The model, in memory; after a restart, or a rest, from its state on disk."""
         if model.trained is None:
-            dtype, budget = DTYPES[self.settings.dtype], self.settings.tokens
-            trained = TrainedModel(self.base, model.spec, compute_dtype=dtype, budget=budget)
+            trained = self._new_model(model.spec)
             if model.record["state_seq"] >= 0:
                 file = self._state_file(model, model.record["state_seq"])
-                trained.load(_read(f"the state of {model.id}, {file.name},", load_file, file))
+                trained.load(_read(f"the state of {model.id}, {file.name},", file))
             model.trained = trained
         return model.trained
+
+    def _new_model(self, spec: types.LoraConfig) -> TrainedModel:
+        dtype, budget = DTYPES[self.settings.dtype], self.settings.tokens
+        return TrainedModel(self.base, spec, compute_dtype=dtype, budget=budget)
 
     def _state_file(self, model: Model, seq: int) -> Path:
         return self._place(model.id) / f"state-{seq:09d}.safetensors"
@@ -377,13 +382,13 @@ class Service:
 
     def _do_load(self, model: Model, seq: int, asked: Any) -> Answer:
         folder = self.checkpoint_folder(asked.path, "training")
-        self._trained(model).load(_read(asked.path, load_file, folder / OPTIMIZER), optimizer=asked.optimizer)
+        self._trained(model).load(_read(asked.path, folder / STATE), optimizer=asked.optimizer)
         self._note(model, ServedRecord.forget)
         return _json(type=asked.type, path=asked.path, model_id=model.id)
 
     def _do_save(self, model: Model, seq: int, asked: Any) -> Answer:
         """Write training weights, those of a sampler, or a folder to download, by the type of the request."""
-        values, (segment, kind) = asked.model_dump(), SAVES[asked.type]
+        values, (segment, kind, _) = asked.model_dump(), SAVES[asked.type]
         if values.get("kind") == "inflight":
             raise UserError("kind=inflight: samplers keep their weights here; save snapshots")
         if values.get("age_encryption_recipients"):
@@ -406,9 +411,9 @@ class Service:
     def _write_checkpoint(self, model: Model, seq: int, id: str, asked: Mapping[str, Any]) -> None:
         """Write its folder, then its record: the SDK's `Checkpoint` and whose it is."""
         trained, folder = self._trained(model), self._place(model.id) / id
-        kind, path = SAVES[asked["type"]][1], f"tinker://{model.id}/{id}"
+        (_, kind, slots), path = SAVES[asked["type"]], f"tinker://{model.id}/{id}"
         with atomic_folder(folder) as beside:
-            trained.save(beside) if kind == "training" else save_trained(trained.loaded, beside)
+            save_file(trained.state(slots), beside / STATE) if slots else save_trained(trained.loaded, beside)
         record = {
             "checkpoint_id": id,
             "checkpoint_type": kind,
@@ -448,15 +453,17 @@ class Service:
             raise UserError(f"no weights {path!r:.200}; unnamed ones are kept only for the last samplers of a model")
         return record
 
-    def checkpoint_folder(self, path: str, kind: str | None = None) -> Path:
-        """The folder of a checkpoint, of this kind.
+    def checkpoint_folder(self, path: str, *kinds: str) -> Path:
+        """The folder of a checkpoint, of one of these kinds.
 
         Raises:
             UserError: there is none.
         """
         record = self.checkpoint(path)
-        if kind not in (None, record["checkpoint_type"]):
-            raise UserError(f"{path} has {record['checkpoint_type']} weights, where {kind} weights are needed")
+        if kinds and record["checkpoint_type"] not in kinds:
+            raise UserError(
+                f"{path} has {record['checkpoint_type']} weights, where {' or '.join(kinds)} weights are needed"
+            )
         return self._place(record["model"]).joinpath(record["checkpoint_id"])
 
     async def delete_checkpoint(self, path: str) -> None:
@@ -475,7 +482,7 @@ class Service:
         self.heartbeat(session)
         id = f"{session}:sample:{number}"
         if path is not None:
-            self.checkpoint(path)
+            self.checkpoint_folder(path, "training", "sampler")
         self.journal.put("sampler", id, {"sampler_id": id, "model_path": path, "session": session})
         return id
 
@@ -515,14 +522,9 @@ class Service:
 
     def _weights(self, path: str, checkpoint: Mapping[str, Any]) -> LoadedModel:
         """The base with the weights of a checkpoint, in a lane."""
-        spec, folder = types.LoraConfig(**checkpoint["spec"]), self.checkpoint_folder(path)
-        if spec.rank == 0:
-            with BUILDING:
-                return _read(path, partial(load, dtype=torch.float32, device=self.settings.device), str(folder))
-        loaded = own_copy(self.base, shares=True)
-        attach_adapter(loaded.model, spec)
-        _read(path, partial(read_matrices, loaded.model, field_name="path"), str(folder))
-        return loaded
+        model = self._new_model(types.LoraConfig(**checkpoint["spec"]))
+        model.load(_read(path, self.checkpoint_folder(path) / STATE), optimizer=False)
+        return model.loaded
 
     async def answer(self, request_id: str, seconds: float) -> Answer | None:
         """The answer to a request, if it comes within this time.
@@ -584,18 +586,17 @@ def _had_effect(kind: str, content: bytes, media: str) -> bool:
     return kind == "optim_step" or media != JSON or "category" not in json.loads(content)
 
 
-def _read(what: str, read: Callable[[Any], T], place: Any) -> T:
-    """Read files that may be damaged, or deleted at this moment.
+def _read(what: str, file: Path) -> dict[str, Tensor]:
+    """Read a file that may be damaged, or deleted at this moment.
 
     Raises:
-        UserError: they are.
+        UserError: it is.
     """
     try:
-        return read(place)
+        return load_file(file)
     except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{what} can't be read: {type(error).__name__}", remedy="load or sample other weights"
-        ) from error
+        remedy = "load or sample other weights"
+        raise UserError(f"{what} can't be read: {type(error).__name__}", remedy=remedy) from error
 
 
 def date(later: float = 0.0) -> str:

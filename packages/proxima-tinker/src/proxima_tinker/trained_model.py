@@ -4,28 +4,26 @@ import copy
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from tinker.types import AdamParams, LoraConfig
 from torch import Tensor, nn
 
 from proxima.core.metrics import Metrics, merge_metrics
-from proxima.data import Trajectory, UserError
+from proxima.data import Trajectory, UserError, require
 from proxima.model import LoadedModel, Policy
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
 from proxima.model.micro_batch import micro_batches
-from proxima.model.save import save_trained
 from proxima_tinker.datum import COLUMNS, Array, Datum, column, trajectories
 from proxima_tinker.losses import ClientLoss, LossResult, Targets
 
 ALPHA = 32.0  # of LoRA: the product of the adapters is scaled by 32 / rank
-OPTIMIZER = "optimizer.safetensors"
 ATTENTION = ("attn", "attention")
+SLOTS = ("weight", "step", "exp_avg", "exp_avg_sq", "grad")  # of a parameter, in a state
 
 
 def _adapted_layers(spec: LoraConfig, model: nn.Module) -> tuple[str, ...]:
@@ -47,8 +45,7 @@ def check_adam(settings: Any) -> None:
         raise UserError("only AdamW is served; leave optimizer_params out and give adam_params")
     for name, value in settings.model_dump().items():
         bound = 1 if name in ("beta1", "beta2") else float("inf")
-        if not 0 <= value < bound:
-            raise UserError(f"adam_params.{name}={value} must be in [0, {bound})")
+        require(0 <= value < bound, f"adam_params.{name}", value, f"must be in [0, {bound})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +57,7 @@ class PassResult:
     metrics: Metrics
 
 
-BUILDING = threading.Lock()  # torch's random state and what transformers patches while it loads are of the process
-
-
-def attach_adapter(model: nn.Module, spec: LoraConfig) -> None:
-    """Put the adapter of a spec on a model; its first weights depend on the seed alone."""
-    with BUILDING:
-        attach(model, Lora(rank=spec.rank, alpha=ALPHA, targets=_adapted_layers(spec, model)), spec.seed or 0)
-
-
-def own_copy(base: LoadedModel, *, shares: bool) -> LoadedModel:
-    """The modules of a model again, on the same weights if `shares`: two threads may run them at the same time."""
-    kept = [*base.model.parameters(), *base.model.buffers()] if shares else []
-    model = copy.deepcopy(base.model, {id(tensor): tensor for tensor in kept})
-    return replace(base, model=model)
+BUILDING = threading.Lock()  # of adapters: torch's random state is of the process
 
 
 class TrainedModel:
@@ -88,13 +72,15 @@ class TrainedModel:
 
     def __init__(self, base: LoadedModel, spec: LoraConfig, *, compute_dtype: torch.dtype, budget: int) -> None:
         self.spec, self.budget = spec, budget
-        self.loaded = own_copy(base, shares=spec.rank > 0)
-        if spec.rank > 0:
-            self.loaded.model.requires_grad_(False)
-            attach_adapter(self.loaded.model, spec)
+        if spec.rank > 0:  # modules of its own, on the same weights
+            shared = {id(tensor): tensor for tensor in chain(base.model.parameters(), base.model.buffers())}
+            model = copy.deepcopy(base.model, shared)
+            lora = Lora(rank=spec.rank, alpha=ALPHA, targets=_adapted_layers(spec, model))
+            with BUILDING:
+                attach(model, lora, spec.seed or 0)
+            self.loaded = replace(base, model=model)
         else:
-            self.loaded.model.requires_grad_(True)
-            self.loaded = replace(self.loaded, base=None)
+            self.loaded = replace(base, model=copy.deepcopy(base.model).requires_grad_(True), base=None)
         self.policy = Policy(self.loaded, compute_dtype=compute_dtype)
         self.trained = {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(list(self.trained.values()), fused=True)
@@ -197,15 +183,13 @@ class TrainedModel:
         self.optimizer.zero_grad()
         return {"grad_norm": norm}
 
-    def state(self, *, gradients: bool = True) -> dict[str, Tensor]:
-        """Everything that training changes: weights, moments, gradients that wait for a step."""
-        out = {f"weight.{name}": p.detach() for name, p in self.trained.items()}
+    def state(self, kept: Sequence[str] = SLOTS) -> dict[str, Tensor]:
+        """What training changes, as `SLOT.NAME`: weights, moments, gradients that wait for a step."""
+        out = {}
         for name, parameter in self.trained.items():
-            moments = self.optimizer.state.get(parameter, {})
-            out |= {f"{slot}.{name}": value for slot, value in moments.items()}
-            if gradients and parameter.grad is not None:
-                out[f"grad.{name}"] = parameter.grad
-        return {name: tensor.contiguous().cpu() for name, tensor in out.items()}
+            slots = {"weight": parameter.detach(), "grad": parameter.grad, **self.optimizer.state.get(parameter, {})}
+            out |= {f"{slot}.{name}": x.contiguous().cpu() for slot in kept if (x := slots.get(slot)) is not None}
+        return out
 
     def load(self, state: Mapping[str, Tensor], *, optimizer: bool = True) -> None:
         """The inverse of `state`; without `optimizer` the moments begin anew.
@@ -220,19 +204,11 @@ class TrainedModel:
         with torch.no_grad():
             for name, parameter in self.trained.items():
                 parameter.copy_(state[f"weight.{name}"])
-                slots = ("step", "exp_avg", "exp_avg_sq")
-                moments = {slot: state[f"{slot}.{name}"] for slot in slots if f"{slot}.{name}" in state}
-                if optimizer and moments:
-                    device = parameter.device
-                    self.optimizer.state[parameter] = {slot: x.clone().to(device) for slot, x in moments.items()}
-                gradient = state.get(f"grad.{name}")
-                parameter.grad = None if gradient is None else gradient.clone().to(parameter.device)
-
-    def save(self, folder: Path) -> None:
-        """Write a folder that peft, or `AutoModelForCausalLM` for all weights, loads; and the state of training in
-        `OPTIMIZER`."""
-        save_trained(self.loaded, folder)
-        save_file(self.state(gradients=False), folder / OPTIMIZER)
+                there = [slot for slot in SLOTS[1:] if f"{slot}.{name}" in state]
+                slots = {slot: state[f"{slot}.{name}"].to(parameter.device, copy=True) for slot in there}
+                parameter.grad = slots.pop("grad", None)
+                if optimizer and slots:
+                    self.optimizer.state[parameter] = slots
 
 
 def _result(log_prob: Tensor, result: LossResult, data: Sequence[Datum]) -> PassResult:
