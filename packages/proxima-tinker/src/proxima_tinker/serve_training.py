@@ -6,21 +6,18 @@ Models in training share the base's weights: an adapter each, or all weights. Ev
 in --folder, so that a server that was killed goes on where it was; `proxima view FOLDER/models/NAME` shows a model's
 examples, token by token."""
 
+import asyncio
 import resource
-import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from proxima.cli.parameters import Argument
 from proxima.cli.reward.serving_action import ALLOW_HOST
 from proxima.data import require
 from proxima.system.machine import usable_cores
 from proxima_tinker.served_settings import Settings
-
-if TYPE_CHECKING:
-    from proxima_tinker.service_app import ServiceApp
 
 MOST_CONNECTIONS = 4096
 KEY_ENV = "environment variable with the API key that clients must send; required beyond this machine"
@@ -38,12 +35,13 @@ def serve_training(
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     cores = usable_cores()
     require(settings.workers <= cores, "--workers", settings.workers, f"must be at most {cores}, this machine's cores")
+    from proxima.model.compute_thread import ComputeThread
     from proxima.model.quiet import quiet_transformers
     from proxima.reward.http import bearer_token
-    from proxima.reward.server.bounded_server import open_socket, require_secret
+    from proxima.reward.server.bounded_server import BoundedServer, open_socket, require_secret
     from proxima.runtime.watch.interrupt import signals_restored
     from proxima_tinker.service import Service
-    from proxima_tinker.service_app import ServiceApp
+    from proxima_tinker.service_app import READ_SECONDS, ServiceApp
 
     key = "" if key_env is None else bearer_token(key_env, "--key-env")
     sent = not key or (key.startswith("tml-") and len(key) >= 12)
@@ -55,34 +53,22 @@ def serve_training(
         require_secret(listening, host, key, "key", "--key-env")
         with quiet_transformers():
             service = Service(settings, cores // settings.workers, _log)
-        app = ServiceApp(service, key, (host, *allow_host))
+        server = BoundedServer(ServiceApp(service, key, (host, *allow_host)).asgi, READ_SECONDS, connections)
+        server.end_on_signals()
         shown = f"[{host}]" if ":" in host else host
-        _serve(app, connections, listening, f"{service.name} on http://{shown}:{listening.getsockname()[1]}")
+        where = f"{service.name} on http://{shown}:{listening.getsockname()[1]}"
 
+        async def serve() -> None:
+            again, models = service.restore(), len(service.models)
+            listening.listen()
+            goes_on = f", with {models} models of earlier; {again} requests run again" if models else ""
+            print(f"{where}{goes_on}  Ctrl-C stops it", flush=True)
+            tidying = asyncio.create_task(service.tidy())
+            await server.serve([listening])
+            tidying.cancel()
+            await service.close()
 
-def _serve(app: "ServiceApp", connections: int, listening: socket.socket, where: str) -> None:
-    """Serve until a signal, which the main thread waits for."""
-    import asyncio
-
-    from proxima.model.compute_thread import ComputeThread
-    from proxima.reward.server.bounded_server import BoundedServer
-    from proxima_tinker.service_app import READ_SECONDS
-
-    server, service = BoundedServer(app.asgi, READ_SECONDS, connections), app.service
-    server.end_on_signals()
-
-    async def serve() -> None:
-        again = service.restore()
-        listening.listen()
-        models = len(service.models)
-        goes_on = f", with {models} models of earlier; {again} requests run again" if models else ""
-        print(f"{where}{goes_on}  Ctrl-C stops it", flush=True)
-        tidying = asyncio.create_task(service.tidy())
-        await server.serve([listening])
-        tidying.cancel()
-        await service.close()
-
-    ComputeThread().serve(serve())
+        ComputeThread().serve(serve())  # which a signal ends; this thread waits for it
 
 
 def _log(text: str) -> None:
