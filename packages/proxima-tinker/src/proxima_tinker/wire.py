@@ -11,11 +11,7 @@ from tinker.proto import tinker_public_pb2 as protocol
 from proxima.data import UserError
 from proxima_tinker.datum import Array, Datum
 
-DTYPES: dict[int, Any] = {
-    protocol.DTYPE_FLOAT32: np.dtype("<f4"),
-    protocol.DTYPE_INT64: np.dtype("<i8"),
-    protocol.DTYPE_INT32: np.dtype("<i4"),
-}
+DTYPES: dict[int, Any] = {protocol.DTYPE_FLOAT32: np.dtype("<f4"), protocol.DTYPE_INT64: np.dtype("<i8")}
 MOST_SPARSE = 1 << 25  # cells of all sparse tensors of a request
 MOST_PARTS = 1 << 20  # fields of a request and of its examples
 EXAMPLES = protocol.ForwardBackwardRequest.DESCRIPTOR.fields_by_name["data"].number
@@ -112,8 +108,7 @@ def _datum(number: int, message: Any) -> Datum:
         raise UserError(f"{place}: loss_fn_inputs has no target_tokens")
     targets = columns.pop("target_tokens")
     if targets.dtype.kind != "i":
-        raise UserError(f"{place}: target_tokens has dtype {targets.dtype}; must be int64 or int32")
-    targets = targets.astype(np.int64)
+        raise UserError(f"{place}: target_tokens has dtype {targets.dtype}; must be int64")
     tokens = np.concatenate([np.zeros(0, np.int32), *parts])
     return Datum(
         tokens=tokens, targets=targets, columns={name: values.astype(np.float32) for name, values in columns.items()}
