@@ -14,9 +14,9 @@ from proxima_tinker.workers import advanced
 def run_whole(model: TrainedModel, data: list[Datum], loss: ClientLoss, *, backward: bool) -> PassResult:
     """`TrainedModel.run`, with nobody else to take a turn."""
     parts = model.run(data, loss, backward=backward)
-    while not (step := advanced(parts))[0]:
+    while not (result := advanced(parts)):
         pass
-    return step[1]
+    return result[0]
 
 
 def example(seed: int, length: int = 12, prompt: int = 4, vocabulary: int = 90, **columns: Any) -> Any:

@@ -64,21 +64,19 @@ class ComputeLane(ComputeThread):
 
     async def run_parts(self, parts: Generator[None, None, T]) -> T:
         """Return or raise what the generator does; where it yields, others get their turn."""
-        while True:
-            ended, value = await self.run(advanced, parts)
-            if ended:
-                result: T = value
-                return result
+        while not (result := await self.run(advanced, parts)):
+            pass
+        return result[0]
 
     @property
     def wanted(self) -> bool:
         return len(self.jobs) > 1 or self.workers.waiting > 0
 
 
-def advanced(parts: Generator[None, None, Any]) -> tuple[bool, Any]:
-    """Run the next part; whether it was the last, and then the result."""
+def advanced(parts: Generator[None, None, T]) -> list[T]:
+    """Run the next part; the result if it was the last, else nothing."""
     try:
         next(parts)
     except StopIteration as stop:
-        return True, stop.value
-    return False, None
+        return [stop.value]
+    return []
