@@ -31,11 +31,9 @@ from proxima.config import ConfigError, dump, resolve
 from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.core.loss import policy_loss
 from proxima.core.metrics import Metrics, on_host
-from proxima.data import PolicyBatch, UserError
+from proxima.data import PolicyBatch, UserError, require
 from proxima.data.suggestions import nearest
 
-Config = Mapping[str, float | str]
-Columns = Mapping[str, Tensor]
 LONGEST, MOST_KEYS = 100, 32  # characters of a key or a text; keys of a config
 FIELDS = ("surrogate", "correction", "penalty", "aggregate", "proximal")  # of an `algorithm`, for `loss_fn_config`
 
@@ -55,7 +53,7 @@ class Targets:
     ends of the examples."""
 
     log_prob: Tensor
-    columns: Columns
+    columns: Mapping[str, Tensor]
     cu_seqlens: Tensor
 
     def __getitem__(self, name: str) -> Tensor:
@@ -77,7 +75,7 @@ class ClientLoss:
     algorithm: dict[str, Any]
     _compute: Callable[[Targets], LossResult]
 
-    def __init__(self, name: str, config: Config) -> None:
+    def __init__(self, name: str, config: Mapping[str, float | str]) -> None:
         self.name, self.whole = name, "surrogate" in config or name == "gspo"
         if self.whole:
             core, self.algorithm = _core_algorithm(name, tuple(sorted(config.items())))
@@ -88,7 +86,9 @@ class ClientLoss:
         compute, keys, told = NAMED[name]
         if unknown := sorted(set(config) - set(keys)):
             raise UserError(f"loss_fn_config: {name} has no {unknown[0]!r:.40}; it has {', '.join(keys) or 'no keys'}")
-        numbers = keys | {key: _number(key, value) for key, value in config.items()}
+        for key, value in config.items():
+            require(not isinstance(value, str), f"loss_fn_config: {key}", value, "must be a number")
+        numbers = keys | dict(config)
         if None in numbers.values():
             raise UserError("loss_fn_config: dro needs beta, the weight of its quadratic term")
         self.algorithm = {"surrogate": told(*numbers.values()), "aggregate": {"kind": "token_sum"}}
@@ -106,12 +106,6 @@ def _summed(targets: Targets, per_token: Tensor, keep: Tensor | None = None) -> 
         per_token = per_token * targets.columns["mask"]
     outputs = {} if keep is None else {"keep": keep}
     return LossResult(loss=per_token.sum(dtype=torch.float64), outputs=outputs)
-
-
-def _number(key: str, value: float | str) -> float:
-    if isinstance(value, str):
-        raise UserError(f"loss_fn_config: {key}={value!r} must be a number")
-    return value
 
 
 Numbers = Mapping[str, float]
