@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,9 @@ import torch
 from tinker import types
 from tinker.proto import tinker_public_pb2 as protocol
 
-from proxima.data import Completion, UserError
+from proxima.data import Completion, UserError, require
 from proxima.engine.decoder import Decoder
-from proxima.engine.local import Local, LocalEngine
+from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request
 from proxima.model import LoadedModel
 from proxima_tinker.datum import Array
@@ -112,12 +111,8 @@ class Samplers:
             for first in range(0, len(order.requests), self.spec.slots):
                 part = order.requests[first : first + self.spec.slots]
                 async with held.places(client, len(part)):
-                    if order.scores_prompt and not first:
-                        await held.lane.run(_score_prompt, answer, engine.scheduler.decoder, order)
-                    done = [completion async for completion in engine.generate(part)]
-                    for completion in sorted(done, key=lambda completion: completion.sample):
-                        add = partial(_add, answer, engine.scheduler.decoder, order, completion)
-                        await held.lane.run(add) if order.asked.topk_sample_logprobs else add()
+                    done = await collect(engine, part)
+                    await held.lane.run(_write, answer, engine.scheduler.decoder, order, done)
         content: bytes = answer.SerializeToString()
         return content
 
@@ -172,16 +167,21 @@ class Samplers:
                 del self._engines[name]
 
 
-def _add(answer: Any, decoder: Decoder, order: SampleOrder, completion: Completion) -> None:
-    sequence = answer.sequences.add(
-        stop_reason=protocol.STOP_REASON_STOP if completion.finish_reason == "stop" else protocol.STOP_REASON_LENGTH,
-        tokens=completion.tokens.astype("<i4").tobytes(),
-        logprobs=completion.sampled_log_prob.astype("<f4").tobytes(),
-    )
-    if k := order.asked.topk_sample_logprobs:
-        whole = np.concatenate([order.prompt, completion.tokens])
-        _, ids, values, _ = _scored(decoder, whole, len(order.prompt), k)
-        write_top_k(sequence.topk_sampled_logprobs, ids, values)
+def _write(answer: Any, decoder: Decoder, order: SampleOrder, done: Sequence[Completion]) -> None:
+    """Add completions to an answer, and what else is asked for."""
+    if order.scores_prompt and not answer.sequences:
+        _score_prompt(answer, decoder, order)
+    for completion in done:
+        ended = completion.finish_reason == "stop"
+        sequence = answer.sequences.add(
+            stop_reason=protocol.STOP_REASON_STOP if ended else protocol.STOP_REASON_LENGTH,
+            tokens=completion.tokens.astype("<i4").tobytes(),
+            logprobs=completion.sampled_log_prob.astype("<f4").tobytes(),
+        )
+        if k := order.asked.topk_sample_logprobs:
+            whole = np.concatenate([order.prompt, completion.tokens])
+            _, ids, values, _ = _scored(decoder, whole, len(order.prompt), k)
+            write_top_k(sequence.topk_sampled_logprobs, ids, values)
 
 
 def _score_prompt(answer: Any, decoder: Decoder, order: SampleOrder) -> None:
@@ -233,9 +233,9 @@ def stop_settings(stop: Any, stop_tokens: frozenset[int]) -> tuple[tuple[str, ..
     values: Sequence[Any] = [stop] if isinstance(stop, str) else list(stop)
     if not values:
         return (), frozenset()
-    if len(values) > MOST_STOPS or any(isinstance(value, str) and len(value) > LONGEST_STOP for value in values):
-        reason = f"may hold at most {MOST_STOPS} texts or ids, of at most {LONGEST_STOP} characters"
-        raise UserError(f"sampling_params.stop {reason}")
-    if all(isinstance(value, str) for value in values):
+    fits = len(values) <= MOST_STOPS and all(len(value) <= LONGEST_STOP for value in values if isinstance(value, str))
+    bound = f"may hold at most {MOST_STOPS} texts or ids, of at most {LONGEST_STOP} characters"
+    require(fits, "sampling_params.stop", stop, bound)
+    if isinstance(values[0], str):
         return tuple(values), None
     return (), stop_tokens | frozenset(values)
