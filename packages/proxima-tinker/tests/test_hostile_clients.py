@@ -223,13 +223,13 @@ OF_TARGETS = "target_prompt_logprobs"
 
 
 SAMPLES = {  # sampling parameters, fields, message
-    "no tokens": ({}, {"prompt": chunks()}, "prompt has 0 tokens; must be 1 to 255"),
-    "too many tokens": ({}, {"prompt": chunks(*[5] * 256)}, "prompt has 256 tokens"),
+    "no tokens": ({}, {"prompt": chunks()}, r"prompt.length=0 must be in \[1, 255\]"),
+    "too many tokens": ({}, {"prompt": chunks(*[5] * 256)}, "prompt.length=256"),
     "a negative token": ({}, {"prompt": chunks(5, -1)}, "prompt has an id outside 0 … 258"),
     "a token beyond the vocabulary": ({}, {"prompt": chunks(5, 259)}, "prompt has an id outside"),
     "a huge token": ({}, {"prompt": chunks(HUGE)}, "prompt has an id outside"),
     "an image": ({}, {"prompt": {"chunks": [{"type": "image", "data": "aa", "format": "png"}]}}, "only text|chunks"),
-    "no samples": ({}, {"num_samples": 0}, r"num_samples must be in \[1, 1024\]"),
+    "no samples": ({}, {"num_samples": 0}, r"num_samples=0 must be in \[1, 1024\]"),
     "negative samples": ({}, {"num_samples": -1}, "num_samples"),
     "too many samples": ({}, {"num_samples": HUGE}, "num_samples"),
     "samples without end": ({}, {"num_samples": "LONG"}, DIGITS),

@@ -68,9 +68,10 @@ class RequestLog:
     def delete(self, kind: str, id: str) -> None:
         self._rows("DELETE FROM records WHERE kind = ? AND id = ?", kind, id)
 
-    def all(self, kind: str) -> list[tuple[str, Any]]:
-        """The records of a kind, in the order of their creation: id, value."""
-        rows = self._rows("SELECT id, value FROM records WHERE kind = ? ORDER BY rowid", kind)
+    def all(self, kind: str, begins: str = "") -> list[tuple[str, Any]]:
+        """The records of a kind whose ids begin so, in the order of their creation: id, value."""
+        sql = "SELECT id, value FROM records WHERE kind = ? AND instr(id, ?) = 1 ORDER BY rowid"
+        rows = self._rows(sql, kind, begins)
         return [(id, json.loads(value)) for id, value in rows]
 
     def accept(self, model: str, seq: int, kind: str, body: bytes) -> bool:

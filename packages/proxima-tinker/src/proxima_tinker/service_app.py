@@ -5,7 +5,7 @@ import hmac
 import json
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from inspect import isawaitable
 from typing import Any
@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from tinker import types
 
-from proxima.data import Prompt, UserError
+from proxima.data import Prompt, UserError, require
 from proxima.engine.protocol import Request as EngineRequest
 from proxima.engine.protocol import Sampling
 from proxima.reward.server.bounded_server import BoundedReader
@@ -46,9 +46,7 @@ BOUNDS = {  # of fields, in whichever request they are
     "sampling_session_seq_id": NUMBER,
     "ttl_seconds": (1, TEN_YEARS),
     "num_samples": (1, 1024),
-    "topk_sample_logprobs": (0, MOST_TOP_K),
 }
-Handler = Callable[[Request], Awaitable[Any]]
 # what the SDK may do: one connection a pending answer, plain bodies, its usual transport
 CLIENT_CONFIG = types.ClientConfigResponse(
     use_pyqwest_transport=False,
@@ -75,22 +73,25 @@ class ServiceApp:
         self.service, self.key = service, key.encode()
         # the SDK asks again at once after 503, and waits after 429
         self.reader = BoundedReader(hosts, service.settings.max_body_mb << 20, READ_SECONDS, spared=1 << 16, busy=429)
-        posts = {("POST", path): partial(self._posted, *known) for path, known in POSTS.items()}
-        others = {place: partial(handler, self) for place, handler in OTHERS.items()}
         routes = [
-            Route(f"/api/v1/{path}", self._answering(handler), methods=[method])
-            for (method, path), handler in (others | posts).items()
+            Route(f"/api/v1/{path}", partial(self._answer, *known), methods=[method])
+            for (method, path), known in ROUTES.items()
         ]
         kinds = (HTTPException, UserError, Exception)
         self.asgi = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _refused))
 
-    def _answering(self, handler: Handler) -> Handler:
-        async def endpoint(request: Request) -> Response:
-            self._admit(request)
-            value = await handler(request)
-            return value if isinstance(value, Response) else JSONResponse(value)
-
-        return endpoint
+    async def _answer(self, kind: type[Any], handler: Any, request: Request) -> Response:
+        """The answer of a handler, which reads the request itself, or its body as this kind."""
+        self._admit(request)
+        most = {ServiceApp.forward_backward: self.reader.most, ServiceApp.sample: min(self.reader.most, SAMPLE_BODY)}
+        async with self.reader.body(request, most.get(handler, SMALL_BODY)) as body:
+            asked: Any = request if kind is Request else body if kind is bytes else _parsed(kind, body)
+            name, served = getattr(asked, "base_model", None), self.service.name
+            known = name in (None, served, self.service.settings.path)
+            require(known, "base_model", name, f"is not served here; {served} is")
+            answer = handler(self, asked)
+            answer = await answer if isawaitable(answer) else answer
+        return answer if isinstance(answer, Response) else JSONResponse(answer)
 
     def _admit(self, request: Request) -> None:
         """Raise HTTPException for a client without access, before its body is read."""
@@ -110,29 +111,19 @@ class ServiceApp:
         sent = request.query_params.get("signature", "").encode()
         return hmac.compare_digest(sent, self._signature(path, until).encode())
 
-    async def _posted(self, kind: type[BaseModel] | None, handler: Any, request: Request) -> Any:
-        most = {ServiceApp.forward_backward: self.reader.most, ServiceApp.sample: min(self.reader.most, SAMPLE_BODY)}
-        async with self.reader.body(request, most.get(handler, SMALL_BODY)) as body:
-            asked: Any = body if kind is None else _parsed(kind, body)
-            name, served = getattr(asked, "base_model", None), self.service.name
-            if name not in (None, served, self.service.settings.path):
-                raise HTTPException(400, f"base_model={name!r:.100} is not served here; {served} is")
-            answer = handler(self, asked)
-            return await answer if isawaitable(answer) else answer
-
     # ---- what there is -----------------------------------------------------------------------------------------------
 
-    async def health(self, request: Request) -> Any:
+    def health(self, request: Request) -> Any:
         return {"status": "ok"}
 
-    async def capabilities(self, request: Request) -> Any:
+    def capabilities(self, request: Request) -> Any:
         name, length = self.service.name, self.service.base.max_length
         model = {"model_name": name, "max_context_length": length, "trainable": True, "sampleable": True}
         return {"supported_models": [model]}
 
-    def _run_facts(self, id: str, checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
+    def _run_facts(self, id: str) -> dict[str, Any]:
         record = self.service.model(id).record
-        latest = {checkpoint["checkpoint_type"]: checkpoint for checkpoint in checkpoints if checkpoint["model"] == id}
+        latest = {checkpoint["checkpoint_type"]: checkpoint for checkpoint in self._checkpoints_of(f"{id}/")}
         return {
             "training_run_id": id,
             "base_model": self.service.name,
@@ -144,20 +135,19 @@ class ServiceApp:
             "user_metadata": record["user_metadata"],
         }
 
-    async def training_run(self, request: Request) -> Any:
-        id = request.path_params["run"]
-        return self._run_facts(id, self._checkpoints_of(id))
+    def training_run(self, request: Request) -> Any:
+        return self._run_facts(request.path_params["run"])
 
-    async def training_runs(self, request: Request) -> Any:
+    def training_runs(self, request: Request) -> Any:
         ids, cursor = _page(request, list(self.service.models))
-        checkpoints = self._checkpoints_of(None)
-        return {"training_runs": [self._run_facts(id, checkpoints) for id in ids], "cursor": cursor}
+        return {"training_runs": [self._run_facts(id) for id in ids], "cursor": cursor}
 
-    def _checkpoints_of(self, run: str | None) -> list[dict[str, Any]]:
-        return [record for _, record in self.service.journal.all("checkpoint") if run in (None, record["model"])]
+    def _checkpoints_of(self, place: str) -> list[dict[str, Any]]:
+        return [record for _, record in self.service.journal.all("checkpoint", f"tinker://{place}")]
 
-    async def checkpoints(self, request: Request) -> Any:
-        found, cursor = _page(request, self._checkpoints_of(request.path_params.get("run")))
+    def checkpoints(self, request: Request) -> Any:
+        run = request.path_params.get("run")
+        found, cursor = _page(request, self._checkpoints_of(f"{run}/" if run else ""))
         return {"checkpoints": found, "cursor": cursor}
 
     def _path(self, request: Request) -> str:
@@ -167,39 +157,36 @@ class ServiceApp:
         await self.service.delete_checkpoint(self._path(request))
         return Response(status_code=204)
 
-    async def external_urls(self, request: Request) -> Any:
+    def external_urls(self, request: Request) -> Any:
         folder = self.service.checkpoint_folder(self._path(request), "external")
         place, until = request.url.path.rpartition("/external_weights_urls")[0], int(time.time() + URL_SECONDS)
         urls = {}
-        for file in sorted(folder.glob("*")):
+        for file in sorted(folder.glob("*")):  # of none that was deleted at this moment
             path = f"{place}/files/{file.name}"
             query = f"until={until}&signature={self._signature(path, str(until))}"
             urls[file.name] = str(request.url.replace(path=path, query=query if self.key else ""))
-        if not urls:
-            raise HTTPException(404, "these weights were deleted at this moment")
         return {"urls": urls, "expires": date(URL_SECONDS)}
 
-    async def file(self, request: Request) -> Any:
-        folder = self.service.checkpoint_folder(self._path(request))
-        names = {file.name: file for file in folder.glob("*")}  # of none that was deleted at this moment
-        if (file := names.get(request.path_params["file"])) is None:
-            raise HTTPException(404, "there is no such file in the checkpoint")
-        return FileResponse(file)
+    def file(self, request: Request) -> Any:
+        for file in self.service.checkpoint_folder(self._path(request)).glob("*"):
+            if file.name == request.path_params["file"]:
+                return FileResponse(file)
+        raise HTTPException(404, "there is no such file in the checkpoint")
 
-    async def sessions(self, request: Request) -> Any:
+    def sessions(self, request: Request) -> Any:
         return {"sessions": [id for id, _ in self.service.journal.all("session")]}
 
-    async def session(self, request: Request) -> Any:
+    def session(self, request: Request) -> Any:
         id = request.path_params["session"]
         runs = [model.id for model in self.service.models.values() if model.record["session"] == id]
-        samplers = [sampler for sampler, record in self.service.journal.all("sampler") if record["session"] == id]
+        samplers = [sampler for sampler, _ in self.service.journal.all("sampler", f"{id}:")]
         return self.service.known("session", id) | {"training_run_ids": runs, "sampler_ids": samplers}
 
     async def finish(self, request: Request) -> Any:
         await self.service.finish_session(request.path_params["session"])
         return Response(status_code=204)
 
-    async def sampler(self, request: Request) -> Any:
+    def sampler(self, request: Request) -> Any:
         return self.service.known("sampler", request.path_params["sampler"]) | {"base_model": self.service.name}
 
     # ---- what is asked for -------------------------------------------------------------------------------------------
@@ -216,7 +203,7 @@ class ServiceApp:
         if asked.lora_config is not None:
             _within("lora_config.rank", spec.rank, 1, MOST_RANK)
         if not (spec.train_mlp or spec.train_attn or spec.train_unembed):
-            raise HTTPException(422, "lora_config trains nothing; set train_mlp, train_attn or train_unembed")
+            raise UserError("lora_config trains nothing; set train_mlp, train_attn or train_unembed")
         seed = time.time_ns() if spec.seed is None else spec.seed
         return await self._created(asked, spec.model_copy(update={"seed": seed % 2**31}))
 
@@ -260,23 +247,21 @@ class ServiceApp:
 
     def sample(self, asked: Any) -> Any:
         if asked.prompt_alt_tokens_k or asked.record_stability_info:
-            raise HTTPException(400, "prompt_alt_tokens_k and record_stability_info are not served")
+            raise UserError("prompt_alt_tokens_k and record_stability_info are not served")
         sampler, seq = _need(asked, "sampling_session_id"), _need(asked, "seq_id")
         id = self.service.submit_sample(sampler, seq, self._order(asked, f"{sampler}:{seq}"))
         return {"request_id": id, "sample_sequence_ids": [f"{id}:{i}" for i in range(asked.num_samples)]}
 
     def _order(self, asked: Any, name: str) -> SampleOrder:
         params, context = asked.sampling_params, self.service.base.max_length
-        for chunk in asked.prompt.chunks:
-            if not isinstance(chunk, types.EncodedTextChunk):
-                raise HTTPException(400, f"the prompt has a {type(chunk).__name__}; only text is served")
+        others = sorted({type(chunk).__name__ for chunk in asked.prompt.chunks} - {"EncodedTextChunk"})
+        require(not others, "prompt.chunks", others, "are not served, only text is")
         ids, vocabulary = asked.prompt.to_ints(), self.service.vocabulary
-        if not 0 < len(ids) < context:
-            raise HTTPException(400, f"the prompt has {len(ids)} tokens; must be 1 to {context - 1}")
+        _within("prompt.length", len(ids), 1, context - 1)
         if min(ids) < 0 or max(ids) >= vocabulary:
-            raise HTTPException(422, f"the prompt has an id outside 0 … {vocabulary - 1}")
+            raise UserError(f"the prompt has an id outside 0 … {vocabulary - 1}")
         _within("topk_prompt_logprobs", asked.topk_prompt_logprobs, 0, min(vocabulary, MOST_CELLS // len(ids)))
-        _within("topk_sample_logprobs", asked.topk_sample_logprobs, 0, vocabulary)
+        _within("topk_sample_logprobs", asked.topk_sample_logprobs, 0, min(vocabulary, MOST_TOP_K))
         if (last := asked.prompt_logprobs_last_n) is not None:
             _within("prompt_logprobs_last_n", last, 1, len(ids) - 1)
         stop, stops = stop_settings(params.stop, frozenset(self.service.base.stop_tokens))
@@ -310,38 +295,36 @@ class _WeightsInfo(BaseModel):
 
 RUN = "training_runs/{run}"
 CHECKPOINT = RUN + "/checkpoints/{kind}/{name}"
-# of requests without a JSON body, by method and path
-OTHERS: dict[tuple[str, str], Callable[[ServiceApp, Request], Awaitable[Any]]] = {
-    ("GET", "healthz"): ServiceApp.health,
-    ("GET", "get_server_capabilities"): ServiceApp.capabilities,
-    ("GET", "training_runs"): ServiceApp.training_runs,
-    ("GET", RUN): ServiceApp.training_run,
-    ("GET", f"{RUN}/checkpoints"): ServiceApp.checkpoints,
-    ("GET", "checkpoints"): ServiceApp.checkpoints,
-    ("GET", f"{CHECKPOINT}/external_weights_urls"): ServiceApp.external_urls,
-    ("GET", CHECKPOINT + "/files/{file}"): ServiceApp.file,
-    ("DELETE", CHECKPOINT): ServiceApp.delete_checkpoint,
-    ("GET", "sessions"): ServiceApp.sessions,
-    ("GET", "sessions/{session}"): ServiceApp.session,
-    ("POST", "sessions/{session}/finish"): ServiceApp.finish,
-    ("GET", "samplers/{sampler}"): ServiceApp.sampler,
-}
-POSTS: dict[str, tuple[type[BaseModel] | None, Any]] = {
-    **{path: (kind, ServiceApp.of_model) for path, (kind, _) in REQUESTS.items()},  # those that are not named below
-    "client/config": (None, lambda app, body: CLIENT_CONFIG.model_dump()),
-    "client/dynamic_config": (None, lambda app, body: {"sample_cancel_enabled": True}),
-    "create_session": (types.CreateSessionRequest, ServiceApp.create_session),
-    "session_heartbeat": (types.SessionHeartbeatRequest, ServiceApp.heartbeat),
-    "telemetry": (None, lambda app, body: {"status": "accepted"}),
-    "create_model": (types.CreateModelRequest, ServiceApp.create_model),
-    "load_weights": (types.LoadWeightsRequest, ServiceApp.load_weights),
-    "forward_backward": (None, ServiceApp.forward_backward),
-    "get_info": (types.GetInfoRequest, ServiceApp.get_info),
-    "weights_info": (_WeightsInfo, ServiceApp.weights_info),
-    "create_sampling_session": (types.CreateSamplingSessionRequest, ServiceApp.create_sampling_session),
-    "asample": (types.SampleRequest, ServiceApp.sample),
-    "retrieve_future": (types.FutureRetrieveRequest, ServiceApp.retrieve),
-    "cancel_future": (types.FutureRetrieveRequest, ServiceApp.cancel),
+# by method and path: as what the body is read, and the handler
+ROUTES: dict[tuple[str, str], tuple[type[Any], Any]] = {
+    ("GET", "healthz"): (Request, ServiceApp.health),
+    ("GET", "get_server_capabilities"): (Request, ServiceApp.capabilities),
+    ("GET", "training_runs"): (Request, ServiceApp.training_runs),
+    ("GET", RUN): (Request, ServiceApp.training_run),
+    ("GET", f"{RUN}/checkpoints"): (Request, ServiceApp.checkpoints),
+    ("GET", "checkpoints"): (Request, ServiceApp.checkpoints),
+    ("GET", f"{CHECKPOINT}/external_weights_urls"): (Request, ServiceApp.external_urls),
+    ("GET", CHECKPOINT + "/files/{file}"): (Request, ServiceApp.file),
+    ("DELETE", CHECKPOINT): (Request, ServiceApp.delete_checkpoint),
+    ("GET", "sessions"): (Request, ServiceApp.sessions),
+    ("GET", "sessions/{session}"): (Request, ServiceApp.session),
+    ("POST", "sessions/{session}/finish"): (Request, ServiceApp.finish),
+    ("GET", "samplers/{sampler}"): (Request, ServiceApp.sampler),
+    **{("POST", path): (kind, ServiceApp.of_model) for path, (kind, _) in REQUESTS.items()},  # but those named below
+    ("POST", "client/config"): (bytes, lambda app, body: CLIENT_CONFIG.model_dump()),
+    ("POST", "client/dynamic_config"): (bytes, lambda app, body: {"sample_cancel_enabled": True}),
+    ("POST", "create_session"): (types.CreateSessionRequest, ServiceApp.create_session),
+    ("POST", "session_heartbeat"): (types.SessionHeartbeatRequest, ServiceApp.heartbeat),
+    ("POST", "telemetry"): (bytes, lambda app, body: {"status": "accepted"}),
+    ("POST", "create_model"): (types.CreateModelRequest, ServiceApp.create_model),
+    ("POST", "load_weights"): (types.LoadWeightsRequest, ServiceApp.load_weights),
+    ("POST", "forward_backward"): (bytes, ServiceApp.forward_backward),
+    ("POST", "get_info"): (types.GetInfoRequest, ServiceApp.get_info),
+    ("POST", "weights_info"): (_WeightsInfo, ServiceApp.weights_info),
+    ("POST", "create_sampling_session"): (types.CreateSamplingSessionRequest, ServiceApp.create_sampling_session),
+    ("POST", "asample"): (types.SampleRequest, ServiceApp.sample),
+    ("POST", "retrieve_future"): (types.FutureRetrieveRequest, ServiceApp.retrieve),
+    ("POST", "cancel_future"): (types.FutureRetrieveRequest, ServiceApp.cancel),
 }
 
 
@@ -349,7 +332,7 @@ def _parsed(kind: type[BaseModel], body: bytes) -> Any:
     """The values of a body.
 
     Raises:
-        HTTPException: it is not JSON, or not of this kind; names the field.
+        UserError: it is not JSON, or not of this kind; names the field.
     """
     try:
         values = kind.model_validate_json(body)
@@ -357,27 +340,25 @@ def _parsed(kind: type[BaseModel], body: bytes) -> Any:
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the body"
-        raise HTTPException(422, f"{place:.100}: {first['msg']:.300}") from None
+        raise UserError(f"{place:.100}: {first['msg']:.300}") from None
     except ValueError:  # it would make every list in which it stands unreadable
-        raise HTTPException(422, "user_metadata: must have finite numbers and whole characters") from None
+        raise UserError("user_metadata: must have finite numbers and whole characters") from None
     for name, bounds in BOUNDS.items():
         if (number := getattr(values, name, None)) is not None:
             _within(name, number, *bounds)
-    optimizer = getattr(values, "optimizer_config", None)
-    if optimizer is not None and optimizer.type != "adamw":
-        raise HTTPException(400, f"optimizer_config of type {optimizer.type!r:.40}; only adamw is served")
+    optimizer = getattr(getattr(values, "optimizer_config", None), "type", "adamw")
+    require(optimizer == "adamw", "optimizer_config.type", optimizer, "is not served; only adamw is")
     return values
 
 
 def _need(asked: Any, name: str) -> Any:
     if (value := getattr(asked, name)) is None:
-        raise HTTPException(422, f"{name} is missing")
+        raise UserError(f"{name} is missing")
     return value
 
 
 def _within(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise HTTPException(422, f"{name} must be in [{least}, {most}]")
+    require(least <= value <= most, name, value, f"must be in [{least}, {most}]")
 
 
 def _sampling(params: Any, stop: tuple[str, ...], room: int, vocabulary: int) -> Sampling:
@@ -386,12 +367,10 @@ def _sampling(params: Any, stop: tuple[str, ...], room: int, vocabulary: int) ->
     Raises:
         UserError: one is out of range; names it.
     """
-    if params.top_k < -1:
-        raise HTTPException(422, "top_k must be >= 1, or -1 for all tokens")
-    if 0 < params.temperature < LEAST_TEMPERATURE or 0 < params.top_p < LEAST_TOP_P:
-        raise HTTPException(
-            422, f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}, top_p at least {LEAST_TOP_P:g}"
-        )
+    require(params.top_k >= -1, "top_k", params.top_k, "must be >= 1, or -1 for all tokens")
+    warm = params.temperature <= 0 or params.temperature >= LEAST_TEMPERATURE
+    require(warm, "temperature", params.temperature, f"must be 0 or at least {LEAST_TEMPERATURE:g}")
+    require(not 0 < params.top_p < LEAST_TOP_P, "top_p", params.top_p, f"must be at least {LEAST_TOP_P:g}")
     return Sampling(
         temperature=params.temperature,
         top_k=min(max(0, params.top_k), vocabulary),
@@ -406,17 +385,15 @@ def _targets(tensor: Any, length: int, vocabulary: int) -> Array | None:
     if tensor is None:
         return None
     name, shape = "target_prompt_logprobs", list(tensor.shape or [])
-    if len(shape) != 2 or shape[0] != length - 1 or not 0 < shape[1] <= MOST_CELLS // max(1, shape[0]):
-        told = f"[{', '.join(f'{n:.6g}' if abs(n) < 1e300 else '…' for n in shape[:3])}]"
-        raise HTTPException(422, f"{name} has shape {told}; must be [{length - 1}, K] of at most {MOST_CELLS} cells")
-    if tensor.dtype != "int64":
-        raise HTTPException(422, f"{name} has dtype {tensor.dtype}; must be int64")
+    fits = len(shape) == 2 and shape[0] == length - 1 and 0 < shape[1] <= MOST_CELLS // max(1, shape[0])
+    require(fits, f"{name}.shape", shape, f"must be [{length - 1}, K] of at most {MOST_CELLS} cells")
+    require(tensor.dtype == "int64", f"{name}.dtype", tensor.dtype, "must be int64")
     try:
         targets: Array = tensor.to_numpy(-1)
     except (ValueError, OverflowError, RuntimeError, AssertionError, TypeError):
-        raise HTTPException(422, f"{name}: data, shape and sparse indices do not fit one another") from None
+        raise UserError(f"{name}: data, shape and sparse indices do not fit one another") from None
     if targets.size and not -1 <= int(targets.min()) <= int(targets.max()) < vocabulary:
-        raise HTTPException(422, f"{name} has an id outside 0 … {vocabulary - 1}; -1 asks for none")
+        raise UserError(f"{name} has an id outside 0 … {vocabulary - 1}; -1 asks for none")
     return targets
 
 
