@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tinker.proto import tinker_public_pb2 as protocol
 
-from proxima.data import UserError
+from proxima.data import UserError, require
 from proxima_tinker.datum import Array, Datum
 
 DTYPES: dict[int, Any] = {protocol.DTYPE_FLOAT32: np.dtype("<f4"), protocol.DTYPE_INT64: np.dtype("<i8")}
@@ -86,10 +86,10 @@ def read_forward_backward(body: bytes) -> tuple[str, dict[str, float | str], lis
         for tensor in datum.loss_fn_inputs.values()
         if tensor.WhichOneof("encoding") == "sparse_csr"
     )
-    if sparse > MOST_SPARSE:  # a few bytes may stand for any number of cells
-        raise UserError(
-            f"the sparse tensors of the request have {sparse:.3g} cells, too large; at most {MOST_SPARSE:.3g}"
-        )
+    # a few bytes may stand for any number of cells
+    require(
+        sparse <= MOST_SPARSE, "cells of sparse tensors", sparse, f"is too large for a request, at most {MOST_SPARSE}"
+    )
     return message.loss_fn, config, [_datum(i, datum) for i, datum in enumerate(message.data)]
 
 
@@ -104,15 +104,12 @@ def _datum(number: int, message: Any) -> Datum:
             raise UserError(f"{place}: model_input has {len(encoded)} bytes, no whole number of int32")
         parts.append(np.frombuffer(encoded, np.dtype("<i4")))
     columns = {name: _array(f"{place}: {name:.40}", tensor) for name, tensor in message.loss_fn_inputs.items()}
-    if "target_tokens" not in columns:
-        raise UserError(f"{place}: loss_fn_inputs has no target_tokens")
-    targets = columns.pop("target_tokens")
-    if targets.dtype.kind != "i":
-        raise UserError(f"{place}: target_tokens has dtype {targets.dtype}; must be int64")
+    targets = columns.pop("target_tokens", None)
+    if targets is None or targets.dtype.kind != "i":
+        raise UserError(f"{place}: loss_fn_inputs has no target_tokens of int64")
     tokens = np.concatenate([np.zeros(0, np.int32), *parts])
-    return Datum(
-        tokens=tokens, targets=targets, columns={name: values.astype(np.float32) for name, values in columns.items()}
-    )
+    floats = {name: values.astype(np.float32) for name, values in columns.items()}
+    return Datum(tokens=tokens, targets=targets, columns=floats)
 
 
 def _array(place: str, tensor: Any) -> Array:
