@@ -44,10 +44,6 @@ class SampleOrder:
         """[P] int32."""
         return self.requests[0].prompt.tokens
 
-    @property
-    def scores_prompt(self) -> bool:
-        return bool(self.asked.prompt_logprobs or self.asked.topk_prompt_logprobs) or self.targets is not None
-
 
 class _LoadedEngine:
     """An engine, once `ready` is done, and the requests that use it."""
@@ -169,7 +165,9 @@ class Samplers:
 
 def _write(answer: Any, decoder: Decoder, order: SampleOrder, done: Sequence[Completion]) -> None:
     """Add completions to an answer, and what else is asked for."""
-    if order.scores_prompt and not answer.sequences:
+    asked = order.asked
+    scores_prompt = asked.prompt_logprobs or asked.topk_prompt_logprobs or order.targets is not None
+    if scores_prompt and not answer.sequences:
         _score_prompt(answer, decoder, order)
     for completion in done:
         ended = completion.finish_reason == "stop"
@@ -178,7 +176,7 @@ def _write(answer: Any, decoder: Decoder, order: SampleOrder, done: Sequence[Com
             tokens=completion.tokens.astype("<i4").tobytes(),
             logprobs=completion.sampled_log_prob.astype("<f4").tobytes(),
         )
-        if k := order.asked.topk_sample_logprobs:
+        if k := asked.topk_sample_logprobs:
             whole = np.concatenate([order.prompt, completion.tokens])
             _, ids, values, _ = _scored(decoder, whole, len(order.prompt), k)
             write_top_k(sequence.topk_sampled_logprobs, ids, values)
