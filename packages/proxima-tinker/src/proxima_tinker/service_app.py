@@ -81,7 +81,7 @@ class ServiceApp:
         self.asgi = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _refused))
 
     async def _answer(self, kind: type[Any], handler: Any, request: Request) -> Response:
-        """The answer of a handler, which reads the request itself, or its body as this kind."""
+        """The answer of a handler, which gets the request itself, or its body as this kind."""
         self._admit(request)
         most = {ServiceApp.forward_backward: self.reader.most, ServiceApp.sample: min(self.reader.most, SAMPLE_BODY)}
         async with self.reader.body(request, most.get(handler, SMALL_BODY)) as body:
@@ -91,6 +91,8 @@ class ServiceApp:
             require(known, "base_model", name, f"is not served here; {served} is")
             answer = handler(self, asked)
             answer = await answer if isawaitable(answer) else answer
+        if answer is None:
+            return Response(status_code=204)
         return answer if isinstance(answer, Response) else JSONResponse(answer)
 
     def _admit(self, request: Request) -> None:
@@ -112,9 +114,6 @@ class ServiceApp:
         return hmac.compare_digest(sent, self._signature(path, until).encode())
 
     # ---- what there is -----------------------------------------------------------------------------------------------
-
-    def health(self, request: Request) -> Any:
-        return {"status": "ok"}
 
     def capabilities(self, request: Request) -> Any:
         name, length = self.service.name, self.service.base.max_length
@@ -153,9 +152,8 @@ class ServiceApp:
     def _path(self, request: Request) -> str:
         return "tinker://{run}/{kind}/{name}".format(**request.path_params)
 
-    async def delete_checkpoint(self, request: Request) -> Any:
+    async def delete_checkpoint(self, request: Request) -> None:
         await self.service.delete_checkpoint(self._path(request))
-        return Response(status_code=204)
 
     def external_urls(self, request: Request) -> Any:
         folder = self.service.checkpoint_folder(self._path(request), "external")
@@ -182,9 +180,8 @@ class ServiceApp:
         samplers = [sampler for sampler, _ in self.service.journal.all("sampler", f"{id}:")]
         return self.service.known("session", id) | {"training_run_ids": runs, "sampler_ids": samplers}
 
-    async def finish(self, request: Request) -> Any:
+    async def finish(self, request: Request) -> None:
         await self.service.finish_session(request.path_params["session"])
-        return Response(status_code=204)
 
     def sampler(self, request: Request) -> Any:
         return self.service.known("sampler", request.path_params["sampler"]) | {"base_model": self.service.name}
@@ -284,9 +281,8 @@ class ServiceApp:
             return JSONResponse({"queue_state": "active", "request_id": asked.request_id}, 408)
         return Response(answer[0], media_type=answer[1])
 
-    def cancel(self, asked: Any) -> Any:
+    def cancel(self, asked: Any) -> None:
         self.service.cancel(asked.request_id)
-        return Response(status_code=204)
 
 
 class _WeightsInfo(BaseModel):
@@ -297,7 +293,7 @@ RUN = "training_runs/{run}"
 CHECKPOINT = RUN + "/checkpoints/{kind}/{name}"
 # by method and path: as what the body is read, and the handler
 ROUTES: dict[tuple[str, str], tuple[type[Any], Any]] = {
-    ("GET", "healthz"): (Request, ServiceApp.health),
+    ("GET", "healthz"): (Request, lambda app, request: {"status": "ok"}),
     ("GET", "get_server_capabilities"): (Request, ServiceApp.capabilities),
     ("GET", "training_runs"): (Request, ServiceApp.training_runs),
     ("GET", RUN): (Request, ServiceApp.training_run),
