@@ -32,7 +32,8 @@ class Served:
         async def serve() -> None:
             settings = Settings(str(model), name="tests/tiny", folder=folder, **chosen)
             self.service = Service(settings, 1, self.log.append)
-            self.again = self.service.restore()
+            self.service.restore()
+            self.again = sum(len(model.waiting) for model in self.service.models.values())
             app = ServiceApp(self.service, key)
             self._server = BoundedServer(app.asgi, 30, 1000)
             socket.listen()

@@ -41,7 +41,7 @@ class Client:
 
     def start(self):
         """As after a start of the server."""
-        self.record = ServedRecord(self.folder, self.base, self.spec, self.base.path)
+        self.record = ServedRecord(self.folder, self.base, self.spec.model_dump())
 
     def pages(self):
         (run,) = open_runs([self.folder])

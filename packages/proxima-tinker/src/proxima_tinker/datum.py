@@ -36,22 +36,24 @@ class Datum:
     targets: Array
     columns: dict[str, Array] = field(default_factory=dict)
 
-    def check(self, place: str, context: int, vocabulary: int) -> None:
-        """Raise UserError if the example can't be run; `place` names it."""
+    def check(self, place: str, first: "Datum", context: int, vocabulary: int) -> None:
+        """Raise UserError if the example can't be run after the first of its request; `place` names it."""
         length = len(self.tokens)
         if not 0 < length <= context:
             raise UserError(f"{place}: {length} input tokens; must be 1 to {context}, the model's context")
         if self.targets.ndim not in (1, 2) or len(self.targets) != length or 0 in self.targets.shape:
             shape = list(self.targets.shape)[:9]
             raise UserError(f"{place}: target_tokens of shape {shape} for {length} input tokens")
+        if self.targets.shape[1:] != first.targets.shape[1:]:
+            shapes = f"{list(self.targets.shape)}, and example 0 {list(first.targets.shape)}"
+            raise UserError(f"{place}: target_tokens of shape {shapes}; send them in requests of their own")
         for name, ids in (("model_input", self.tokens), ("target_tokens", self.targets)):
             if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
                 raise UserError(f"{place}: {name} has an id outside 0 … {vocabulary - 1}")
         for name, values in self.columns.items():
             if name not in COLUMNS:
-                raise UserError(
-                    f"{place}: loss_fn_inputs has {name:.40}; known are target_tokens, {', '.join(COLUMNS)}"
-                )
+                known = f"known are target_tokens, {', '.join(COLUMNS)}"
+                raise UserError(f"{place}: loss_fn_inputs has {name:.40}; {known}")
             if values.shape != self.targets.shape:
                 shapes = f"{list(values.shape)[:9]}, target_tokens {list(self.targets.shape)}"
                 raise UserError(f"{place}: {name} has shape {shapes}")

@@ -72,7 +72,6 @@ class ClientLoss:
         UserError: unknown name or config; names it.
     """
 
-    algorithm: dict[str, Any]
     _compute: Callable[[Targets], LossResult]
 
     def __init__(self, name: str, config: Mapping[str, float | str]) -> None:

@@ -59,7 +59,8 @@ def serve_training(
         where = f"{service.name} on http://{shown}:{listening.getsockname()[1]}"
 
         async def serve() -> None:
-            again, models = service.restore(), len(service.models)
+            service.restore()
+            again, models = sum(len(model.waiting) for model in service.models.values()), len(service.models)
             listening.listen()
             goes_on = f", with {models} models of earlier; {again} requests run again" if models else ""
             print(f"{where}{goes_on}  Ctrl-C stops it", flush=True)

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import yaml
-from tinker.types import LoraConfig
 
 from proxima.core.metrics import Metrics, Quantile, QuantileSketch, merge_metrics
 from proxima.data.episode import Episode, Span
@@ -105,24 +104,23 @@ class StepExamples:
             algorithm["surrogate"] = {"kind": f"{loss.name} with bounds of each example"}
         if algorithm not in self.algorithms:
             self.algorithms.append(algorithm)
-        self.totals["loss"] += result.loss
+        totals = self.totals
+        totals["loss"] += result.loss
         self.of_loss = merge_metrics([self.of_loss, _bounded(result.metrics)])
         for datum, output in zip(data, result.outputs, strict=True):
-            self._add(len(datum.tokens), _columns(datum, loss, output))
-
-    def _add(self, length: int, example: dict[str, Any]) -> None:
-        totals, inside, behavior = self.totals, example["in_loss"], example["behavior_log_prob"]
-        totals["examples"] += 1
-        totals["tokens"] += length
-        totals["targets"] += inside.sum()
-        if behavior is not None:
-            log_ratio = (example["log_prob"] - behavior)[inside].astype(np.float64)
-            totals["measured"] += inside.sum()
-            totals["masked"] += (inside & ~example["keep"]).sum()
-            totals["k3"] += (np.exp(np.minimum(log_ratio, 20)) - 1 - log_ratio).sum()
-        if len(self.examples) < MOST_EXAMPLES and totals["recorded"] + length <= MOST_TOKENS:
-            self.examples.append(example)
-            totals["recorded"] += length
+            length, example = len(datum.tokens), _columns(datum, loss, output)
+            inside, behavior = example["in_loss"], example["behavior_log_prob"]
+            totals["examples"] += 1
+            totals["tokens"] += length
+            totals["targets"] += inside.sum()
+            if behavior is not None:
+                log_ratio = (example["log_prob"] - behavior)[inside].astype(np.float64)
+                totals["measured"] += inside.sum()
+                totals["masked"] += (inside & ~example["keep"]).sum()
+                totals["k3"] += (np.exp(np.minimum(log_ratio, 20)) - 1 - log_ratio).sum()
+            if len(self.examples) < MOST_EXAMPLES and totals["recorded"] + length <= MOST_TOKENS:
+                self.examples.append(example)
+                totals["recorded"] += length
 
     def metrics(self) -> dict[str, float]:
         """Those of a step, by the names that the viewer explains."""
@@ -148,9 +146,8 @@ class ServedRecord:
 
     Args:
         folder: of the model; the run's files stand beside others. Nothing is written before the first step.
-        base: its tokenizer makes texts of tokens.
-        spec: what is trained.
-        path: of the base, where the viewer finds the tokenizer.
+        base: its tokenizer makes texts of tokens; the viewer finds it by the path.
+        spec: what is trained, a `LoraConfig` of the SDK.
 
     Attributes: `pending`, what waits for the next step.
 
@@ -158,10 +155,10 @@ class ServedRecord:
         UserError: metrics.jsonl or config.yaml is damaged.
     """
 
-    def __init__(self, folder: Path, base: LoadedModel, spec: LoraConfig, path: str) -> None:
+    def __init__(self, folder: Path, base: LoadedModel, spec: dict[str, Any]) -> None:
         self.files = RunFolder(folder)
         self.spec, self.tokenizer, self.stops = spec, base.tokenizer, base.stop_tokens
-        self.path = str(Path(path).resolve()) if Path(path).exists() else path
+        self.path = str(Path(base.path).resolve()) if Path(base.path).exists() else base.path
         if self.files.metrics.exists():  # a crash may have left a part of a line
             os.truncate(self.files.metrics, complete_length(self.files.metrics))
         self.last = max((int(line["step"]) for line in self.files.read_metrics()), default=0)
@@ -196,7 +193,8 @@ class ServedRecord:
 
     def _write_config(self, algorithms: Sequence[dict[str, Any]]) -> None:
         """Write config.yaml if the loss is not the one that it tells."""
-        trained = f"LoRA of rank {self.spec.rank}" if self.spec.rank else "all weights"
+        rank = self.spec["rank"]
+        trained = f"LoRA of rank {rank}" if rank else "all weights"
         told = [{"proximal": "behavior"} | one | {"preset": f"{one['preset']}, {trained},"} for one in algorithms]
         before = self.config.get("algorithm")
         told += [] if before is None or before in told else [before]
@@ -206,8 +204,8 @@ class ServedRecord:
         if self.config and algorithm == before:
             return
         self.config = {
-            "model": {"path": self.path, "lora": {"rank": self.spec.rank, "alpha": ALPHA} if self.spec.rank else None},
-            "lora_config": self.spec.model_dump(),
+            "model": {"path": self.path, "lora": {"rank": rank, "alpha": ALPHA} if rank else None},
+            "lora_config": self.spec,
             "algorithm": algorithm,
             "train": {"updates_per_step": 1, "epochs_per_step": 1},
         }

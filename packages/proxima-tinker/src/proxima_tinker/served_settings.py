@@ -2,7 +2,7 @@
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from proxima.cli.parameters import Argument
 from proxima.data import require
@@ -24,7 +24,7 @@ class Settings:
     folder: Annotated[Path, Argument("state of models, and their records")] = Path("runs/served")
     name: Annotated[str | None, Argument(NAME)] = None
     device: Annotated[str, Argument("auto, cpu, cuda, cuda:1")] = "auto"
-    dtype: Annotated[str, Argument("of matrix products: bfloat16 or float32; weights are float32")] = "bfloat16"
+    dtype: Annotated[Literal["bfloat16", "float32"], Argument("of matrix products; weights are float32")] = "bfloat16"
     workers: Annotated[int, _count(WORKERS)] = 1
     tokens: Annotated[int, _count("of one forward pass of training")] = 4096
     slots: Annotated[int, _count("completions of one sampler at a time")] = 64
@@ -33,7 +33,6 @@ class Settings:
     max_body_mb: Annotated[int, _count("MiB of a request")] = 64
 
     def __post_init__(self) -> None:
-        require(self.dtype in ("bfloat16", "float32"), "--dtype", self.dtype, "must be bfloat16 or float32")
         for name, value in vars(self).items():
             possible = not isinstance(value, int) or 1 <= value <= 1 << 20
             require(possible, f"--{name.replace('_', '-')}", value, "must be in [1, 1048576]")

@@ -15,7 +15,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from starlette.exceptions import HTTPException
 from tinker import types
 from torch import Tensor
 
-from proxima.data import UserError
+from proxima.data import UserError, require
 from proxima.engine.local import Local
 from proxima.model import LoadedModel, load
 from proxima.model.adapter_folder import base_in_memory
@@ -53,17 +52,13 @@ GAP_SECONDS = 60.0  # a request waits so long for an earlier one that has not co
 LEFT_SECONDS = 900.0  # without a heartbeat, after which a client has left; the SDK sends one every ten seconds
 STATE_EVERY = 20  # a state is written when the work since the last one took so many times as long as writing it
 STATE = "optimizer.safetensors"  # of a checkpoint, with its weights and moments; of a sampler its weights alone
-# by request: the part of the path, what the SDK calls the weights, and what `STATE` has of each parameter; of external
-# weights there is a folder that peft, or `AutoModelForCausalLM` for all weights, loads
-SAVES: dict[str, tuple[str, str, Sequence[str]]] = {
-    "save_weights": ("weights", "training", SLOTS[:-1]),
-    "save_weights_for_sampler": ("sampler_weights", "sampler", SLOTS[:1]),
-    "save_weights_external": ("external_weights", "external", ()),
+# by request: the part of the path, and what `STATE` has of each parameter; in its place, external weights have a folder
+# that peft, or `AutoModelForCausalLM` for all weights, loads
+SAVES: dict[str, tuple[str, Sequence[str]]] = {
+    "save_weights": ("weights", SLOTS[:-1]),
+    "save_weights_for_sampler": ("sampler_weights", SLOTS[:1]),
+    "save_weights_external": ("external_weights", ()),
 }
-
-
-def _failure(reason: str, category: str) -> Answer:
-    return _json(error=reason, category=category)
 
 
 class Model:
@@ -88,10 +83,6 @@ class Model:
         self.task: asyncio.Task[None] | None = None
         self.used, self.work_seconds, self.state_seconds = 0.0, 0.0, 1.0
 
-    @property
-    def spec(self) -> types.LoraConfig:
-        return types.LoraConfig(**self.record["spec"])
-
 
 class Service:
     """A server's state, used from one event loop; tensors are touched in the threads of `Workers`.
@@ -106,18 +97,14 @@ class Service:
     def __init__(self, settings: Settings, threads: int, log: Callable[[str], None]) -> None:
         self.settings, self.name, self.log = settings, settings.name or settings.path, log
         settings.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock = FolderLock(settings.folder / "lock")
-        except UserError as error:
-            raise UserError(error.reason, remedy="stop that server, or choose another --folder") from error
-        identity = f"{settings.path} in {settings.dtype}"
-        self.journal = RequestLog(settings.folder / "journal.sqlite", identity)
+        self._lock = FolderLock(settings.folder / "lock", remedy="stop that server, or choose another --folder")
+        self.journal = RequestLog(settings.folder / "journal.sqlite", f"{settings.path} in {settings.dtype}")
         loaded = load(settings.path, dtype=torch.float32, device=settings.device)
         loaded.model.requires_grad_(False)
         self.vocabulary = int(loaded.model.config.get_text_config().vocab_size)
         self.base: LoadedModel = replace(loaded, base=base_in_memory(settings.path, None, torch.float32))
         self.workers = Workers(settings.workers, threads)
-        spec = Local(slots=settings.slots, dtype=settings.dtype, interrupt="finish")  # type: ignore[arg-type]
+        spec = Local(slots=settings.slots, dtype=settings.dtype, interrupt="finish")
         self.samplers = Samplers(spec, self.workers, settings.engines)
         # that are awaited, or not in the journal; of samples the tasks that make them, which `cancel` and `close` stop
         self.answers: dict[str, asyncio.Future[Answer]] = {}
@@ -128,17 +115,13 @@ class Service:
 
     # ---- sessions ----------------------------------------------------------------------------------------------------
 
-    def restore(self) -> int:
-        """Go on with the models of an earlier process. Returns the number of requests that run again."""
+    def restore(self) -> None:
+        """Go on with the models of an earlier process, whose requests since their last states run again."""
         for part in self.settings.folder.glob("models/*/*weights/.*"):  # what a kill left of checkpoints
             shutil.rmtree(part, ignore_errors=True)
-        again = 0
         for id, record in self.journal.all("model"):
-            model = self._add_model(id, record)
-            model.waiting = self.journal.pending(id, record["state_seq"])
-            again += len(model.waiting)
+            self._add_model(id, record)
             self._seen[record["session"]] = time.monotonic()
-        return again
 
     def create_session(self, facts: Mapping[str, Any]) -> str:
         id = secrets.token_hex(8)
@@ -161,7 +144,7 @@ class Service:
         """Write the state of a session's models, and free their memory; a later request loads them again."""
         for model in [m for m in self.models.values() if m.record["session"] == session]:
             self.samplers.drop(model.id)
-            await model.lane.run(self._tried, f"{model.id} rests", partial(self._rest, model))
+            await model.lane.run(self._tried, f"{model.id} rests", self._rest, model)
 
     async def tidy(self) -> None:
         """Every minute, forever: delete what has expired, free the memory of clients that have left."""
@@ -169,8 +152,7 @@ class Service:
             await asyncio.sleep(60)
             try:
                 for path, record in self.journal.all("checkpoint"):
-                    ends = record["expires_at"]
-                    if ends is not None and datetime.fromisoformat(ends) < datetime.now(UTC):
+                    if record["expires_at"] is not None and record["expires_at"] < date():
                         await self.delete_checkpoint(path)
                 for session, seen in list(self._seen.items()):
                     if time.monotonic() - seen > LEFT_SECONDS:
@@ -189,12 +171,12 @@ class Service:
         loaded = sorted((m for m in self.models.values() if m.trained is not None), key=lambda model: model.used)
         idle = [model for model in loaded if not model.waiting]
         for model in idle[: max(0, len(loaded) - self.settings.models)]:
-            await model.lane.run(self._tried, f"{model.id} rests", partial(self._rest, model))
+            await model.lane.run(self._tried, f"{model.id} rests", self._rest, model)
 
-    def _tried(self, what: str, call: Callable[[], object]) -> bool:
+    def _tried(self, what: str, call: Callable[..., object], *arguments: Any) -> bool:
         """Call; True if nothing failed, as on a full disk. What failed is in the log."""
         try:
-            call()
+            call(*arguments)
         except Exception as error:
             self._log_error(what, error)
             return False
@@ -216,10 +198,10 @@ class Service:
             self._add_model(id, record)
         return id
 
-    def _add_model(self, id: str, record: dict[str, Any]) -> Model:
+    def _add_model(self, id: str, record: dict[str, Any]) -> None:
         model = self.models[id] = Model(id, record, ComputeLane(self.workers))
+        model.waiting = self.journal.pending(id, record["state_seq"])
         model.task = asyncio.ensure_future(self._serve(model))
-        return model
 
     def model(self, id: str) -> Model:
         if id not in self.models:
@@ -267,15 +249,15 @@ class Service:
     async def _fail_gap(self, model: Model) -> None:
         """Fail the requests that wait for one that does not come. The state goes beyond them: a restart runs none."""
         missing, last = model.next_seq, max(model.waiting)
-        if not await model.lane.run(self._tried, f"{model.id}: no state", partial(self._write_state, model, last)):
+        if not await model.lane.run(self._tried, f"{model.id}: no state", self._write_state, model, last):
             return  # and try again
-        failure = _failure(f"request {missing} of this model has not come for {GAP_SECONDS:.0f} s", "user")
+        failure = _json(error=f"request {missing} of this model has not come for {GAP_SECONDS:.0f} s", category="user")
         model.next_seq = last + 1
         for seq in sorted(seq for seq in model.waiting if seq <= last):
-            finish = partial(self.journal.finish, model.id, seq, failure)
-            stored = await asyncio.to_thread(self._tried, f"{model.id}:{seq}", finish)
+            name = f"{model.id}:{seq}"
+            stored = await asyncio.to_thread(self._tried, name, self.journal.finish, model.id, seq, failure)
             del model.waiting[seq]
-            self._tell(f"{model.id}:{seq}", failure, stored)
+            self._tell(name, failure, stored)
 
     def _perform(self, model: Model, seq: int) -> Generator[None, None, tuple[Answer, bool]]:
         """Run a request, in the model's lane. Returns its answer, and whether it is in the journal."""
@@ -289,52 +271,50 @@ class Service:
         if known.answer is not None and not (changes and _had_effect(known.kind, *known.answer)):
             return known.answer, True
         began = time.monotonic()
-        answer = yield from self._outcome(model, seq, known.kind, known.body)
+        try:
+            if known.kind in ("forward", "forward_backward"):
+                answer = yield from self._do_pass(model, known.body, backward=known.kind == "forward_backward")
+            else:
+                read, do = REQUESTS[known.kind]
+                answer = do(self, model, seq, read.model_validate_json(known.body))
+        except Exception as error:
+            answer = self._failed(f"{name} {known.kind}", error)
         if done and not _had_effect(known.kind, *answer):  # by another version of the SDK, say
             self.log(f"{name}: it had succeeded before the restart, and failed when it ran again")
         model.work_seconds += time.monotonic() - began
         due = known.kind in ("create_model", "load_weights") or model.work_seconds > STATE_EVERY * model.state_seconds
         if due and changes and model.trained is not None:
             # with its answer: what was loaded may be gone after a restart
-            write = partial(self._write_state, model, seq, None if done else answer)
-            done = self._tried(f"{name}: no state", write) or done
-        return answer, done or self._tried(name, partial(self.journal.finish, model.id, seq, answer))
-
-    def _outcome(self, model: Model, seq: int, kind: str, body: bytes) -> Generator[None, None, Answer]:
-        try:
-            if kind in ("forward", "forward_backward"):
-                return (yield from self._do_pass(model, body, backward=kind == "forward_backward"))
-            read, do = REQUESTS[kind]
-            return do(self, model, seq, read.model_validate_json(body))
-        except Exception as error:
-            return self._failed(f"{model.id} {kind}", error)
+            done |= self._tried(f"{name}: no state", self._write_state, model, seq, None if done else answer)
+        return answer, done or self._tried(name, self.journal.finish, model.id, seq, answer)
 
     def _failed(self, what: str, error: Exception) -> Answer:
         """The answer to a request that failed; an error that is not the client's is in the log."""
         if isinstance(error, UserError):
-            return _failure(" ".join(str(error).split()), "user")
+            return _json(error=" ".join(str(error).split()), category="user")
         self._log_error(what, error)
-        return _failure(f"{type(error).__name__}: {error}", "server")
+        return _json(error=f"{type(error).__name__}: {error}", category="server")
 
     def _trained(self, model: Model) -> TrainedModel:
         """The model, in memory; after a restart, or a rest, from its state on disk."""
         if model.trained is None:
-            trained = self._new_model(model.spec)
+            trained = self._new_model(model.record["spec"])
             if model.record["state_seq"] >= 0:
                 file = self._state_file(model, model.record["state_seq"])
                 trained.load(_read(f"the state of {model.id}, {file.name},", file))
             model.trained = trained
         return model.trained
 
-    def _new_model(self, spec: types.LoraConfig) -> TrainedModel:
+    def _new_model(self, spec: dict[str, Any]) -> TrainedModel:
         dtype, budget = DTYPES[self.settings.dtype], self.settings.tokens
-        return TrainedModel(self.base, spec, compute_dtype=dtype, budget=budget)
+        return TrainedModel(self.base, types.LoraConfig(**spec), compute_dtype=dtype, budget=budget)
 
     def _state_file(self, model: Model, seq: int) -> Path:
         return self._place(model.id) / f"state-{seq:09d}.safetensors"
 
-    def _place(self, model_id: str) -> Path:
-        return self.settings.folder / "models" / model_id.replace(":", "-")
+    def _place(self, id: str) -> Path:
+        """The folder of a model, or by its path that of a checkpoint."""
+        return self.settings.folder / "models" / id.removeprefix("tinker://").replace(":", "-")
 
     def _write_state(self, model: Model, seq: int, answer: Answer | None = None) -> None:
         """Write the state after a request, and its answer; its requests need not run again."""
@@ -347,9 +327,8 @@ class Service:
         record = model.record | {"state_seq": seq}
         self.journal.finish(model.id, seq, answer, record)
         model.record = record
-        for other in file.parent.glob("state-*"):
-            if other != file:
-                other.unlink(missing_ok=True)
+        for other in set(file.parent.glob("state-*")) - {file}:
+            other.unlink(missing_ok=True)
         model.work_seconds, model.state_seconds = 0.0, max(0.05, time.monotonic() - began)
 
     # ---- what requests do, in the model's lane -----------------------------------------------------------------------
@@ -360,6 +339,8 @@ class Service:
 
     def _do_pass(self, model: Model, body: bytes, *, backward: bool) -> Generator[None, None, Answer]:
         name, config, data = read_forward_backward(body)
+        for number, datum in enumerate(data):
+            datum.check(f"example {number}", data[0], self.base.max_length, self.vocabulary)
         loss = ClientLoss(name, config)
         result = yield from self._trained(model).run(data, loss, backward=backward)
         if backward:
@@ -376,8 +357,7 @@ class Service:
             self._note(model, ServedRecord.forget)  # the gradient of its examples is gone, or there was none
             raise
         model.record["steps"] += 1
-        measured = metrics | {"lr": settings.learning_rate}
-        self._note(model, lambda record: record.step(model.record["steps"], measured))
+        self._note(model, lambda record: record.step(model.record["steps"], metrics | {"lr": settings.learning_rate}))
         return _json(metrics=metrics)
 
     def _do_load(self, model: Model, seq: int, asked: Any) -> Answer:
@@ -388,54 +368,48 @@ class Service:
 
     def _do_save(self, model: Model, seq: int, asked: Any) -> Answer:
         """Write training weights, those of a sampler, or a folder to download, by the type of the request."""
-        values, (segment, kind, _) = asked.model_dump(), SAVES[asked.type]
-        if values.get("kind") == "inflight":
-            raise UserError("kind=inflight: samplers keep their weights here; save snapshots")
+        values, (segment, _) = asked.model_dump(), SAVES[asked.type]
+        require(values.get("kind") != "inflight", "kind", "inflight", "is not served; save snapshots")
         if values.get("age_encryption_recipients"):
             raise UserError("age_encryption_recipients: files are not encrypted here; leave it out")
-        name = asked.path or (f"unnamed-{seq:09d}" if kind == "sampler" else f"{seq:06d}")
+        name = asked.path or (f"unnamed-{seq:09d}" if segment == "sampler_weights" else f"{seq:06d}")
         plain = all(c.isascii() and (c.isalnum() or c in "._-+=") for c in name)
-        if name.startswith(".") or not plain or len(name) > 120:
-            raise UserError(f"path={name!r:.80} must be a name of at most 120 of a-z A-Z 0-9 ._-+=, no dot first")
+        allowed = plain and not name.startswith(".") and len(name) <= 120
+        require(allowed, "path", name, "must be a name of at most 120 of a-z A-Z 0-9 ._-+=, no dot first")
         path = f"tinker://{model.id}/{segment}/{name}"
         known = self.journal.get("checkpoint", path)
         if known is not None and known["seq"] != seq and not values.get("overwrite"):
             raise UserError(f"{path} exists; choose another name, or set overwrite")
         if known is None or known["seq"] != seq:
-            self._write_checkpoint(model, seq, f"{segment}/{name}", values)
+            self._write_checkpoint(model, seq, path, values)
         if (number := values.get("sampling_session_seq_id")) is None:
             return _json(type=asked.type, path=path)
         id = self.create_sampler(model.record["session"], number, path)
         return _json(type=asked.type, sampling_session_id=id)
 
-    def _write_checkpoint(self, model: Model, seq: int, id: str, asked: Mapping[str, Any]) -> None:
+    def _write_checkpoint(self, model: Model, seq: int, path: str, asked: Mapping[str, Any]) -> None:
         """Write its folder, then its record: the SDK's `Checkpoint` and whose it is."""
-        trained, folder = self._trained(model), self._place(model.id) / id
-        (_, kind, slots), path = SAVES[asked["type"]], f"tinker://{model.id}/{id}"
+        trained, folder, (_, slots) = self._trained(model), self._place(path), SAVES[asked["type"]]
         with atomic_folder(folder) as beside:
             save_file(trained.state(slots), beside / STATE) if slots else save_trained(trained.loaded, beside)
         record = {
-            "checkpoint_id": id,
-            "checkpoint_type": kind,
+            **types.ParsedCheckpointTinkerPath.from_tinker_path(path).model_dump(),
             "time": date(),
-            "tinker_path": path,
             "size_bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
             "user_metadata": asked.get("user_metadata"),
             "expires_at": None if asked["ttl_seconds"] is None else date(asked["ttl_seconds"]),
         }
         whose = {"model": model.id, "seq": seq, "spec": model.record["spec"]}
         self.journal.put("checkpoint", path, record | whose)
-        if kind == "sampler":
+        if record["checkpoint_type"] == "sampler":
             for last in sorted(folder.parent.glob("unnamed-*"))[:-SNAPSHOTS]:
-                self.journal.delete("checkpoint", f"tinker://{model.id}/sampler_weights/{last.name}")
-                shutil.rmtree(last, ignore_errors=True)
+                self._delete(f"tinker://{model.id}/sampler_weights/{last.name}")
 
     def _note(self, model: Model, note: Callable[[ServedRecord], None]) -> None:
         """Write what the viewer reads. The model has changed already: a failure must not fail the request."""
 
         def write() -> None:
-            if model.seen is None:
-                model.seen = ServedRecord(self._place(model.id), self.base, model.spec, self.settings.path)
+            model.seen = model.seen or ServedRecord(self._place(model.id), self.base, model.record["spec"])
             note(model.seen)
 
         self._tried(f"{model.id}: no record for the viewer", write)
@@ -461,19 +435,17 @@ class Service:
         """
         record = self.checkpoint(path)
         if kinds and record["checkpoint_type"] not in kinds:
-            raise UserError(
-                f"{path} has {record['checkpoint_type']} weights, where {' or '.join(kinds)} weights are needed"
-            )
-        return self._place(record["model"]).joinpath(record["checkpoint_id"])
+            wanted = " or ".join(kinds)
+            raise UserError(f"{path} has {record['checkpoint_type']} weights, where {wanted} weights are needed")
+        return self._place(path)
 
     async def delete_checkpoint(self, path: str) -> None:
         """Delete a checkpoint, in the lane of its model, where others are written."""
         await self.model(self.checkpoint(path)["model"]).lane.run(self._delete, path)
 
     def _delete(self, path: str) -> None:
-        folder = self.checkpoint_folder(path)
         self.journal.delete("checkpoint", path)  # first: a kill leaves none that is there in part
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._place(path), ignore_errors=True)
 
     # ---- samplers ----------------------------------------------------------------------------------------------------
 
@@ -496,13 +468,11 @@ class Service:
                 raise HTTPException(429, f"{self._waiting[sampler]} requests of this sampler wait")
             self._waiting[sampler] += 1
             task = self.answers[request_id] = asyncio.create_task(self._sample(record, request_id, order))
-            task.add_done_callback(partial(self._sample_ended, sampler, request_id))
+            task.add_done_callback(lambda _: self._sample_ended(sampler, request_id))
         return request_id
 
-    def _sample_ended(self, sampler: str, request_id: str, task: asyncio.Task[Answer]) -> None:
-        self._waiting[sampler] -= 1
-        if not self._waiting[sampler]:
-            del self._waiting[sampler]
+    def _sample_ended(self, sampler: str, request_id: str) -> None:
+        self._waiting -= Counter([sampler])  # which keeps what is above 0
         self._sampled.append((time.monotonic(), request_id))
 
     async def _sample(self, record: Mapping[str, Any], request_id: str, order: SampleOrder) -> Answer:
@@ -510,19 +480,19 @@ class Service:
             model, path, weights, source = "base", record["model_path"], "base", lambda: self.base
             if path is not None:
                 checkpoint = self.checkpoint(path)
-                model, source = checkpoint["model"], partial(self._weights, path, checkpoint)
+                model, source = checkpoint["model"], lambda: self._weights(path, checkpoint)
                 weights = f"{path} of {checkpoint['time']}"  # a name may be used again
             return await self.samplers.sample(model, weights, record["session"], source, order), PROTOBUF
         except asyncio.CancelledError as error:
             if not error.args:
                 raise
-            return _failure(error.args[0], "server")  # with a reason by `Samplers`
+            return _json(error=error.args[0], category="server")  # with a reason by `Samplers`
         except Exception as error:
             return self._failed(request_id, error)
 
     def _weights(self, path: str, checkpoint: Mapping[str, Any]) -> LoadedModel:
         """The base with the weights of a checkpoint, in a lane."""
-        model = self._new_model(types.LoraConfig(**checkpoint["spec"]))
+        model = self._new_model(checkpoint["spec"])
         model.load(_read(path, self.checkpoint_folder(path) / STATE), optimizer=False)
         return model.loaded
 
@@ -542,7 +512,7 @@ class Service:
                 raise HTTPException(410, f"no request {request_id!r:.100}: it is over, or samples of an earlier server")
             asked = self.model(model)
             if int(seq) < asked.next_seq and int(seq) not in asked.waiting:
-                return _failure("this request was given up: one before it had not come", "user")
+                return _json(error="this request was given up: one before it had not come", category="user")
             self.answers[request_id] = asyncio.get_running_loop().create_future()
         done, _ = await asyncio.wait({self.answers[request_id]}, timeout=seconds)
         if not done:
@@ -562,7 +532,7 @@ class Service:
             task.cancel()
         await asyncio.gather(*stopped, return_exceptions=True)
         for model in self.models.values():
-            await model.lane.run(self._tried, f"{model.id}: no state", partial(self._rest, model))
+            await model.lane.run(self._tried, f"{model.id}: no state", self._rest, model)
         await asyncio.to_thread(self.workers.shutdown, cancel_futures=True)
         self.journal.close()
         self._lock.release()
@@ -600,7 +570,7 @@ def _read(what: str, file: Path) -> dict[str, Tensor]:
 
 
 def date(later: float = 0.0) -> str:
-    """The time after so many seconds, as the SDK reads it."""
+    """The time after so many seconds, as the SDK reads it; a later one is greater as a text, too."""
     return (datetime.now(UTC) + timedelta(seconds=later)).isoformat()
 
 
@@ -608,4 +578,4 @@ def _json(**values: Any) -> Answer:
     return json.dumps(values).encode(), JSON
 
 
-CANCELLED = _failure("cancelled by its client", "user")
+CANCELLED = _json(error="cancelled by its client", category="user")

@@ -22,20 +22,17 @@ from proxima_tinker.datum import COLUMNS, Array, Datum, column, trajectories
 from proxima_tinker.losses import ClientLoss, LossResult, Targets
 
 ALPHA = 32.0  # of LoRA: the product of the adapters is scaled by 32 / rank
-ATTENTION = ("attn", "attention")
 SLOTS = ("weight", "step", "exp_avg", "exp_avg_sq", "grad")  # of a parameter, in a state
 
 
-def _adapted_layers(spec: LoraConfig, model: nn.Module) -> tuple[str, ...]:
+def _adapted_layers(spec: LoraConfig, base: LoadedModel) -> tuple[str, ...]:
     """The last names of the layers that get an adapter."""
-    untyped: Any = model
-    head = untyped.get_output_embeddings()
-    names = set()
-    for name, module in model.named_modules():
+    head, names = base.model.get_output_embeddings(), set()
+    for name, module in base.model.named_modules():
         if type(module) is nn.Linear:
-            attention = any(part in name for part in ATTENTION)
-            chosen = spec.train_unembed if module is head else spec.train_attn if attention else spec.train_mlp
-            names |= {name.rpartition(".")[2]} if chosen else set()
+            attention = "attn" in name or "attention" in name
+            if spec.train_unembed if module is head else spec.train_attn if attention else spec.train_mlp:
+                names.add(name.rpartition(".")[2])
     return tuple(sorted(names))
 
 
@@ -71,11 +68,11 @@ class TrainedModel:
     """
 
     def __init__(self, base: LoadedModel, spec: LoraConfig, *, compute_dtype: torch.dtype, budget: int) -> None:
-        self.spec, self.budget = spec, budget
+        self.budget = budget
         if spec.rank > 0:  # modules of its own, on the same weights
             shared = {id(tensor): tensor for tensor in chain(base.model.parameters(), base.model.buffers())}
             model = copy.deepcopy(base.model, shared)
-            lora = Lora(rank=spec.rank, alpha=ALPHA, targets=_adapted_layers(spec, model))
+            lora = Lora(rank=spec.rank, alpha=ALPHA, targets=_adapted_layers(spec, base))
             with BUILDING:
                 attach(model, lora, spec.seed or 0)
             self.loaded = replace(base, model=model)
@@ -84,23 +81,14 @@ class TrainedModel:
         self.policy = Policy(self.loaded, compute_dtype=compute_dtype)
         self.trained = {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(list(self.trained.values()), fused=True)
-        config: Any = self.loaded.model.config
-        self.vocabulary = int(config.get_text_config().vocab_size)
 
     def run(self, data: Sequence[Datum], loss: ClientLoss, *, backward: bool) -> Generator[None, None, PassResult]:
-        """The loss of a request; with `backward` its gradient is added to those since the last step, or, if anything
-        fails, nothing is. It yields between forward passes.
+        """The loss of a request, whose examples are checked; with `backward` its gradient is added to those since the
+        last step, or, if anything fails, nothing is. It yields between forward passes.
 
         Raises:
-            UserError: an example or the loss is refused.
+            UserError: the loss is refused.
         """
-        for number, datum in enumerate(data):
-            datum.check(f"example {number}", self.loaded.max_length, self.vocabulary)
-            if datum.targets.shape[1:] != data[0].targets.shape[1:]:
-                shapes = f"{list(datum.targets.shape)}, and example 0 {list(data[0].targets.shape)}"
-                raise UserError(
-                    f"example {number}: target_tokens of shape {shapes}; send them in requests of their own"
-                )
         before = [(parameter, parameter.grad) for parameter in self.trained.values()]
         self.optimizer.zero_grad()
         try:
@@ -127,7 +115,11 @@ class TrainedModel:
                     result.loss.backward()
                 done.append(_result(log_prob.detach(), result, examples))
                 yield
-            return _joined(done)
+            return PassResult(
+                outputs=[output for part in done for output in part.outputs],
+                loss=sum(part.loss for part in done),
+                metrics=merge_metrics([part.metrics for part in done]),
+            )
         # the loss depends on all examples: first its gradient by the log-probs, then that of the weights
         found = []
         for part in parts:
@@ -143,7 +135,7 @@ class TrainedModel:
             for part, gradient in zip(parts, leaf.grad.split([len(log_prob) for log_prob in found]), strict=True):
                 (self._log_prob(*part) * gradient).sum().backward()
                 yield
-        return _joined([_result(leaf.detach(), result, data)])
+        return _result(leaf.detach(), result, data)
 
     def _log_prob(self, items: Sequence[Trajectory], data: Sequence[Datum]) -> Tensor:
         batch = self.policy.pack(items)
@@ -164,11 +156,9 @@ class TrainedModel:
         Raises:
             UserError: there is no gradient, or it is not finite, and is then dropped.
         """
-        gradients = [p.grad for p in self.trained.values() if p.grad is not None]
-        if not gradients:
+        if all(p.grad is None for p in self.trained.values()):
             raise UserError("there is no gradient since the last optim_step; call forward_backward first")
-        limit = settings.grad_clip_norm or float("inf")
-        norm = float(nn.utils.clip_grad_norm_(self.trained.values(), limit))
+        norm = float(nn.utils.clip_grad_norm_(self.trained.values(), settings.grad_clip_norm or float("inf")))
         if norm != norm or norm == float("inf"):
             self.optimizer.zero_grad()
             raise UserError(f"the norm of the gradient is {norm}: it was dropped, and the weights are unchanged")
@@ -185,7 +175,7 @@ class TrainedModel:
 
     def state(self, kept: Sequence[str] = SLOTS) -> dict[str, Tensor]:
         """What training changes, as `SLOT.NAME`: weights, moments, gradients that wait for a step."""
-        out = {}
+        out: dict[str, Tensor] = {}
         for name, parameter in self.trained.items():
             slots = {"weight": parameter.detach(), "grad": parameter.grad, **self.optimizer.state.get(parameter, {})}
             out |= {f"{slot}.{name}": x.contiguous().cpu() for slot in kept if (x := slots.get(slot)) is not None}
@@ -218,12 +208,3 @@ def _result(log_prob: Tensor, result: LossResult, data: Sequence[Datum]) -> Pass
     split = {name: values.detach().float().cpu().split(lengths) for name, values in columns.items()}
     outputs = [{name: values[i].numpy() for name, values in split.items()} for i in range(len(data))]
     return PassResult(outputs=outputs, loss=float(result.loss.detach()), metrics=result.metrics)
-
-
-def _joined(parts: Sequence[PassResult]) -> PassResult:
-    """The results of micro-batches, whose losses add up."""
-    return PassResult(
-        outputs=[output for part in parts for output in part.outputs],
-        loss=sum(part.loss for part in parts),
-        metrics=merge_metrics([part.metrics for part in parts]),
-    )

@@ -64,8 +64,9 @@ class ComputeLane(ComputeThread):
 
     async def run_parts(self, parts: Generator[None, None, T]) -> T:
         """Return or raise what the generator does; where it yields, others get their turn."""
-        while not (result := await self.run(advanced, parts)):
-            pass
+        result: list[T] = []
+        while not result:
+            result = await self.run(advanced, parts)
         return result[0]
 
     @property

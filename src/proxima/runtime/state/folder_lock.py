@@ -12,6 +12,8 @@ from pathlib import Path
 from proxima.data import UserError
 from proxima.system.jsonl import utf8
 
+WAIT = "wait for it, stop it, or set folder=PATH"
+
 
 class FolderLock:
     """Held from the constructor until `release`, or until the process ends, however it ends.
@@ -20,10 +22,10 @@ class FolderLock:
     what it started may hold the lock. A `shared` lock, for reading, lets other readers in.
 
     Raises:
-        UserError: another process holds it; with the note of a writer.
+        UserError: another process holds it; with the note of a writer, and the remedy.
     """
 
-    def __init__(self, path: Path, *, shared: bool = False) -> None:
+    def __init__(self, path: Path, *, shared: bool = False, remedy: str = WAIT) -> None:
         self.path, self.shared = path, shared
         self._file = path.open("rb" if shared else "ab", buffering=0)
         try:
@@ -34,7 +36,7 @@ class FolderLock:
             with suppress(OSError):  # the file was deleted at this moment
                 noted = path.read_text(encoding="utf-8", errors="replace").strip()
             reason = f"{path.parent} is in use by another process{f' ({noted})' if noted else ''}"
-            raise UserError(reason, remedy="wait for it, stop it, or set folder=PATH") from error
+            raise UserError(reason, remedy=remedy) from error
         if not shared:
             self._file.truncate(0)
             with suppress(OSError):  # a full disk: the lock holds without a note
