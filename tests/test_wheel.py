@@ -145,4 +145,5 @@ def test_other_commands_have_their_wheels(used):
     assert converted[:2] == [0, "wrote converted.yaml\n"] and (folder / "converted.yaml").is_file(), converted
     assert verified[0] == 0 and " matched " in verified[1], verified
     assert planned[0] == 0 and "memory   fits: " in planned[1], planned
-    assert served == [2, "", "error: --dtype='float16' must be bfloat16 or float32\n"]
+    refused = "error: argument --dtype: invalid choice: 'float16'; did you mean 'bfloat16'?"
+    assert served == [2, "", f"{refused}; see proxima serve-training --help\n"]
