@@ -170,6 +170,21 @@ def test_a_state_is_saved_loaded_listed_and_deleted(served, trainer):
 
 
 @pytest.mark.parametrize("rank", [4, 0])
+def test_a_state_is_sampled_as_its_sampler_and_a_folder_to_download_is_not(served, rank):
+    client = served.client()
+    model = client.create_lora_training_client("tests/tiny", rank=rank).result() if rank else full_model(client)
+    trained(model, 2)
+    path = model.save_state("sampled").result().path
+    samplers = [model.save_weights_and_get_sampling_client(), client.create_sampling_client(model_path=path)]
+    prompt, params = types.ModelInput.from_ints(PROMPT), types.SamplingParams(max_tokens=5, seed=1)
+    first, second = (sampler.result().sample(prompt, 1, params).result().sequences[0] for sampler in samplers)
+    assert (first.tokens, first.logprobs) == (second.tokens, second.logprobs)
+    path = model.save_weights_external("folder").result().path
+    with pytest.raises(tinker.UnprocessableEntityError, match="training or sampler weights are needed"):
+        client.create_sampling_client(model_path=path).result()
+
+
+@pytest.mark.parametrize("rank", [4, 0])
 def test_weights_are_downloaded_in_the_format_of_hugging_face(served, tiny_model, tmp_path, rank):
     client = served.client()
     if rank:
