@@ -83,7 +83,7 @@ class TrainedModel:
         self.optimizer = torch.optim.AdamW(list(self.trained.values()), fused=True)
 
     def run(self, data: Sequence[Datum], loss: ClientLoss, *, backward: bool) -> Generator[None, None, PassResult]:
-        """The loss of a request, whose examples are checked; with `backward` its gradient is added to those since the
+        """The loss of a request, of examples that are checked; with `backward` its gradient is added to those since the
         last step, or, if anything fails, nothing is. It yields between forward passes.
 
         Raises:
