@@ -145,7 +145,7 @@ def cases() -> Iterator[Case]:
     yield "a rank without any in the second", policy(), [items, items[1:2], items[4:7]], {}
     yield "nothing to train", policy(), [[replace(items[0], advantage=0.0)], items], {}
     yield "SFT", SftObjective(), two, {}
-    yield "value head", policy(value=ValueObjective(coefficient=0.5)), [valued(part) for part in two], {"head": True}
+    yield "value head", policy(terms=[ValueObjective(coefficient=0.5)]), [valued(part) for part in two], {"head": True}
     yield "critic", ValueObjective(loss=ValueLoss()), [valued(part) for part in two], {"scalar": True}
     yield (
         "reward model",

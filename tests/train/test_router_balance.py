@@ -24,7 +24,7 @@ def updated(items, budget=10_000, *, model=None, **settings):
 
 def test_the_formula():
     items = [item for item in trajectories() if len(item.tokens)]
-    _, result = updated(items, router_balance=RouterBalance(coefficient=0.5))
+    _, result = updated(items, terms=[RouterBalance(coefficient=0.5)])
     _, plain = updated(items)
     model = make("Qwen3-MoE").model
     losses, load = [], torch.zeros(2, 4)
@@ -55,7 +55,7 @@ def test_equal_for_any_micro_batch(checkpointing):
             items,
             budget,
             model=policy(gradient_checkpointing=checkpointing),
-            router_balance=RouterBalance(coefficient=2.0),
+            terms=[RouterBalance(coefficient=2.0)],
         )
         for budget in (10_000, 40, 1)
     ]

@@ -46,8 +46,8 @@ def test_the_value_loss_has_its_own_denominator_beside_the_policys(aggregate):
     own = PolicyObjective(surrogate=PpoClip(), aggregate=TokenMean())
     of_policy, _ = gradient(replace(own, skip_zero_advantage=False), items)
     of_value, alone = gradient(value, items)
-    together, result = gradient(replace(own, value=value), items)
-    split, _ = gradient(replace(own, value=value), items, budget=30)
+    together, result = gradient(replace(own, terms=[value]), items)
+    split, _ = gradient(replace(own, terms=[value]), items, budget=30)
     assert together["value_head.weight"].abs().max() > 0
     for name, actual in together.items():
         expected = of_value[name] + of_policy.get(name, 0.0)

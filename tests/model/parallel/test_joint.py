@@ -133,7 +133,7 @@ def job(case: Case, stack: TrainStack) -> tuple[Any, list[list[Any]]]:
     updates = [items, items[-1:]]
     if case.trains == "sft":
         return SftObjective(), updates
-    more: dict[str, Any] = {"replays_routes": True, "router_balance": RouterBalance(coefficient=2.0)}
+    more: dict[str, Any] = {"replays_routes": True, "terms": [RouterBalance(coefficient=2.0)]}
     more = more if case.routes else {}
     if case.trains == "head":
         more["value"], updates = ValueObjective(coefficient=0.5), [valued(part) for part in updates]

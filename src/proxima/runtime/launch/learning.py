@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proxima.config.sections.algorithm_section import RECOMPUTED, replays_sampling_masks
 from proxima.core import PENALTIES
@@ -12,7 +12,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.model_source import ModelSource
 from proxima.reward.base import as_reward
 from proxima.runtime.launch.models import make_stack
-from proxima.train import PolicyObjective
+from proxima.train import Objective, PolicyObjective
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.learner import Learner
 from proxima.train.objectives.policy_objective import DistillationTerm, ProximalSource
@@ -91,11 +91,11 @@ def make_objective(
     teacher = None
     if (of := algorithm.distillation) is not None:
         teacher = DistillationTerm(divergence=of.divergence, aggregate=of.aggregate, coefficient=of.coefficient)
-    balance = None
+    terms: list[Objective[Any]] = [] if value is None else [value]
     if algorithm.router_balance is not None:
         from proxima.train.objectives.router_balance import RouterBalance
 
-        balance = RouterBalance(coefficient=algorithm.router_balance.coefficient)
+        terms.append(RouterBalance(coefficient=algorithm.router_balance.coefficient))
     return PolicyObjective(
         surrogate=surrogate,
         aggregate=algorithm.aggregate,
@@ -105,12 +105,11 @@ def make_objective(
         next_missing=algorithm.next_missing if algorithm.proximal == "next" else None,
         skip_zero_advantage=algorithm.skip_zero_advantage,
         distillation=teacher,
-        value=value,
-        router_balance=balance,
+        terms=terms,
         replays_routes=algorithm.routing_replay == "rollout"
         or (algorithm.routing_replay == "recompute" and config.recomputes_proximal),
         # A guard that rejects measures the mismatch before the update.
-        measure={"entropy", "mismatch"} if mismatch.measure and mismatch.on_mismatch != "reject" else {"entropy"},
+        measure_mismatch=mismatch.measure and mismatch.on_mismatch != "reject",
     )
 
 

@@ -1,9 +1,9 @@
 """The objective of RL: surrogate, corrections, penalties and aggregation over trajectories with advantages."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -28,13 +28,11 @@ from proxima.data.columns import Floats
 from proxima.data.policy_batch import HostCounts
 from proxima.data.transfer import to_device
 from proxima.model import TokenOutputs
-from proxima.train.objectives.protocol import INVALID, FirstForward, Objective, loss_masks
+from proxima.train.objectives.protocol import INVALID, FirstForward, Objective, loss_masks, loss_tokens
 
 if TYPE_CHECKING:
     from proxima.core.batch_decisions import Precomputed
     from proxima.core.distillation import Distillation
-    from proxima.train.objectives.router_balance import RouterBalance
-    from proxima.train.objectives.value_objective import ValueObjective
 
 
 ProximalSource = Literal["given", "first_forward", "loglinear"]
@@ -67,13 +65,12 @@ class PolicyObjective(Objective[Trajectory]):
         distillation: pulls the policy towards a teacher, whose columns the trajectories must contain: an additional
             loss to that of the rewards, with its own denominator, over the same tokens; None: off. No trajectory is
             skipped.
-        value: the loss of a value head on the policy's trunk, added with its own denominator; None: off.
-        router_balance: evens out the load of the experts of a mixture, a loss with its own denominator; None: off. No
-            trajectory is skipped.
+        terms: further losses of the same forward pass, each with its own denominator: that of a value head on the
+            policy's trunk, `RouterBalance` of a mixture. No trajectory is skipped.
         replays_routes: the policy replays the trajectories' `routed_experts`; the share of tokens without them is a
             metric.
-        measure: metrics besides the loss: `entropy` of the policy, which costs one more pass over the logits;
-            `mismatch` of engine and trainer, `core.mismatch_metrics` of the first update, before the weights move.
+        measure_mismatch: report `core.mismatch_metrics` of engine and trainer in the first update, before the weights
+            move.
     """
 
     surrogate: Surrogate
@@ -85,19 +82,16 @@ class PolicyObjective(Objective[Trajectory]):
     next_missing: NextMissing | None = None
     skip_zero_advantage: bool = True
     distillation: DistillationTerm | None = None
-    value: "ValueObjective | None" = None
-    router_balance: "RouterBalance | None" = None
+    terms: Sequence[Objective[Any]] = ()
     replays_routes: bool = False
-    measure: Set[Literal["entropy", "mismatch"]] = frozenset({"entropy", "mismatch"})
+    measure_mismatch: bool = True
 
     @property
     def outputs(self) -> frozenset[str]:
-        entropy = {"entropy"} if "entropy" in self.measure or self.statistics_outputs else set()
-        gradient = {"entropy_gradient" for penalty in self.penalties if "entropy" in penalty.needs}
-        gradient |= {"top_k_gradient" for spec in self.corrections if "top_k_log_prob" in spec.needs}
-        tokenwise = frozenset(entropy | gradient)
-        more = [term.outputs for term in (self.value, self.router_balance) if term is not None]
-        return tokenwise.union(*more)
+        tokenwise = {"entropy"}  # also a metric
+        tokenwise |= {"entropy_gradient" for penalty in self.penalties if "entropy" in penalty.needs}
+        tokenwise |= {"top_k_gradient" for spec in self.corrections if "top_k_log_prob" in spec.needs}
+        return frozenset(tokenwise).union(*(term.outputs for term in self.terms))
 
     @property
     def statistics_outputs(self) -> frozenset[str]:
@@ -111,8 +105,7 @@ class PolicyObjective(Objective[Trajectory]):
     @cached_property
     def skips_zero_advantage(self) -> bool:
         inert = self.surrogate.zero_advantage_inert and not self.penalties and not self.has_batch_statistics
-        alone = self.distillation is None and self.value is None and self.router_balance is None
-        return self.skip_zero_advantage and inert and alone
+        return self.skip_zero_advantage and inert and self.distillation is None and not self.terms
 
     def at_version(self, version: int) -> "PolicyObjective":
         return replace(self, current_version=version)
@@ -130,9 +123,7 @@ class PolicyObjective(Objective[Trajectory]):
         masks = loss_masks(items) if statistics is None else (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
         aggregates = [self.aggregate, *([self.distillation.aggregate] if self.distillation else [])]
         policy = [aggregate.denominator(*masks) for aggregate in aggregates]
-        return policy + [
-            d for term in (self.value, self.router_balance) if term is not None for d in term.denominators(items)
-        ]
+        return policy + [denominator for term in self.terms for denominator in term.denominators(items)]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: "Precomputed | None" = None) -> list[Loss]:
         if statistics is None:
@@ -162,8 +153,8 @@ class PolicyObjective(Objective[Trajectory]):
             losses.append(
                 distillation_loss(policy_batch, divergence=divergence, aggregate=aggregate, coefficient=coefficient)
             )
-        for part in (self.value, self.router_balance):
-            losses += [] if part is None else part.losses(batch, outputs)
+        for further in self.terms:
+            losses += further.losses(batch, outputs)
         if outputs.route_counts is not None:
             from proxima.train.objectives.router_balance import replay_metrics
 
@@ -177,7 +168,7 @@ class PolicyObjective(Objective[Trajectory]):
             from proxima.train.objectives.router_balance import fallback_metrics
 
             sizes |= fallback_metrics(trajectories)
-        if "mismatch" not in self.measure or any(item.behavior_log_prob is None for item in trajectories):
+        if not self.measure_mismatch or any(item.behavior_log_prob is None for item in trajectories):
             return sizes
         log_probs = [statistics.log_prob for _, statistics in first]
         return sizes | mismatch_metrics(first_forward(trajectories, log_probs, device))
@@ -234,10 +225,9 @@ def first_forward(
     behavior = [item.behavior_log_prob for item in trajectories if item.behavior_log_prob is not None]
     if len(behavior) < len(trajectories):
         raise ValueError("the mismatch needs the engine's log-probs in every trajectory")
-    masks = [np.ones(len(item.tokens), np.bool_) if item.loss_mask is None else item.loss_mask for item in trajectories]
-    columns = {"log_prob": log_probs, "behavior_log_prob": behavior, "loss_mask": masks}
+    columns = {"log_prob": log_probs, "behavior_log_prob": behavior}
     joined = {name: to_device(torch.from_numpy(np.concatenate(values)), device) for name, values in columns.items()}
-    edges, sampled = np.cumsum([0, *map(len, masks)]), torch.ones_like(joined["loss_mask"])
-    cu, lengths = to_device(torch.from_numpy(edges), device), tuple(map(len, masks))
-    counts = HostCounts(lengths, lengths, tuple(int(m.sum()) for m in masks), cu, sampled, joined["loss_mask"])
-    return PolicyBatch(**joined, cu_seqlens=cu, sampled=sampled, host_counts=counts)
+    mask, cu = (to_device(column, device) for column in loss_masks(trajectories))
+    lengths, sampled = tuple(len(item.tokens) for item in trajectories), torch.ones_like(mask)
+    counts = HostCounts(lengths, lengths, tuple(map(loss_tokens, trajectories)), cu, sampled, mask)
+    return PolicyBatch(**joined, loss_mask=mask, cu_seqlens=cu, sampled=sampled, host_counts=counts)
