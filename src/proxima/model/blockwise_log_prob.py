@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxima.model.logit_rows import LOGIT_DTYPE, row_blocks
+from proxima.model.logit_rows import row_blocks
 
 if TYPE_CHECKING:
     from proxima.model.kept_tokens import KeptTokens
@@ -34,7 +34,7 @@ class _BlockwiseLogProb(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(compute), weight.to(compute)
             b = None if bias is None else bias.to(compute)
-            log_z = torch.empty(len(h), dtype=LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
+            log_z = torch.empty(len(h), dtype=torch.promote_types(compute, torch.float32), device=h.device)
             log_prob = torch.empty_like(log_z)
             kept_z = log_z if kept is None else torch.empty_like(log_z)
             entropy = torch.empty_like(log_z) if want_entropy else log_z.new_zeros(0)

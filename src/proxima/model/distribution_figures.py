@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxima.model.kept_tokens import KeptTokens
-from proxima.model.logit_rows import LOGIT_DTYPE, row_blocks
+from proxima.model.logit_rows import row_blocks
 
 if TYPE_CHECKING:  # needs torch.distributed
     from proxima.model.parallel.vocabulary import VocabularyPart
@@ -48,7 +48,7 @@ def top_k_log_prob(
     with torch.autocast(kind, enabled=False):
         h, w = hidden.to(compute), weight.to(compute)
         b = None if bias is None else bias.to(compute)
-        exact = LOGIT_DTYPE.get(hidden.dtype, torch.float32)
+        exact = torch.promote_types(hidden.dtype, torch.float32)
         log_z, chosen = torch.empty(2, len(hidden), dtype=exact, device=hidden.device)
         ids = torch.zeros(len(hidden), k, dtype=torch.int64, device=hidden.device)
         top = torch.full_like(ids, -torch.inf, dtype=exact)
@@ -87,7 +87,7 @@ def log_sum_square(
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     with torch.autocast(kind, enabled=False):
         h, w, b = hidden.to(compute), weight.to(compute), None if bias is None else bias.to(compute)
-        sums = torch.empty(len(h), dtype=LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
+        sums = torch.empty(len(h), dtype=torch.promote_types(compute, torch.float32), device=h.device)
         logs = torch.empty_like(sums)
         kept = kept if part is None or kept is None else part.kept(kept)
         for at in range(0, len(h), chunk):

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from proxima.data import PackedBatch
 from proxima.kernels import LANES
-from proxima.model.logit_rows import LOGIT_DTYPE
 
 if TYPE_CHECKING:
     from proxima.model.kept_tokens import KeptTokens
@@ -76,7 +75,7 @@ def token_log_prob(
     Edge cases: N = 0 gives empty outputs with gradients of zero. Rows are independent, so the chunk changes no value.
     """
     if not isinstance(temperature, Tensor):
-        exact = LOGIT_DTYPE.get(hidden.dtype, torch.float32)
+        exact = torch.promote_types(hidden.dtype, torch.float32)
         temperature = torch.full(hidden.shape[:1], float(temperature), dtype=exact, device=hidden.device)
     kind = hidden.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype

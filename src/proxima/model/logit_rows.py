@@ -7,8 +7,6 @@ from torch import Tensor
 
 ROWS = 8  # rows of logits processed at once after the product: they stay in the cache
 
-LOGIT_DTYPE = {torch.float64: torch.float64}  # float32 for every other
-
 
 def row_blocks(logits: Tensor, temperature: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of rows of `logits`, in float32 and divided by the temperature; on a GPU all rows at once. The caller
@@ -16,6 +14,6 @@ def row_blocks(logits: Tensor, temperature: Tensor) -> Iterator[tuple[slice, Ten
     step = ROWS if logits.device.type == "cpu" else max(1, len(logits))
     for at in range(0, len(logits), step):
         rows = slice(at, at + step)
-        exact = logits[rows].to(LOGIT_DTYPE.get(logits.dtype, torch.float32), copy=True)
+        exact = logits[rows].to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         yield rows, exact.div_(temperature[rows, None])
         del exact
