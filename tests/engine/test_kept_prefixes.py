@@ -101,7 +101,7 @@ def test_turns_behind_an_opening_keep_it_and_their_last_context():
     asked = [replace(r, shared=(len(r.prompt.tokens),)) for r in asked]
     for turn in range(3):
         given = run(local, asked)
-        kept = [len(lengths) for lengths, _ in local.scheduler.prefixes._kept]
+        kept = [len(lengths) for lengths, _ in local.scheduler.prefixes.kept]
         assert sorted(kept) == sorted([1, *[2] * 3, *([turn + 2] * 12 if turn else [])])
         asked = next_turns(asked, given)
 
@@ -199,18 +199,23 @@ def test_new_weights_end_what_was_kept():
     torch.testing.assert_close(behavior(given), trainer_log_prob("llama", again, given, seed=1), rtol=0, atol=2e-5)
 
 
+def positions(prefixes) -> int:
+    return sum(kv.shape[3] for kv in prefixes.kept.values())
+
+
 def test_what_was_not_used_for_longest_goes_first():
     scheduler = engine().scheduler
     prompts = [Prompt(uid=n, messages=(), tokens=ids(10, n)) for n in range(3)]
     prefixes = scheduler.prefixes
     prefixes.prefill(scheduler.decoder, [(prompt, (4, 10)) for prompt in prompts])
-    assert prefixes.positions == 3 * 14
+    assert positions(prefixes) == 3 * 14
     assert prefixes.find(np.int32(ids(12, 0)), (4, 10))[0] == 2, "used"
     assert prefixes.find(np.int32(ids(10, 0)), (4, 10))[0] == 1, "a hidden state of the last token is needed"
     prefixes.trim(20)
-    assert [prefixes.find(np.int32(ids(12, n)), (4, 10))[0] for n in range(3)] == [2, 0, 0] and prefixes.positions == 14
+    assert [prefixes.find(np.int32(ids(12, n)), (4, 10))[0] for n in range(3)] == [2, 0, 0]
+    assert positions(prefixes) == 14
     prefixes.clear()
-    assert prefixes.positions == 0 and prefixes.missing(prompts[0], (4, 10)) == 10
+    assert positions(prefixes) == 0 and prefixes.missing(prompts[0], (4, 10)) == 10
 
 
 def later_turns() -> list[Request]:
@@ -232,9 +237,8 @@ def test_prompts_of_one_uid_have_their_own_tokens_in_one_call(made):
 @pytest.mark.parametrize("shared", [(2, 2, 5), (2, 5, 5), (5, 2), (0, 2, 5), (2, 5, 10_000)])
 def test_lengths_that_repeat_or_are_none_count_once_or_not(shared):
     """An agent that asks again after the same messages names their length twice."""
-    asked, local = requests(2, 2, max_tokens=4), engine()
-    given = run(engine(), [replace(request, shared=(2, 5)) for request in asked])
+    asked, local, once = requests(2, 2, max_tokens=4), engine(), engine()
+    given = run(once, [replace(request, shared=(2, 5)) for request in asked])
     for _ in range(2):
         assert run(local, [replace(request, shared=shared) for request in asked]) == given
-    prefixes = local.scheduler.prefixes
-    assert prefixes.positions == sum(kv.shape[3] for kv in prefixes._kept.values())
+    assert positions(local.scheduler.prefixes) == positions(once.scheduler.prefixes)

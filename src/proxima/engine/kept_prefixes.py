@@ -23,23 +23,23 @@ class KeptPrefixes:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[tuple[int, ...], bytes], Tensor] = {}  # the most recently used last
-        self.positions = self._loads = 0
+        self.kept: dict[tuple[tuple[int, ...], bytes], Tensor] = {}  # the most recently used last
+        self._loads = 0
 
     def find(self, tokens: Ints, shared: Sequence[int]) -> tuple[int, Tensor | None]:
         """The number of parts of a prompt that are kept, never covering all of its tokens, and their KV."""
         most, longest = 0, None
         for count in range(1, len(shared) + 1):
             key = _prefix_key(tokens, shared[:count])
-            if shared[count - 1] < len(tokens) and (kv := self._kept.pop(key, None)) is not None:
-                self._kept[key] = kv  # mark its shorter prefixes as used too: others may share them
+            if shared[count - 1] < len(tokens) and (kv := self.kept.pop(key, None)) is not None:
+                self.kept[key] = kv  # mark its shorter prefixes as used too: others may share them
                 most, longest = count, kv
         return most, longest
 
-    def beginnings(self, prompt: Prompt, shared: Sequence[int], decoder: Decoder) -> list[Beginning]:
+    def beginnings(self, prompt: Prompt, shared: Sequence[int]) -> list[Beginning]:
         """The beginnings of a prompt's KV under the current weights, the longest first."""
         text, names, start = hashlib.blake2b(self._loads.to_bytes(8), digest_size=16), list[Beginning](), 0
-        for end in dict.fromkeys((*_parts(shared, decoder), len(prompt.tokens))):
+        for end in dict.fromkeys((*shared, len(prompt.tokens))):
             text.update(end.to_bytes(8) + prompt.tokens[start:end].tobytes())
             names.append((text.digest(), start := end))
         return names[::-1]
@@ -57,9 +57,8 @@ class KeptPrefixes:
         prefixes = [self.find(prompt.tokens, shared) for prompt, shared in prompts]
         counts, kv = [count for count, _ in prefixes], [past for _, past in prefixes]
         hidden: list[Tensor] = [torch.empty(0)] * len(prompts)
-        kept = [_parts(shared, decoder) for _, shared in prompts]
         tokens = [prompt.tokens for prompt, _ in prompts]
-        ends = [list(dict.fromkeys((*own, len(whole)))) for own, whole in zip(kept, tokens, strict=True)]
+        ends = [list(dict.fromkeys((*shared, len(prompt.tokens)))) for prompt, shared in prompts]
         while left := [i for i, own in enumerate(ends) if counts[i] < len(own)]:
             alike: dict[Any, list[int]] = {}  # prompts whose next part is the same, unless it ends a prompt
             for i in left:
@@ -72,36 +71,27 @@ class KeptPrefixes:
                 for i in own:
                     hidden[i], kv[i] = state, whole
                     counts[i] += 1
-                if counts[own[0]] <= len(kept[own[0]]):
-                    self._keep(prompts[own[0]][0], kept[own[0]][: counts[own[0]]], whole)
+                prompt, shared = prompts[own[0]]
+                if counts[own[0]] <= len(shared):
+                    self._keep(prompt, shared[: counts[own[0]]], whole)
         return hidden, [whole for whole in kv if whole is not None]
 
     def _keep(self, prompt: Prompt, shared: Sequence[int], kv: Tensor) -> None:
         key = _prefix_key(prompt.tokens, shared)
-        if key not in self._kept:
-            self._kept[key] = kv.contiguous()  # a view would keep the whole batch
-            self.positions += shared[-1]
+        if key not in self.kept:
+            self.kept[key] = kv.contiguous()  # a view would keep the whole batch
         if sum(length > prompt.opening for length in shared) > 2:  # a later turn: its prefix is used only in this
-            self._forget(_prefix_key(prompt.tokens, shared[:-1]))  # conversation, the first turn's by a whole group
-
-    def _forget(self, key: tuple[tuple[int, ...], bytes]) -> None:
-        if (kv := self._kept.pop(key, None)) is not None:
-            self.positions -= kv.shape[3]
+            self.kept.pop(_prefix_key(prompt.tokens, shared[:-1]), None)  # conversation, the first turn's by a group
 
     def trim(self, most: int) -> None:
         """Evict the least recently used prefixes until at most `most` positions are kept."""
-        while self.positions > most:
-            self._forget(next(iter(self._kept)))
+        while sum(kv.shape[3] for kv in self.kept.values()) > most:
+            del self.kept[next(iter(self.kept))]
 
     def clear(self) -> None:
         """Drop everything, as the weights have changed."""
-        self._kept.clear()
-        self.positions = 0
+        self.kept.clear()
         self._loads += 1
-
-
-def _parts(shared: Sequence[int], decoder: Decoder) -> Sequence[int]:
-    return shared if decoder.takes_past else ()
 
 
 def _prefix_key(tokens: Ints, shared: Sequence[int]) -> tuple[tuple[int, ...], bytes]:

@@ -48,7 +48,7 @@ class WaitingPrompt:
     kv: Tensor | None = None
     beginnings: Sequence[Beginning] = ()
     routes: Tensor | None = None
-    shared: tuple[int, ...] = ()  # its opening, and the shared lengths of its requests
+    shared: tuple[int, ...] = ()  # its opening, and the shared lengths of its requests, if the decoder takes a past
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class Scheduler:
             prompt = request.prompt
             check_prompt(prompt, self.max_length)
             # an agent may ask twice after the same messages: each length counts once
-            lengths = {prompt.opening, *request.shared}
+            lengths = {prompt.opening, *request.shared} if self.decoder.takes_past else set()
             shared = tuple(sorted(length for length in lengths if 0 < length <= len(prompt.tokens)))
             key = prompt.uid, prompt.tokens.tobytes(), shared
             if key not in groups:
@@ -242,7 +242,7 @@ class Scheduler:
             states, kv = self.prefixes.prefill(self.decoder, [(entry.prompt, entry.shared) for entry in fresh])
             for i, entry in enumerate(fresh):
                 entry.hidden, entry.kv = states[i], kv[i]
-                entry.beginnings = self.prefixes.beginnings(entry.prompt, entry.shared, self.decoder)
+                entry.beginnings = self.prefixes.beginnings(entry.prompt, entry.shared)
             self._keep_routes(fresh)
         device, first = self.cache.device, len(self.running)
         for entry, admitted in entering:
