@@ -55,7 +55,7 @@ def distribution(logits, **truncation):
     steps = 6_001
     u = (torch.arange(steps, dtype=torch.float64) / steps).float()
     out = sample_tokens(logits.repeat(steps, 1), settings(steps, **truncation), u)
-    counts = torch.bincount(out.token, minlength=logits.shape[1]).double() / steps
+    counts = torch.bincount(out.columns["tokens"], minlength=logits.shape[1]).double() / steps
     return counts, out
 
 
@@ -81,8 +81,12 @@ def test_the_drawn_distribution_is_the_stated_one(case):
     kept, out = distribution(logits, **case)
     assert ((kept > 0) == (expected > 0)).all()
     torch.testing.assert_close(kept, expected, rtol=0, atol=2e-4)
-    torch.testing.assert_close(out.sampled_log_prob.double(), expected[out.token].log(), rtol=0, atol=2e-6)
-    torch.testing.assert_close(out.untruncated_log_prob.double(), untruncated[out.token].log(), rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        out.columns["sampled_log_prob"].double(), expected[out.columns["tokens"]].log(), rtol=0, atol=2e-6
+    )
+    torch.testing.assert_close(
+        out.columns["untruncated_log_prob"].double(), untruncated[out.columns["tokens"]].log(), rtol=0, atol=2e-6
+    )
 
 
 @given(
@@ -97,9 +101,9 @@ def test_ties_and_every_truncation_together(logits, temperature, top_k, top_p, m
     case = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     p = brute(logits, **case)
     out = sample_tokens(torch.tensor([logits]), settings(1, **case), torch.tensor([u]))
-    token = int(out.token)
+    token = int(out.columns["tokens"])
     assert p[token] > 0, "a token outside the truncation was drawn"
-    assert float(out.sampled_log_prob) == pytest.approx(math.log(p[token]), abs=1e-5)
+    assert float(out.columns["sampled_log_prob"]) == pytest.approx(math.log(p[token]), abs=1e-5)
     below = sum(p[:token])
     assert below - 1e-5 <= u <= below + p[token] + 1e-5
 
@@ -107,10 +111,10 @@ def test_ties_and_every_truncation_together(logits, temperature, top_k, top_p, m
 def test_greedy_takes_the_largest_and_reports_temperature_one():
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, -1.0]])
     out = sample_tokens(logits.clone(), settings(2, temperature=0.0, top_k=1, top_p=0.1), torch.tensor([0.99, 0.99]))
-    assert out.token.tolist() == [1, 0]
+    assert out.columns["tokens"].tolist() == [1, 0]
     expected = logits.log_softmax(dim=1)[[0, 1], [1, 0]]
-    torch.testing.assert_close(out.sampled_log_prob, expected)
-    torch.testing.assert_close(out.untruncated_log_prob, expected)
+    torch.testing.assert_close(out.columns["sampled_log_prob"], expected)
+    torch.testing.assert_close(out.columns["untruncated_log_prob"], expected)
 
 
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.5, 0), (0.9, 0), (0.7, 2000), (0.9, 1500)])
@@ -137,9 +141,9 @@ def test_a_token_of_no_probability_is_never_drawn():
     logits = torch.tensor([[-math.inf, 0.0, -math.inf, -math.inf, 1.0, -math.inf]])
     for u in (0.0, 1e-8, 0.26894, 0.5, 1 - 2**-24):
         out = sample_tokens(logits.clone(), settings(1), torch.tensor([u]))
-        assert int(out.token) in (1, 4)
-    assert int(sample_tokens(logits.clone(), settings(1), torch.tensor([0.0])).token) == 1
-    assert int(sample_tokens(logits.clone(), settings(1), torch.tensor([1 - 2**-24])).token) == 4
+        assert int(out.columns["tokens"]) in (1, 4)
+    assert int(sample_tokens(logits.clone(), settings(1), torch.tensor([0.0])).columns["tokens"]) == 1
+    assert int(sample_tokens(logits.clone(), settings(1), torch.tensor([1 - 2**-24])).columns["tokens"]) == 4
 
 
 def test_uniform_numbers_are_of_their_counter_alone():
@@ -166,16 +170,13 @@ def test_a_row_has_the_bits_that_it_has_alone(dtype, extra):
     ]
     logits, uniform, device = (3 * torch.randn(20, 4_096)).to(dtype), torch.rand(20), torch.device("cpu")
     together = sample_tokens(logits, SamplingRows.of(kinds * 4, device), uniform, **extra)
-    ids = []
+    assert len(together.sets) == (20 if extra.get("masks") else 0)
     for row in range(20):
         own = slice(row, row + 1)
         alone = sample_tokens(logits[own], SamplingRows.of([kinds[row % 5]], device), uniform[own], **extra)
-        ids.append(alone.mask_ids)
-        for name, value in vars(alone).items():
-            if value is not None and name != "mask_ids":
-                assert torch.equal(getattr(together, name)[own], value), (name, row)
-    if extra.get("masks"):
-        assert torch.equal(together.mask_ids, torch.cat(ids))
+        assert [ids.tolist() for ids in together.sets[own]] == [ids.tolist() for ids in alone.sets]
+        for name, value in alone.columns.items():
+            assert torch.equal(together.columns[name][own], value), (name, row)
 
 
 def test_settings_may_be_whole_numbers():
@@ -186,5 +187,5 @@ def test_settings_may_be_whole_numbers():
         sample_tokens(logits, SamplingRows.of(rows, device), uniform)
         for rows in (given, [Sampling(temperature=2.0)] * 8)
     )
-    assert torch.equal(drawn.token, expected.token)
-    assert torch.equal(drawn.sampled_log_prob, expected.sampled_log_prob)
+    assert torch.equal(drawn.columns["tokens"], expected.columns["tokens"])
+    assert torch.equal(drawn.columns["sampled_log_prob"], expected.columns["sampled_log_prob"])

@@ -29,37 +29,38 @@ def test_the_set_is_what_brute_force_keeps(case):
     drawn = sample_tokens(logits, settings(20, **case), uniform, masks=True)
     truncated = case.keys() & {"top_k", "top_p", "min_p"}
     expected = [[v for v, p in enumerate(brute(row.tolist(), **case)) if p > 0] for row in logits]
-    sets = torch.split(drawn.mask_ids, drawn.mask_counts.tolist())
-    assert [mask_set.tolist() for mask_set in sets] == (expected if truncated else [[]] * 20)
+    assert [ids.tolist() for ids in drawn.sets] == (expected if truncated else [[]] * 20)
     plain = sample_tokens(logits, settings(20, **case), uniform)
-    assert plain.mask_ids is plain.mask_counts is None
-    for name in ("token", "sampled_log_prob", "untruncated_log_prob"):
-        assert torch.equal(getattr(drawn, name), getattr(plain, name))
+    assert plain.sets == []
+    for name in ("tokens", "sampled_log_prob", "untruncated_log_prob"):
+        assert torch.equal(drawn.columns[name], plain.columns[name])
 
 
 def test_rows_that_are_greedy_or_whole_have_none():
     logits = torch.randn(3, V, generator=torch.Generator().manual_seed(0))
     rows = settings(3, temperature=[0.0, 1.0, 1.0], top_p=[0.5, 1.0, 0.5])
     drawn = sample_tokens(logits, rows, torch.zeros(3), masks=True)
-    assert drawn.mask_counts.tolist()[:2] == [0, 0] and drawn.mask_counts[2] > 0
+    assert [len(ids) > 0 for ids in drawn.sets] == [False, False, True]
 
 
 def test_the_table_puts_the_sets_of_each_line_together():
-    draw, table, wanted = np.random.default_rng(0), TokenTable(5, sampling_mask=True), {line: [] for line in (4, 1, 3)}
+    draw, table = np.random.default_rng(0), TokenTable(5)
+    lines = np.array([table.open(1, 44, np.zeros(44, np.float32)) for _ in range(4)])[[0, 3, 1]]
+    wanted = {line: [] for line in lines.tolist()}
     for steps in (1, 3, 40):
         counts = draw.integers(1, 6, (steps, 3))
-        ids = []
-        for row in counts:
-            for line, count in zip(wanted, row, strict=True):
-                ids_of_row = np.sort(draw.choice(100, count, replace=False)).astype(np.int32)
-                wanted[line].append(ids_of_row.tolist())
-                ids.append(ids_of_row)
-        table.append_masks(np.array(list(wanted)), np.concatenate(ids), counts)
+        sets = [[np.sort(draw.choice(100, count, replace=False)).astype(np.int32) for count in row] for row in counts]
+        for row in sets:
+            for line, ids in zip(wanted, row, strict=True):
+                wanted[line].append(ids.tolist())
+        names = ("tokens", "sampled_log_prob", "untruncated_log_prob")
+        table.append(lines, 0, dict.fromkeys(names, np.zeros((steps, 3))), sets)
     for line, sets in wanted.items():
         mask = table.read(line)["sampling_mask"]
         assert [mask.part(t, t + 1).ids.tolist() for t in range(len(mask))] == sets
+    table.close(4)
     assert table.open(1, 1, np.zeros(1, np.float32)) == 4  # for another completion
-    assert [len(table.read(line)["sampling_mask"]) for line in (4, 1)] == [0, 44]
+    assert "sampling_mask" not in table.read(4) and len(table.read(1)["sampling_mask"]) == 44
 
 
 CUT = {"temperature": 0.8, "top_p": 0.7, "top_k": 40}
@@ -93,7 +94,7 @@ def test_only_truncated_sampling_has_them_and_only_when_asked():
     plain, asked = engine(), requests(3, 3, **CUT)
     assert not plain.capabilities.sampling_mask and "sampling_mask" not in plain.spec.provides
     assert run(plain, asked) == [replace(c, sampling_mask=None) for c in run(masked(), asked)]
-    assert plain.scheduler.table.masks is None
+    assert not any(plain.scheduler.table.sets)
 
 
 def test_lines_that_are_used_again_and_other_requests_change_nothing():

@@ -52,10 +52,7 @@ def test_equal_for_any_micro_batch(checkpointing):
     items = trajectories()
     made = [
         updated(
-            items,
-            budget,
-            model=policy(gradient_checkpointing=checkpointing),
-            terms=[RouterBalance(coefficient=2.0)],
+            items, budget, model=policy(gradient_checkpointing=checkpointing), terms=[RouterBalance(coefficient=2.0)]
         )
         for budget in (10_000, 40, 1)
     ]

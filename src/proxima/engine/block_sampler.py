@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from proxima.data.columns import Ints
 from proxima.engine.sampling_rows import SamplingRows
 
 BLOCK = 8  # rows per block on a CPU: their logits stay in the cache
@@ -10,7 +11,7 @@ BLOCK = 8  # rows per block on a CPU: their logits stay in the cache
 
 def sample_blocks(
     logits: Tensor, rows: SamplingRows, uniform: Tensor, truncates: bool, top: int, masks: bool
-) -> dict[str, Tensor]:
+) -> tuple[dict[str, Tensor], list[Ints]]:
     """The fields of the `Sampled` that `sample_tokens` returns, for rows that are truncated alike; `truncates`: they
     are truncated at all."""
     step = BLOCK if logits.device.type == "cpu" else max(1, len(logits))
@@ -19,12 +20,13 @@ def sample_blocks(
     parts = [
         _sample_block(logits[b].to(torch.float32, copy=True), rows.of_rows(b), uniform[b], *options) for b in blocks
     ]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    columns = {name: torch.cat([own[name] for own, _ in parts]) for name in parts[0][0]}
+    return columns, [ids for _, sets in parts for ids in sets]
 
 
 def _sample_block(
     logits: Tensor, rows: SamplingRows, uniform: Tensor, truncates: bool, any_greedy: bool, top: int, masks: bool
-) -> dict[str, Tensor]:
+) -> tuple[dict[str, Tensor], list[Ints]]:
     """As `sample_blocks`, for rows that are truncated alike; `logits` [n, V] float32 is overwritten."""
     greedy = rows.temperature == 0
     logits.div_(torch.where(greedy, 1.0, rows.temperature)[:, None])
@@ -48,17 +50,13 @@ def _sample_block(
     if argmax is not None:
         token = torch.where(greedy[:, None], argmax, token)
     chosen = logits.gather(1, token).squeeze(1)
-    more = dict[str, Tensor]()
+    more, sets = dict[str, Tensor](), list[Ints]()
     if top:
         values, more["top_k"] = logits.topk(top, dim=1)
         more["top_k_log_prob"] = values - log_z[:, None]
     if masks:
         from proxima.engine.truncation import kept_tokens
 
-        more["mask_ids"], more["mask_counts"] = kept_tokens(logits[:, :0] if kept is None else kept, rows)
-    return {
-        "token": token.squeeze(1),
-        "sampled_log_prob": chosen - torch.where(greedy, log_z, kept_log_z),
-        "untruncated_log_prob": chosen - log_z,
-        **more,
-    }
+        sets = kept_tokens(logits[:, :0] if kept is None else kept, rows)
+    own = {"sampled_log_prob": chosen - torch.where(greedy, log_z, kept_log_z), "untruncated_log_prob": chosen - log_z}
+    return {"tokens": token.squeeze(1), **own, **more}, sets

@@ -3,36 +3,30 @@
 Every row has its own temperature, truncation and uniform number: the token of a row depends on that row alone.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from proxima.data.columns import Ints
 from proxima.engine.sampling_rows import SamplingRows
 
 if TYPE_CHECKING:
     from proxima.kernels.sample import Draw
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampled:
-    """token [n] int64; sampled_log_prob (of the distribution sampled from) and untruncated_log_prob (temperature only)
-    [n] float32, nats.
+class Sampled(NamedTuple):
+    """A token for each of n rows.
 
-    top_k [n, K] int64 and top_k_log_prob [n, K] float32: the most probable tokens, untruncated; None unless requested.
-    mask_ids [M] and mask_counts [n] int64: the tokens that could be drawn, ascending, row by row, and their number in
-    each row: 0 where nothing is truncated or the row is greedy; None unless requested.
+    columns: those of `TokenTable`. tokens [n] int64; sampled_log_prob (of the distribution sampled from) and
+        untruncated_log_prob (temperature only) [n] float32, nats; if requested, top_k [n, K] int64 and top_k_log_prob
+        [n, K] float32, the most probable tokens, untruncated.
+    sets: if requested, the tokens that could be drawn in each row, ascending: none where nothing is truncated or the
+        row is greedy.
     """
 
-    token: Tensor
-    sampled_log_prob: Tensor
-    untruncated_log_prob: Tensor
-    top_k: Tensor | None = None
-    top_k_log_prob: Tensor | None = None
-    mask_ids: Tensor | None = None
-    mask_counts: Tensor | None = None
+    columns: dict[str, Tensor]
+    sets: list[Ints]
 
 
 def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int = 0, *, masks: bool = False) -> Sampled:
@@ -50,28 +44,19 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
     with a neighbour.
     """
     if len(rows.alike) > 1:
-        drawn = [
+        parts = [
             sample_tokens(logits[group], rows.of_rows(group), uniform[group], top, masks=masks) for group in rows.alike
         ]
-        return _in_order(drawn, torch.cat(rows.alike).argsort())
+        order, sets = torch.cat(rows.alike).argsort(), [ids for part in parts for ids in part.sets]
+        columns = {name: torch.cat([part.columns[name] for part in parts])[order] for name in parts[0].columns}
+        return Sampled(columns, [sets[row] for row in order.tolist()] if masks else [])
     truncates = bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
     if not (truncates or top or masks) and (draw := _kernel(logits)) is not None:
-        token, log_prob = draw(logits, rows.temperature, uniform)
-        return Sampled(token=token, sampled_log_prob=log_prob, untruncated_log_prob=log_prob)
+        tokens, log_prob = draw(logits, rows.temperature, uniform)
+        return Sampled({"tokens": tokens, "sampled_log_prob": log_prob, "untruncated_log_prob": log_prob}, [])
     from proxima.engine.block_sampler import sample_blocks
 
-    return Sampled(**sample_blocks(logits, rows, uniform, truncates, top, masks))
-
-
-def _in_order(parts: Sequence[Sampled], order: Tensor) -> Sampled:
-    """Concatenate the rows of all parts and reorder them."""
-    names = [name for name, value in vars(parts[0]).items() if value is not None]
-    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    if "mask_ids" not in joined:
-        return Sampled(**{name: column[order] for name, column in joined.items()})
-    masks = joined.pop("mask_ids").split(joined["mask_counts"].tolist())
-    ids = torch.cat([masks[row] for row in order.tolist()])
-    return Sampled(mask_ids=ids, **{name: column[order] for name, column in joined.items()})
+    return Sampled(*sample_blocks(logits, rows, uniform, truncates, top, masks))
 
 
 def _kernel(logits: Tensor) -> "Draw | None":

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxima.data import Completion, FinishReason, NotFiniteError, Prompt
-from proxima.data.columns import Ints
 from proxima.data.random import completion_uniforms
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.decoder import ROWS, Decoder, padded_rows
@@ -93,14 +92,6 @@ class RunningBatch:
             uniform=torch.from_numpy(uniform).to(device).unbind(),
         )
 
-    def draw(self, logits: Tensor, top_k: int, masks: bool) -> list[int]:
-        """Sample the next token of each request."""
-        sampled = sample_tokens(logits, self.settings, self.uniform[len(self.sampled)], top_k, masks=masks)
-        self.sampled.append(sampled)
-        self.last[: len(self.lines)] = sampled.token
-        tokens: list[int] = sampled.token.tolist()
-        return tokens
-
 
 class Scheduler:
     """Runs requests on a decoder, independently of any event loop.
@@ -129,9 +120,9 @@ class Scheduler:
         self.decoder, self.tokenizer = decoder, loaded.tokenizer
         self.slots, self.max_length = slots, max_length
         self.stop_tokens = frozenset(loaded.stop_tokens)
-        self.prefill_tokens, self.top_k = prefill_tokens, top_k
+        self.prefill_tokens, self.top_k, self.sampling_mask = prefill_tokens, top_k, sampling_mask
         self.cache = decoder.new_cache(slots)
-        self.table = TokenTable(slots, top_k, sampling_mask)
+        self.table = TokenTable(slots, top_k)
         self.running: list[RunningRequest] = []
         self.waiting: deque[WaitingPrompt] = deque()
         self.admits = True  # False: waiting requests are not admitted
@@ -179,17 +170,10 @@ class Scheduler:
                 self._deliver(sink, self._completion(request, self.table.empty(), "abort"))
 
     def in_flight(self) -> list[InFlight]:
-        """The running completions, including tokens not yet in the table; changes nothing."""
-        batch, unwritten = self._batch, dict[int, Ints]()
-        if batch is not None and batch.sampled:
-            sampled = torch.stack([step.token for step in batch.sampled], 1).to(torch.int32).cpu().numpy()
-            unwritten = dict(zip(batch.lines.tolist(), sampled, strict=True))
-        return [self._so_far(running, unwritten.get(running.line, np.empty(0, np.int32))) for running in self.running]
-
-    def _so_far(self, running: RunningRequest, unwritten: Ints) -> InFlight:
-        written = self.table.read(running.line)
-        versions = np.append(written["policy_version"], np.full_like(unwritten, self.version))
-        return running.request.in_flight(np.concatenate([written["tokens"], unwritten]), versions)
+        """The running completions."""
+        self._write()
+        columns = [(running.request, self.table.read(running.line)) for running in self.running]
+        return [request.in_flight(own["tokens"], own["policy_version"]) for request, own in columns]
 
     def load(self, weights: nn.Module, version: int, keep: bool = False) -> None:
         """Copy new weights. The KV of running completions is recomputed before their next token, unless `keep`; that of
@@ -305,7 +289,11 @@ class Scheduler:
 
     def _sample(self, logits: Tensor, batch: RunningBatch) -> None:
         """Draw one token for each request of the batch, and finish those that end with it."""
-        tokens = batch.draw(logits, self.top_k, self.table.masks is not None)
+        uniform = batch.uniform[len(batch.sampled)]
+        sampled = sample_tokens(logits, batch.settings, uniform, self.top_k, masks=self.sampling_mask)
+        batch.sampled.append(sampled)
+        batch.last[: len(batch.lines)] = sampled.columns["tokens"]
+        tokens: list[int] = sampled.columns["tokens"].tolist()
         self.generated_tokens += len(tokens)
         if len(batch.sampled) == len(batch.uniform) or any(map(self._stops, batch.requests, tokens)):
             self._write()
@@ -334,14 +322,13 @@ class Scheduler:
         change."""
         batch, self._batch = self._batch, None
         if batch is not None and batch.sampled:
-            columns = sampled_columns(batch.sampled)
+            steps = [step.columns for step in batch.sampled]
+            columns = {name: torch.stack([step[name] for step in steps]).cpu().numpy() for name in steps[0]}
             if batch.routes:
                 columns["routed_experts"] = torch.stack(batch.routes).cpu().numpy()
             if not all(np.isfinite(columns[name]).all() for name in ("untruncated_log_prob", "sampled_log_prob")):
                 raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
-            self.table.append(batch.lines, self.version, columns)
-            if self.table.masks is not None:
-                self.table.append_masks(batch.lines, *mask_columns(batch.sampled))
+            self.table.append(batch.lines, self.version, columns, [step.sets for step in batch.sampled])
 
     def _open(self, request: Request, sink: Sink) -> RunningRequest:
         prompt, most = request.prompt, request.sampling.max_tokens
@@ -396,18 +383,3 @@ def worth_admitting(free: int, slots: int) -> bool:
     """Return True if waiting requests should enter the free slots now. A prefill reads all weights, so they wait until
     it is worthwhile, unless nothing else is running."""
     return free == slots or free >= max(1, slots // 8)
-
-
-def sampled_columns(sampled: Sequence[Sampled]) -> dict[str, np.ndarray]:
-    """The samples of several steps as columns of the table, [steps, n] or [steps, n, top_k]."""
-    columns = {"tokens": [step.token for step in sampled]}
-    for name in ("sampled_log_prob", "untruncated_log_prob", "top_k", "top_k_log_prob"):
-        columns[name] = [value for step in sampled if (value := getattr(step, name)) is not None]
-    return {name: torch.stack(values).cpu().numpy() for name, values in columns.items() if values}
-
-
-def mask_columns(sampled: Sequence[Sampled]) -> tuple[np.ndarray, np.ndarray]:
-    """[M] the ids that could be drawn, step by step and row by row, and [steps, n] their counts."""
-    ids = torch.cat([step.mask_ids for step in sampled if step.mask_ids is not None])
-    counts = torch.stack([step.mask_counts for step in sampled if step.mask_counts is not None])
-    return ids.to(torch.int32).cpu().numpy(), counts.cpu().numpy()

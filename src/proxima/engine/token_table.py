@@ -1,6 +1,6 @@
 """Per-token columns of the running completions: one line each, written for all lines at once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,16 @@ class TokenTable:
     `top_k`, `top_k` and `top_k_log_prob` [lines, capacity, top_k]; with routes also `routed_experts` [lines, capacity,
     M, K].
 
-    A line belongs to one completion from `open` to `close`. `capacity` grows to the longest `max_tokens`.
+    A line belongs to one completion from `open` to `close`. `capacity` grows to the longest `max_tokens`. `sets` has,
+    by line and token, the tokens that could have been sampled, if they are appended.
 
     Args:
         lines: number of concurrent completions.
         top_k: most probable tokens kept with each token; 0 for none.
-        sampling_mask: keep the tokens that could have been sampled, by line and token, in `masks`, which is None
-            otherwise.
     """
 
-    def __init__(self, lines: int, top_k: int = 0, sampling_mask: bool = False) -> None:
-        self.masks: list[list[Ints]] | None = [[] for _ in range(lines)] if sampling_mask else None
+    def __init__(self, lines: int, top_k: int = 0) -> None:
+        self.sets: list[list[Ints]] = [[] for _ in range(lines)]
         self.length, self.limit, self.prompt_length = np.zeros((3, lines), np.int64)
         self.uniform: Floats = np.empty((lines, 0), np.float32)
         self.columns: dict[str, NDArray[Any]] = {
@@ -48,17 +47,18 @@ class TokenTable:
             self.columns = {name: _widened(column, len(uniform)) for name, column in self.columns.items()}
         self.length[line], self.limit[line], self.prompt_length[line] = 0, limit, prompt_length
         self.uniform[line, : len(uniform)] = uniform
-        if self.masks is not None:
-            self.masks[line] = []
+        self.sets[line] = []
         return line
 
     def close(self, line: int) -> None:
         """Free a line for reuse; results of `read` stay valid."""
         self._free.append(line)
 
-    def append(self, lines: Lines, policy_version: int, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Append tokens to each of `lines`, all of the same version of the weights: [steps, n] or [steps, n, top_k].
-        The first routes add their column."""
+    def append(
+        self, lines: Lines, policy_version: int, columns: Mapping[str, NDArray[Any]], sets: Sequence[Sequence[Ints]]
+    ) -> None:
+        """Append tokens to each of `lines`, all of the same version of the weights: [steps, n] or [steps, n, top_k], of
+        each step with the `sets` of all lines or of none. The first routes add their column."""
         steps = len(columns["tokens"])
         at = self._next(lines, steps)
         for name in columns.keys() - self.columns.keys():
@@ -67,18 +67,9 @@ class TokenTable:
         for name, column in self.columns.items():
             column[lines, at] = policy_version if name == "policy_version" else columns[name]
         self.length[lines] += steps
-
-    def append_masks(self, lines: Lines, ids: Ints, counts: Lines) -> None:
-        """Append the tokens that could have been sampled to the `masks` of each of `lines`.
-
-        Args:
-            ids: [M], step by step, and line by line within a step.
-            counts: [steps, n] the number of ids of each step and line.
-        """
-        assert self.masks is not None
-        parts = np.split(ids, counts.cumsum()[:-1])
-        for line, part in zip(np.tile(lines, len(counts)).tolist(), parts, strict=True):
-            self.masks[line].append(part)
+        for of_step in sets:
+            for line, ids in zip(lines.tolist(), of_step, strict=False):
+                self.sets[line].append(ids)
 
     def ahead(self, lines: Lines, most: int) -> tuple[Lines, Lines, Floats]:
         """The inputs of the next steps: `most` of them, or fewer until the first of `lines` is full.
@@ -104,13 +95,13 @@ class TokenTable:
         return {name: column[0, :0].copy() for name, column in self.columns.items()}
 
     def read(self, line: int) -> dict[str, Any]:
-        """Copies of the columns of a line, [T] or [T, top_k], and its `sampling_mask` if the table has `masks`. A
-        single policy version is broadcast."""
+        """Copies of the columns of a line, [T] or [T, top_k], and its `sampling_mask` if it has `sets`. A single policy
+        version is broadcast."""
         own: dict[str, Any] = {name: column[line, : self.length[line]].copy() for name, column in self.columns.items()}
-        if self.masks is not None:
+        if self.sets[line]:
             from proxima.data.sampling_mask import SamplingMask  # few runs replay masks
 
-            own["sampling_mask"] = SamplingMask.of_sets(self.masks[line])
+            own["sampling_mask"] = SamplingMask.of_sets(self.sets[line])
         version = own["policy_version"]
         if len(version) and (version == version[0]).all():
             own["policy_version"] = np.broadcast_to(version[:1].copy(), len(version))

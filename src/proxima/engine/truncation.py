@@ -1,17 +1,20 @@
 """Top-k, top-p and min-p truncation of rows of logits."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from proxima.data.columns import Ints
 from proxima.engine.sampling_rows import SamplingRows
 
 CANDIDATES = 1024  # most tokens considered for top-p before a full sort
 
 
-def kept_tokens(kept: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """The ids of finite logits [m], row by row, and their number in each row [n]; none for greedy rows."""
+def kept_tokens(kept: Tensor, rows: SamplingRows) -> list[Ints]:
+    """The ids of the finite logits of each row; none for greedy rows."""
     inside = (kept > -torch.inf) & (rows.temperature > 0)[:, None]
-    return inside.nonzero()[:, 1], inside.sum(dim=1)
+    ids, counts = inside.nonzero()[:, 1].to(torch.int32), inside.sum(dim=1)
+    return np.split(ids.cpu().numpy(), counts.cumsum(0)[:-1].cpu().numpy())
 
 
 def truncate(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
