@@ -24,44 +24,40 @@ class Start(Message):
 
 
 @dataclass(frozen=True)
-class Fill(Message):
-    """Fill the columns of the stage that fills `column`, see `TrainStack.columns`."""
+class OfStack(Message):
+    """A method of the stack of this name."""
 
     stack: str
+
+
+@dataclass(frozen=True)
+class Fill(OfStack):
+    """Fill the columns of the stage that fills `column`, see `TrainStack.columns`."""
+
     column: str
     trajectories: Sequence[Trajectory]
 
 
 @dataclass(frozen=True)
-class Update(Message):
+class Update(OfStack):
     """`TrainStack.update` with these arguments."""
 
-    stack: str
     objective: Objective[Any]
     updates: Sequence[Sequence[Any]]
     planned: int
     should_continue: Callable[[Sequence[Any], Metrics], bool] | None
 
 
-@dataclass(frozen=True)
-class Gather(Message):
+class Gather(OfStack):
     """Send rank 0 the weights, see `TrainStack.gathered`."""
 
-    stack: str
 
-
-@dataclass(frozen=True)
-class Release(Message):
+class Release(OfStack):
     """Return unused device memory, see `TrainStack.release`."""
 
-    stack: str
 
-
-@dataclass(frozen=True)
-class Stages(Message):
+class Stages(OfStack):
     """Create the late stages, see `TrainStack.late_stages`."""
-
-    stack: str
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,6 @@ class Save(Message):
     step: int
 
 
-@dataclass(frozen=True)
 class Finish(Message):
     """Wait for the checkpoint that is being written."""
 
