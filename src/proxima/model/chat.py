@@ -47,29 +47,16 @@ def chat_tokens(
     messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool
 ) -> list[int]:
     """The tokens of a chat: `complete`, or to be continued by an answer."""
-    ids = encode_opening(render_chat(messages, tokenizer, arguments, complete=complete), tokenizer)
+    safe = [SafeMessage(message, tokenizer) for message in messages]
+    ids = encode_opening(render_chat(safe, tokenizer, arguments, complete=complete), tokenizer)
     end = getattr(tokenizer, "eos_token_id", None) if complete and tokenizer.chat_template is None else None
     return ids if end is None else [*ids, end]
-
-
-def render_chat(
-    messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool = False
-) -> str:
-    """The text of a chat, with a stand-in (`with_stand_ins`) for each control text of its messages, so that all
-    remaining ones are the template's.
-
-    Raises:
-        UserError: the template fails, does not read one of the arguments, or makes a control token of a message.
-    """
-    return render_safe([SafeMessage(message, tokenizer) for message in messages], tokenizer, arguments, complete)
 
 
 class SafeMessage:
     """A message as it is passed to a template: `safe`, with stand-ins for control texts, and `neutral`, with other
     words. Built once for each message of a chat that is rendered repeatedly. `text` is the safe content; where the
     tokenizer shows images, the template gets it in parts, and `images` has the numbers of those that it shows."""
-
-    __slots__ = ("images", "neutral", "safe", "text")
 
     def __init__(self, message: Message, tokenizer: Tokenizer) -> None:
         shows = getattr(tokenizer, "images", None) is not None
@@ -95,10 +82,15 @@ def _parts(texts: Sequence[str]) -> list[dict[str, str]]:
     return parts or [{"type": "text", "text": ""}]
 
 
-def render_safe(
-    messages: Sequence[SafeMessage], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool = False
+def render_chat(
+    messages: Sequence[SafeMessage], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool = False
 ) -> str:
-    """As `render_chat`."""
+    """The text of a chat, with a stand-in (`with_stand_ins`) for each control text of its messages, so that all
+    remaining ones are the template's.
+
+    Raises:
+        UserError: the template fails, does not read one of the arguments, or makes a control token of a message.
+    """
     if tokenizer.chat_template is not None:
         chat = _rendered([message.safe for message in messages], tokenizer, arguments, complete)
         _refuse_made_tokens(chat, messages, tokenizer, arguments, complete)

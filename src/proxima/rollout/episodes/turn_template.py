@@ -46,7 +46,7 @@ class TurnTemplate:
         Raises:
             UserError: the template fails, or turns a message's own text into a control token.
         """
-        return chat.render_safe(messages, self.tokenizer, self._arguments)
+        return chat.render_chat(messages, self.tokenizer, self._arguments)
 
     def encode_opening(self, text: str) -> list[int]:
         """Encode the text of an opening."""
