@@ -1,6 +1,7 @@
 """KL in the reward: numbers by hand, what lies outside the loss, and the coefficient that follows the KL."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ REFERENCE = torch.tensor([-1.5, -1.0, -0.5, -3.0, -1.0, -2.0, NAN, NAN])
 SCORE = torch.tensor([1.0, -2.0, 0.5])
 
 
-def shaped(spec, beta=None):
-    return spec(SCORE, OLD, REFERENCE, MASK, CU, beta)
+def shaped(spec):
+    return spec(SCORE, OLD, REFERENCE, MASK, CU)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["k1", "k2", "k3", "abs"]), st.floats(0, 2))
@@ -48,12 +49,13 @@ def test_k3_may_be_clamped():
 
 def test_the_coefficient_of_an_adaptive_run_stands_in_for_the_start_value():
     spec = RewardKl(0.1, adaptive=AdaptiveCoefficient(target=0.5, horizon=100))
-    assert shaped(spec, 0.2).paid.tolist() == pytest.approx((2 * shaped(spec).paid).tolist())
-    assert spec.next(0.2, kl=5.0, samples=10) == pytest.approx(0.2 * 1.02)
-    assert spec.next(0.2, kl=0.45, samples=10) == pytest.approx(0.2 * 0.99)
+    later = replace(spec, coefficient=0.2)
+    assert shaped(later).paid.tolist() == pytest.approx((2 * shaped(spec).paid).tolist())
+    assert later.after(kl=5.0, samples=10).coefficient == pytest.approx(0.2 * 1.02)
+    assert later.after(kl=0.45, samples=10).coefficient == pytest.approx(0.2 * 0.99)
     for kl, factor in ((0.0, 0.8), (5.0, 1.2)):  # however many completions a step has, beta keeps its sign
-        assert spec.next(0.2, kl, samples=600) == pytest.approx(0.2 * factor)
-    assert RewardKl(0.1).next(0.1, kl=5.0, samples=10) == 0.1
+        assert later.after(kl, samples=600).coefficient == pytest.approx(0.2 * factor)
+    assert RewardKl(0.1).after(kl=5.0, samples=10) == RewardKl(0.1)
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_the_divergence_of_all_paths_is_paid_by_the_episode():
     assert batch.metrics["reward_kl/mean"] == pytest.approx(0.5)
     assert batch.metrics["reward_kl/paid"] == pytest.approx(0.25)  # five tokens of .5 nats
     assert [item.advantage[0] for item in batch.trajectories] == pytest.approx([0.5, 0.5, -0.5])
-    assert spec.after(batch).beta == 0.1
+    assert spec.after(batch).reward_kl == spec.reward_kl
 
 
 def test_columns_of_turns():

@@ -1,6 +1,6 @@
 """KL in the reward: every loss token pays for its divergence from the reference."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -78,14 +78,14 @@ class RewardKl:
     completion pays for more tokens. `reference_kl` is the alternative, a KL in the loss, with its own gradient.
 
     Args:
-        coefficient: beta, reward units per nat, >= 0; the initial value if adaptive. 0 only measures.
+        coefficient: beta, reward units per nat, >= 0; the initial value if adaptive, later that of the step. 0 only
+            measures.
         estimator: k1 (d = log pi_old - log pi_ref, unbiased), k2 (d^2 / 2), k3 (exp(-d) - 1 + d, >= 0) or abs (|d|).
         limit: for k3, which is clamped to +-limit nats; inf: no clamp. verl has 10.
         adaptive: adapts beta after each step to keep the KL near a target; null: beta is fixed.
         score: [S] float, reward units, of each completion.
         log_prob, reference_log_prob: [N] nats; any value outside the loss.
         loss_mask: [N] bool; cu_seqlens: [S+1] int.
-        beta: replaces `coefficient` during an adaptive run.
     Returns: `ShapedReward`.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: a completion without a loss token keeps its score as `total`, and none of its tokens has a reward. d is
@@ -110,29 +110,24 @@ class RewardKl:
 
     @torch.no_grad()
     def __call__(
-        self,
-        score: Tensor,
-        log_prob: Tensor,
-        reference_log_prob: Tensor,
-        loss_mask: Tensor,
-        cu_seqlens: Tensor,
-        beta: float | None = None,
+        self, score: Tensor, log_prob: Tensor, reference_log_prob: Tensor, loss_mask: Tensor, cu_seqlens: Tensor
     ) -> ShapedReward:
-        beta = self.coefficient if beta is None else beta
         ours, reference = (torch.where(loss_mask, x, 0.0) for x in (log_prob, reference_log_prob))
         from proxima.core.advantage.token import place_scores, with_kl
 
         spec = PENALTIES[self.estimator](**{"limit": self.limit} if self.estimator == "k3" else {})
         kl = spec.divergence(ours, reference)
-        paid = (beta * segment_sum(kl, cu_seqlens)).to(score.dtype)
+        paid = (self.coefficient * segment_sum(kl, cu_seqlens)).to(score.dtype)
         return ShapedReward(
-            reward=with_kl(place_scores(score, loss_mask, cu_seqlens), kl, loss_mask, beta),
+            reward=with_kl(place_scores(score, loss_mask, cu_seqlens), kl, loss_mask, self.coefficient),
             total=score - paid,
             kl=segment_mean(kl, loss_mask, cu_seqlens),
             some=segment_count(loss_mask, cu_seqlens) > 0,
             paid=paid,
         )
 
-    def next(self, beta: float, kl: float, samples: int) -> float:
-        """The coefficient after a step of `samples` completions with a mean KL of `kl`, nats per token."""
-        return beta if self.adaptive is None else self.adaptive.next(beta, kl, samples)
+    def after(self, kl: float, samples: int) -> "RewardKl":
+        """That of the step after one of `samples` completions with a mean KL of `kl`, nats per token."""
+        if self.adaptive is None:
+            return self
+        return replace(self, coefficient=self.adaptive.next(self.coefficient, kl, samples))

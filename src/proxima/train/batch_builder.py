@@ -122,29 +122,21 @@ class BatchBuilder:
     seed: int = 0
     rewards: Sequence[str] = ()  # their names, the columns of `Outcomes.parts`; empty: those that a score has
     fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda trajectories, columns: [*trajectories]
-    reward_kl: RewardKl | None = None  # the KL to the reference in the reward; None: the score is the reward
-    kl_coefficient: float | None = None  # its current coefficient, if not the start value
+    reward_kl: RewardKl | None = None  # that of the next step; None: the score is the reward
     value_warmup: int = 0  # the first steps, in which only the critic is trained
     unscored: bool = False  # completions without a valid score are trained too: the loss reads no reward
     turn_weight: float = 0.0  # of the environment's reward in the score; each turn pays its reward at its last token
 
-    @property
-    def beta(self) -> float:
-        """The coefficient of the KL in the reward, in the next step."""
-        start = 0.0 if self.reward_kl is None else self.reward_kl.coefficient
-        return start if self.kl_coefficient is None else self.kl_coefficient
-
     def state(self) -> dict[str, Any]:
         """The state to store in a checkpoint."""
-        return {} if self.reward_kl is None else {"kl_coefficient": self.beta}
+        return {} if self.reward_kl is None else {"kl_coefficient": self.reward_kl.coefficient}
 
     def after(self, batch: TrainingBatch) -> "BatchBuilder":
         """The builder for the step after that of `batch`."""
         if self.reward_kl is None or KL not in batch.metrics:
             return self
         samples = len({key[:2] for key in batch.scored})
-        beta = self.reward_kl.next(self.beta, batch.metrics[KL], samples)
-        return replace(self, kl_coefficient=beta)
+        return replace(self, reward_kl=self.reward_kl.after(batch.metrics[KL], samples))
 
     def reject(self, groups: Sequence[Group]) -> dict[int, str]:
         """uid → reason, for the groups that the selections which look at one group at a time drop as a whole.
@@ -215,11 +207,7 @@ class BatchBuilder:
         from proxima.train.episode_tokens import TokenCredit  # an advantage of whole completions needs none of it
 
         credit = TokenCredit(
-            advantage=self.advantage,
-            reward_kl=self.reward_kl,
-            beta=self.beta,
-            turn_weight=self.turn_weight,
-            fill=self.fill,
+            advantage=self.advantage, reward_kl=self.reward_kl, turn_weight=self.turn_weight, fill=self.fill
         )
         return credit.pay(scored, outcomes, items)
 

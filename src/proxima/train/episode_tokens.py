@@ -190,12 +190,10 @@ class EpisodeTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenCredit:
-    """Pays the scores of completions to their tokens; `beta` is the coefficient of the KL, the rest as in
-    `BatchBuilder`."""
+    """Pays the scores of completions to their tokens; the fields are as in `BatchBuilder`."""
 
     advantage: Any
     reward_kl: RewardKl | None
-    beta: float
     turn_weight: float
     fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]]
 
@@ -236,9 +234,9 @@ class TokenCredit:
             policy = batch.behavior_log_prob if batch.proximal_log_prob is None else batch.proximal_log_prob
             assert policy is not None and batch.reference_log_prob is not None
             log_probs = tokens.in_time(policy), tokens.in_time(batch.reference_log_prob)
-            shaped = self.reward_kl(score, *log_probs, mask, edges, self.beta)
+            shaped = self.reward_kl(score, *log_probs, mask, edges)
             reward, total = shaped.reward, shaped.total
-            metrics = {KL: shaped.mean_kl, "reward_kl/coefficient": self.beta}
+            metrics = {KL: shaped.mean_kl, "reward_kl/coefficient": self.reward_kl.coefficient}
             metrics["reward_kl/paid"] = float(shaped.paid.mean())
         by_turn = tokens.paid_by_turn
         return reward if by_turn is None else reward + by_turn, total, metrics

@@ -1,6 +1,7 @@
 """Builds the learner from a config: the loss, the forward passes before it, and its batches."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,9 @@ def needs_stages(config: "RunConfig") -> bool:
 def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: float | None = None) -> BatchBuilder:
     """Build the batch builder from the slots that act before the update; `kl_coefficient` comes from a checkpoint."""
     algorithm, train = config.algorithm, config.train
+    reward_kl = algorithm.reward_kl
+    if reward_kl is not None and kl_coefficient is not None:
+        reward_kl = replace(reward_kl, coefficient=kl_coefficient)
     return BatchBuilder(
         advantage=algorithm.advantage,
         selection=algorithm.selection,
@@ -135,8 +139,7 @@ def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: fl
         seed=config.seed,
         rewards=[as_reward(reward).label for reward in config.reward],
         fill=learner.fill,
-        reward_kl=algorithm.reward_kl,
-        kl_coefficient=kl_coefficient,
+        reward_kl=reward_kl,
         value_warmup=config.value_warmup,
         unscored=not config.algorithm.trains_on_rewards and config.critic is None,  # a critic learns from scores
         turn_weight=sum(

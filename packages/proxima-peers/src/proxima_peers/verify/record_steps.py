@@ -52,7 +52,7 @@ def _reward_kl(spec: Any, inputs: Numbers) -> Numbers:
     _check_arguments(type(spec).__call__, inputs, beside=("self",))
     shaped = spec(**inputs)
     numbers = {name: getattr(shaped, name).double() for name in ("reward", "total", "kl", "some", "paid")}
-    after = spec.next(spec.coefficient, shaped.mean_kl, len(shaped.total))
+    after = spec.after(shaped.mean_kl, len(shaped.total)).coefficient
     return numbers | {"mean_kl": as_tensor(shaped.mean_kl), "next_coefficient": as_tensor(after)}
 
 
