@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from proxima.engine.general_decoder import RecomputeDecoder
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import LoadedModel, Policy
+from proxima.model.pretrained import UnloadedModel
 from tests.model.rows import ids, loaded
 
 copied = cache(loaded)  # what engines copy from
@@ -56,6 +58,11 @@ def saved(loaded: LoadedModel, folder: Path) -> Path:
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
     return folder
+
+
+def unloaded(path: str = "m", tokenizer: Any = None, context: int = 64) -> UnloadedModel:
+    config: Any = None
+    return UnloadedModel(path=path, revision=None, config=config, tokenizer=tokenizer, context=context)
 
 
 def prompt(uid: int, length: int = 5) -> Prompt:

@@ -6,6 +6,7 @@ from proxima.data import UserError
 from proxima.engine import Capabilities, EngineRequirements, Sampling
 from proxima.engine.protocol import BOTH
 from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
+from tests.engine.helpers import unloaded
 
 NOTHING, SAMPLED, UNTRUNCATED = frozenset(), frozenset({"sampled"}), frozenset({"untruncated"})
 PLAIN, CUT = Sampling(), Sampling(top_p=0.9)
@@ -17,7 +18,7 @@ def found(mode: str, *, score: bool = False) -> Capabilities:
 
 
 def needs(**fields) -> EngineRequirements:
-    return EngineRequirements(model_path="m", tokenizer=None, max_length=64, **fields)
+    return EngineRequirements(model=unloaded(), **fields)
 
 
 @pytest.mark.parametrize(

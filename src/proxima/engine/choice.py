@@ -47,12 +47,12 @@ class EngineChoice:
         Raises:
             FieldError, UserError: as `check`; the server is stopped.
         """
-        needs = self.needs
+        model = self.needs.model
         setup = EngineSetup(
-            model_path=needs.model_path,
-            tokenizer=needs.tokenizer,
+            model_path=model.path,
+            tokenizer=model.tokenizer,
             load_weights=load_weights,
-            max_length=needs.max_length,
+            max_length=model.context,
             compute=compute,
             log=log,
             seed=seed,

@@ -266,9 +266,7 @@ class EngineRequirements:
     """The requirements of a run on its engine.
 
     Args:
-        model_path, revision: of the weights that the engine will run.
-        tokenizer: of this model.
-        max_length: tokens of prompt and completion together.
+        model: whose weights the engine will run; prompt and completion together have at most its `context`.
         role: the role of the model in the run, for messages: `policy`, `reference` or `teacher`.
         training: sampling of the completions that are trained on; None: there are none.
         samplings: of all completions that will be requested, including evaluations.
@@ -283,10 +281,7 @@ class EngineRequirements:
         corrected: the algorithm weighs or rejects tokens by their mismatch.
     """
 
-    model_path: str
-    tokenizer: Any
-    max_length: int
-    revision: str | None = None
+    model: "UnloadedModel"
     role: str = "policy"
     training: Sampling | None = None
     samplings: Sequence[Sampling] = ()
@@ -299,13 +294,6 @@ class EngineRequirements:
     sampling_mask: bool = False
     compute_dtype: str = "bfloat16"
     corrected: bool = False
-
-    @classmethod
-    def of(cls, model: "UnloadedModel", **asked: Any) -> "EngineRequirements":
-        """Those of a run that has `model` in the engine; `asked` are the fields that don't follow from the model."""
-        return cls(
-            model_path=model.path, revision=model.revision, tokenizer=model.tokenizer, max_length=model.context, **asked
-        )
 
 
 class EngineSpec(Protocol):

@@ -136,8 +136,8 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     with quiet_transformers():
         model = config.model.unloaded([*(suite.task for suite in suites), config.episode])
     samplings = tuple(dict.fromkeys(suite.sampling for suite in suites))
-    needs = EngineRequirements.of(
-        model, compute_dtype=config.model.compute_dtype, samplings=samplings, publishes=True
+    needs = EngineRequirements(
+        model=model, compute_dtype=config.model.compute_dtype, samplings=samplings, publishes=True
     )  # no log-probs are read
     engine = EngineChoice(spec=config.engine, needs=needs)
     data[0][2].extend(engine.check())

@@ -11,6 +11,7 @@ from proxima.engine.http.server_checks import check_facts
 from proxima.engine.http.vllm import Vllm, VllmDialect
 from proxima.engine.local import collect
 from proxima.engine.protocol import EngineRequirements
+from tests.engine.helpers import unloaded
 from tests.engine.http.fake_vllm import FakeVllm
 from tests.engine.http.plain_dialect import LONG, begun, check, go_on, replicas, requests, until, update
 
@@ -55,7 +56,7 @@ async def test_a_server_that_runs_is_not_told_to_wake():
 
 def test_a_server_without_sleep_mode_is_refused_where_devices_are_shared():
     facts = ServerFacts(server="vllm 1", model="m", log_probs="processed")
-    needs = EngineRequirements(model_path="m", tokenizer=None, max_length=8, sleeps=True)
+    needs = EngineRequirements(model=unloaded(), sleeps=True)
     with pytest.raises(UserError, match=r"can't release its devices.*--enable-sleep-mode"):
         check_facts(Vllm(), facts, needs, "http://x")
 

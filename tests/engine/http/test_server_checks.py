@@ -10,14 +10,13 @@ from proxima.engine.http.vllm import Vllm
 from proxima.engine.protocol import EngineRequirements, Sampling
 from proxima.engine.serve import Serve
 from proxima.system.atomic_files import check_writable
+from tests.engine.helpers import unloaded
 from tests.engine.http.fake_model import LetterTokenizer
 from tests.engine.http.plain_dialect import Plain, fakes
 
 PLAIN = Sampling(max_tokens=16)
 NEEDS = EngineRequirements(
-    model_path="model",
-    tokenizer=LetterTokenizer(),
-    max_length=100,
+    model=unloaded("model", LetterTokenizer(), 100),
     training=PLAIN,
     samplings=(PLAIN,),
     log_probs=frozenset({"sampled"}),

@@ -11,6 +11,7 @@ from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.server_checks import check_facts
 from proxima.engine.local import collect
 from proxima.engine.protocol import EngineRequirements
+from tests.engine.helpers import unloaded
 from tests.engine.http.plain_dialect import PlainDialect, across_new_weights, requests, versions
 
 SHAPE = RouteShape(layers=3, mixtures=(0, 2), experts=64, per_token=2)
@@ -122,7 +123,7 @@ async def test_what_was_cut_off_has_none_and_the_rest_has_its_own(routed):
 
 async def test_a_server_without_them_is_refused_at_the_start(routed):
     engine, _ = routed(facts={})
-    needs = EngineRequirements(model_path="", tokenizer=None, max_length=100)
+    needs = EngineRequirements(model=unloaded())
     with pytest.raises(FieldError, match="routed_experts=True .* does not report which experts it chose") as raised:
         check_facts(engine.spec, engine.facts, needs, engine.spec.url[0])
     assert "--enable-return-routed-experts" in str(raised.value)

@@ -106,7 +106,7 @@ def check_servers_of(spec: ServerSettings, needs: EngineRequirements) -> list[st
 async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
     replicas = [Replica(address, spec.dialect(), spec, "preflight") for address in spec.addresses]
     try:
-        await introduce(replicas, needs.tokenizer)
+        await introduce(replicas, needs.model.tokenizer)
         serving = [replica for replica in replicas if replica.in_service]
         away = [replica for replica in replicas if not replica.in_service]
         notes = [f"{replica.url} is out of service: {replica.reason}; the run begins without it" for replica in away]
@@ -146,9 +146,9 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
     name = f"{url} ({facts.server})"
     if facts.log_probs is None:
         raise UserError(f"{name} gives no log-probs of completions", remedy="nothing can be trained or measured on it")
-    if facts.max_length is not None and facts.max_length < needs.max_length:
+    if facts.max_length is not None and facts.max_length < needs.model.context:
         raise UserError(
-            f"{name} takes sequences of {facts.max_length} tokens, and the run has {needs.max_length}",
+            f"{name} takes sequences of {facts.max_length} tokens, and the run has {needs.model.context}",
             remedy=f"set model.max_length={facts.max_length}, or start the server with a larger --max-model-len",
         )
     if spec.quantization != facts.quantization:

@@ -27,7 +27,7 @@ class ServerSpec(ServerSettings):
         if self.serve is None:
             return check_servers_of(self, needs)
         with within("serve"):
-            check_serve(self.dialect().kind, self.serve, model=needs.model_path)
+            check_serve(self.dialect().kind, self.serve, model=needs.model.path)
         return []
 
     def build(self, setup: EngineSetup) -> HttpEngine:

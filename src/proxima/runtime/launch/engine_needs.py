@@ -38,8 +38,8 @@ def rollout_needs(config: RunConfig, model: UnloadedModel) -> EngineRequirements
     baseline = [greedy(config.sampling)] if needs_baseline(algorithm.advantage) and not replayed else []
     training = [] if replayed else [config.sampling]
     caches_next = algorithm.proximal == "next" and not replayed
-    return EngineRequirements.of(
-        model,
+    return EngineRequirements(
+        model=model,
         compute_dtype=config.model.compute_dtype,
         training=None if replayed else config.sampling,
         samplings=tuple(dict.fromkeys([*training, *baseline, *held_out])),
@@ -56,8 +56,8 @@ def rollout_needs(config: RunConfig, model: UnloadedModel) -> EngineRequirements
 
 def _scoring(rollouts: EngineRequirements, role: str, model: UnloadedModel, temperature: float) -> EngineRequirements:
     """Requirements on an engine that scores with a model whose weights never change."""
-    return EngineRequirements.of(
-        model,
+    return EngineRequirements(
+        model=model,
         role=role,
         score_temperatures=(temperature,),
         sampling_mask=rollouts.sampling_mask,

@@ -75,8 +75,8 @@ def make_engine_stage(
     Raises:
         FieldError: the engine does not score, or its weights can't be loaded.
     """
-    needs, path = choice.needs, choice.path
-    model_source = replace(source, path=needs.model_path, revision=needs.revision, lora=None, sharding=None)
+    model, path = choice.needs.model, choice.path
+    model_source = replace(source, path=model.path, revision=model.revision, lora=None, sharding=None)
     with renamed("model.path", PATH if path == TEACHER else "model.path"):
         engine, _ = choice.build(model_source.load, compute=compute, log=log, seed=source.seed)
     if not engine.capabilities.score:
