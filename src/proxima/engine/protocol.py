@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 PauseMode = Literal["keep", "wait", "abort"]
 Interrupt = Literal["recompute", "keep", "finish"]
 LogProbName = Literal["sampled", "untruncated"]  # `Completion.sampled_log_prob` and `untruncated_log_prob`
-LogProbsOf = Literal["both", "processed", "untruncated", "raw"]
 BOTH: frozenset[LogProbName] = frozenset({"sampled", "untruncated"})
 
 
@@ -195,7 +194,7 @@ class Capabilities:
     in_flight: bool = False
     sampling_mask: bool = False
     deterministic: bool = False
-    log_probs: LogProbsOf = "both"
+    log_probs: Literal["both", "processed", "untruncated", "raw"] = "both"
     sleeps: bool = False
     max_length: int | None = None
 

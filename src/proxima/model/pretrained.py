@@ -234,16 +234,14 @@ def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":
     """
     from transformers import AutoModelForSequenceClassification
 
-    with torch.device("meta"):
-        try:
-            config: Any = load_config(path, revision)
-            scores = any("SequenceClassification" in name for name in config.architectures or ())
-            kind: Any = AutoModelForSequenceClassification if scores else reader_of(config)
+    config: Any = load_config(path, revision)
+    scores = any("SequenceClassification" in name for name in config.architectures or ())
+    kind: Any = AutoModelForSequenceClassification if scores else reader_of(config)
+    try:
+        with torch.device("meta"):
             model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
-        except (ValueError, KeyError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"model.path={path!r}: {str(error).splitlines()[0]}") from error
+    except (ValueError, KeyError) as error:
+        raise UserError(f"model.path={path!r}: {str(error).splitlines()[0]}") from error
     return model
 
 
@@ -285,8 +283,5 @@ def unreadable_model(path: str, what: str, error: Exception) -> FieldError:
     if "trust_remote_code" in str(error):
         remedy = "use a model whose architecture is in transformers"
         return FieldError("model.path", path, "needs custom Python code, which proxima does not run", remedy=remedy)
-    return FieldError("model.path", path, f"{what}: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    said = str(error).strip() or type(error).__name__
+    return FieldError("model.path", path, f"{what}: {said.splitlines()[0]}")
