@@ -62,8 +62,6 @@ class RunningBatch:
         longest: tokens of the longest request, including the first draw's input.
         position, uniform: for each step, the positions of `last` [padded n], 0 in the padding, and the draws [n].
         sampled: the samples of the steps so far.
-        routes: [n, M, K] for each of these steps, the experts of the positions that it was sampled from; empty without
-            routes.
     """
 
     requests: Sequence[RunningRequest]
@@ -74,7 +72,6 @@ class RunningBatch:
     position: Sequence[Tensor]
     uniform: Sequence[Tensor]
     sampled: list[Sampled] = field(default_factory=list)
-    routes: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(cls, requests: Sequence[RunningRequest], table: TokenTable, device: torch.device) -> "RunningBatch":
@@ -244,9 +241,7 @@ class Scheduler:
         which = torch.tensor([i for i, (_, admitted) in enumerate(entering) for _ in admitted], device=device)
         self._batch = RunningBatch.of(self.running[first:], self.table, device)
         routes = [entry.routes[-1] for entry, _ in entering if entry.routes is not None]
-        if routes:
-            self._batch.routes.append(torch.stack(routes)[which])
-        self._sample(self.decoder.logits(hidden)[which], self._batch)
+        self._sample(self.decoder.logits(hidden)[which], self._batch, torch.stack(routes)[which] if routes else None)
         self._write()
 
     def _lead(self) -> None:
@@ -263,9 +258,8 @@ class Scheduler:
         batch = self._batch = self._batch or RunningBatch.of(self.running, self.table, self.cache.device)
         step = len(batch.sampled)
         hidden = self.decoder.step(batch.last, batch.position[step], self.cache, batch.longest + step)
-        if self.decoder.routes is not None:
-            batch.routes.append(self.decoder.routes[: len(batch.lines)])
-        self._sample(self.decoder.logits(hidden[: len(batch.lines)]), batch)
+        count, routes = len(batch.lines), self.decoder.routes
+        self._sample(self.decoder.logits(hidden[:count]), batch, None if routes is None else routes[:count])
 
     def _keep_routes(self, prompts: Sequence[WaitingPrompt]) -> None:
         """Store the routes of prompts that were just run, in this order."""
@@ -287,10 +281,13 @@ class Scheduler:
         self._lead()
         self._rebuild = False
 
-    def _sample(self, logits: Tensor, batch: RunningBatch) -> None:
-        """Draw one token for each request of the batch, and finish those that end with it."""
+    def _sample(self, logits: Tensor, batch: RunningBatch, routes: Tensor | None) -> None:
+        """Draw one token for each request of the batch, and finish those that end with it; `routes` [n, M, K] are those
+        of the positions that it is sampled from."""
         uniform = batch.uniform[len(batch.sampled)]
         sampled = sample_tokens(logits, batch.settings, uniform, self.top_k, masks=self.sampling_mask)
+        if routes is not None:
+            sampled.columns["routed_experts"] = routes
         batch.sampled.append(sampled)
         batch.last[: len(batch.lines)] = sampled.columns["tokens"]
         tokens: list[int] = sampled.columns["tokens"].tolist()
@@ -324,8 +321,6 @@ class Scheduler:
         if batch is not None and batch.sampled:
             steps = [step.columns for step in batch.sampled]
             columns = {name: torch.stack([step[name] for step in steps]).cpu().numpy() for name in steps[0]}
-            if batch.routes:
-                columns["routed_experts"] = torch.stack(batch.routes).cpu().numpy()
             if not all(np.isfinite(columns[name]).all() for name in ("untruncated_log_prob", "sampled_log_prob")):
                 raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
             self.table.append(batch.lines, self.version, columns, [step.sets for step in batch.sampled])
