@@ -112,18 +112,13 @@ def library(source: Path, *more: str) -> ctypes.CDLL:
 
 def _fault(held: Path) -> str | None:
     """Why a kept library can't be used, in words; empty if there is none, None if it can."""
-    try:  # neither through a link, nor waiting for the other end of a pipe
-        opened = os.open(held, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            facts = os.fstat(opened)
-            if not stat.S_ISREG(facts.st_mode):
-                return "is not a file"
-            if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                return "can be changed by other users"
-            with open(opened, "rb", closefd=False) as file:
-                content = file.read()
-        finally:
-            os.close(opened)
+    try:
+        facts = held.lstat()
+        if not stat.S_ISREG(facts.st_mode):  # a link, or a pipe, whose other end a read would wait for
+            return "is not a file"
+        if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return "can be changed by other users"
+        content = held.read_bytes()
     except FileNotFoundError:
         return ""
     except OSError as error:

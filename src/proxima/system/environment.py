@@ -18,6 +18,7 @@ def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> d
     parameters)."""
     from proxima import __version__
 
+    compiled = sys.modules.get("proxima.kernels.compiled")  # None: nothing that is loaded needs kernels
     return {
         "proxima": __version__,
         "python": platform.python_version(),
@@ -29,7 +30,7 @@ def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> d
             "memory_bytes": memory_bytes()[0],
         },
         "torch": _torch(),
-        "kernels": _kernels(),
+        "kernels": None if compiled is None else compiled.kernels_in_words(),
         "seed": seed,
         "model": dict(model or {}),
         "command": " ".join(Path(word).name if i == 0 else word for i, word in enumerate(sys.argv)),
@@ -55,9 +56,3 @@ def _torch() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
-
-
-def _kernels() -> str | None:
-    """A description of the kernels in use; None if nothing that is loaded needs them."""
-    compiled = sys.modules.get("proxima.kernels.compiled")
-    return None if compiled is None else str(compiled.kernels_in_words())
