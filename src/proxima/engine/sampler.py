@@ -3,16 +3,13 @@
 Every row has its own temperature, truncation and uniform number: the token of a row depends on that row alone.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from proxima.data.columns import Ints
 from proxima.engine.sampling_rows import SamplingRows
-
-if TYPE_CHECKING:
-    from proxima.kernels.sample import Draw
 
 
 class Sampled(NamedTuple):
@@ -51,18 +48,13 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
         columns = {name: torch.cat([part.columns[name] for part in parts])[order] for name in parts[0].columns}
         return Sampled(columns, [sets[row] for row in order.tolist()] if masks else [])
     truncates = bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
-    if not (truncates or top or masks) and (draw := _kernel(logits)) is not None:
-        tokens, log_prob = draw(logits, rows.temperature, uniform)
-        return Sampled({"tokens": tokens, "sampled_log_prob": log_prob, "untruncated_log_prob": log_prob}, [])
+    suits = logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and logits.is_contiguous()
+    if suits and not (truncates or top or masks):
+        from proxima.kernels.sample import sample_kernel  # draws in fewer passes
+
+        if (draw := sample_kernel()) is not None:
+            tokens, log_prob = draw(logits, rows.temperature, uniform)
+            return Sampled({"tokens": tokens, "sampled_log_prob": log_prob, "untruncated_log_prob": log_prob}, [])
     from proxima.engine.block_sampler import sample_blocks
 
     return Sampled(*sample_blocks(logits, rows, uniform, truncates, top, masks))
-
-
-def _kernel(logits: Tensor) -> "Draw | None":
-    """The kernel that draws from these logits without truncation, in fewer passes; None to use eager torch."""
-    if logits.dtype != torch.bfloat16 or logits.device.type != "cpu" or not logits.is_contiguous():
-        return None
-    from proxima.kernels.sample import sample_kernel
-
-    return sample_kernel()
