@@ -52,8 +52,8 @@ def _sample_block(
     chosen = logits.gather(1, token).squeeze(1)
     more, sets = dict[str, Tensor](), list[Ints]()
     if top:
-        values, more["top_k"] = logits.topk(top, dim=1)
-        more["top_k_log_prob"] = values - log_z[:, None]
+        values, ids = logits.topk(top, dim=1)
+        more |= {"top_k": ids.to(torch.int32), "top_k_log_prob": values - log_z[:, None]}
     if masks:
         from proxima.engine.truncation import kept_tokens
 

@@ -16,7 +16,7 @@ class Sampled(NamedTuple):
     """A token for each of n rows.
 
     columns: those of `TokenTable`. tokens [n] int64; sampled_log_prob (of the distribution sampled from) and
-        untruncated_log_prob (temperature only) [n] float32, nats; if requested, top_k [n, K] int64 and top_k_log_prob
+        untruncated_log_prob (temperature only) [n] float32, nats; if requested, top_k [n, K] int32 and top_k_log_prob
         [n, K] float32, the most probable tokens, untruncated.
     sets: if requested, the tokens that could be drawn in each row, ascending: none where nothing is truncated or the
         row is greedy.

@@ -119,7 +119,7 @@ class Scheduler:
         self.stop_tokens = frozenset(loaded.stop_tokens)
         self.prefill_tokens, self.top_k, self.sampling_mask = prefill_tokens, top_k, sampling_mask
         self.cache = decoder.new_cache(slots)
-        self.table = TokenTable(slots, top_k)
+        self.table = TokenTable(slots)
         self.running: list[RunningRequest] = []
         self.waiting: deque[WaitingPrompt] = deque()
         self.admits = True  # False: waiting requests are not admitted

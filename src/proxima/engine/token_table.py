@@ -12,19 +12,18 @@ Lines = NDArray[np.int64]
 
 
 class TokenTable:
-    """Columns `tokens`, `sampled_log_prob`, `untruncated_log_prob`, `policy_version` [lines, capacity], and with
-    `top_k`, `top_k` and `top_k_log_prob` [lines, capacity, top_k]; with routes also `routed_experts` [lines, capacity,
-    M, K].
+    """Columns `tokens`, `sampled_log_prob`, `untruncated_log_prob`, `policy_version` [lines, capacity], and those that
+    are appended besides: `top_k` and `top_k_log_prob` [lines, capacity, top_k], `routed_experts` [lines, capacity, M,
+    K].
 
     A line belongs to one completion from `open` to `close`. `capacity` grows to the longest `max_tokens`. `sets` has,
     by line and token, the tokens that could have been sampled, if they are appended.
 
     Args:
         lines: number of concurrent completions.
-        top_k: most probable tokens kept with each token; 0 for none.
     """
 
-    def __init__(self, lines: int, top_k: int = 0) -> None:
+    def __init__(self, lines: int) -> None:
         self.sets: list[list[Ints]] = [[] for _ in range(lines)]
         self.length, self.limit, self.prompt_length = np.zeros((3, lines), np.int64)
         self.uniform: Floats = np.empty((lines, 0), np.float32)
@@ -34,9 +33,6 @@ class TokenTable:
             "untruncated_log_prob": np.empty((lines, 0), np.float32),
             "policy_version": np.empty((lines, 0), np.int32),
         }
-        if top_k:
-            self.columns["top_k"] = np.empty((lines, 0, top_k), np.int32)
-            self.columns["top_k_log_prob"] = np.empty((lines, 0, top_k), np.float32)
         self._free = list(range(lines))
 
     def open(self, prompt_length: int, limit: int, uniform: Floats) -> int:
@@ -58,7 +54,7 @@ class TokenTable:
         self, lines: Lines, policy_version: int, columns: Mapping[str, NDArray[Any]], sets: Sequence[Sequence[Ints]]
     ) -> None:
         """Append tokens to each of `lines`, all of the same version of the weights: [steps, n] or [steps, n, top_k], of
-        each step with the `sets` of all lines or of none. The first routes add their column."""
+        each step with the `sets` of all lines or of none. A further column begins with its first tokens."""
         steps = len(columns["tokens"])
         at = self._next(lines, steps)
         for name in columns.keys() - self.columns.keys():
