@@ -99,15 +99,10 @@ class TrainKernels:
         args = (logits, temperature, target, log_z, grad, entropy, grad_entropy)
         self._calls["log_prob_backward"](*args, first, *logits.shape)
 
-    def transposed(self, x: Tensor) -> Tensor:
-        """[w, n] of [n, w]."""
-        out = torch.empty(*x.shape[::-1], dtype=BF16)
-        self._calls["transposed"](x, out, None, *x.shape)
-        return out
-
-    def transposed_into(self, x: Tensor, out: Tensor) -> Tensor:
-        """`out` [w, n] float32, filled from x [n, w]."""
-        self._calls["transposed"](x, None, out, *x.shape)
+    def transposed(self, x: Tensor, exact: Tensor | None = None) -> Tensor:
+        """[w, n] of [n, w]; if given, in `exact`, which is float32."""
+        out = torch.empty(*x.shape[::-1], dtype=BF16) if exact is None else exact
+        self._calls["transposed"](x, out if exact is None else None, exact, *x.shape)
         return out
 
     def attention(self, qkv: Tensor, turns: Turns, segments: PackedSegments) -> tuple[Tensor, Tensor]:

@@ -167,7 +167,7 @@ def _weight_grad(kernels: TrainKernels, grad: Tensor, x: Tensor) -> Tensor:
     one that reads its copy: the smaller one is copied."""
     if grad.shape[1] <= x.shape[1]:
         return (kernels.transposed(grad) @ x).float()
-    return kernels.transposed_into(kernels.transposed(x) @ grad, torch.empty(grad.shape[1], x.shape[1]))
+    return kernels.transposed(kernels.transposed(x) @ grad, torch.empty(grad.shape[1], x.shape[1]))
 
 
 _apply_linear: Any = _Linear.apply

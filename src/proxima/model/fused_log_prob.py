@@ -78,7 +78,7 @@ class _FusedLogProb(torch.autograd.Function):
             kernels.log_prob_backward(d, temperature, target, log_z, grad, *of_entropy, first)
             grad_h.add_(d @ block_weight)
             if grad_w is not None:  # as [D, V]: a product that reads a transposed d takes twice as long
-                kernels.transposed_into(turned @ d, grad_w[first : first + block])
+                kernels.transposed(turned @ d, grad_w[first : first + block])
         return grad_h, None if grad_w is None else grad_w[: ctx.vocabulary], *(None,) * 6
 
 

@@ -166,7 +166,8 @@ class Objective(Protocol[Item]):
     def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> BatchStatistics:
         """Compute what depends on the whole update, from a forward pass over all its items that are not skipped; called
         if `has_batch_statistics` is true."""
-        raise NotImplementedError(f"{type(self).__name__}.batch_statistics")
+        name = type(self).__name__
+        raise NotImplementedError(f"{name}.batch_statistics")
 
     def denominators(self, items: Sequence[Item], statistics: Any = None) -> list[Tensor]:
         """[] float64 each, one per loss, over the whole update; they are additive over ranks. 0 counts as 1. By default
