@@ -159,7 +159,7 @@ def cases() -> Iterator[Case]:
 
 
 def follow(stack: TrainStack, ranks: ProcessRanks, stages=()) -> None:
-    models = RankModels(stacks={"policy": stack}, stages={"policy": {stage.column: stage for stage in stages}})
+    models = RankModels(stacks={"policy": stack}, stages={"policy": stages})
     while not isinstance(message := ranks.receive(), End):
         try:
             models.take_part(message)

@@ -1,6 +1,6 @@
 """Forward passes before the update of a step: each fills columns of the trajectories."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -42,11 +42,6 @@ class ForwardStage(Protocol):
         the prompts, [P] of each sequence, as `prompt_…`. A stage of values that packs a trajectory `with_sentinel`
         returns one more, the `bootstrap` of that trajectory."""
         ...
-
-
-def by_column(stages: Iterable[ForwardStage]) -> dict[str, ForwardStage]:
-    """The stages by the column that they fill."""
-    return {stage.column: stage for stage in stages}
 
 
 @torch.no_grad()

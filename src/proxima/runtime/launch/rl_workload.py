@@ -112,12 +112,11 @@ class RlWorkload:
         """Build, on the other ranks, the models that `make_loop` builds on the first, in the same order; `checkpoint`
         is the one that the run resumes from. Called in the compute thread."""
         from proxima.runtime.placement.follower import RankModels
-        from proxima.train.forward_stage import by_column
 
         learner = self._make_learner(loaded, compute, ranks=ranks, restored=checkpoint)
-        stacks, stages = {learner.stack.name: learner.stack}, {learner.stack.name: by_column(learner.stages)}
+        stacks, stages = {learner.stack.name: learner.stack}, {learner.stack.name: learner.stages}
         if (critic := learner.critic) is not None:
-            stacks[critic.stack.name], stages[critic.stack.name] = critic.stack, by_column([critic.stage])
+            stacks[critic.stack.name], stages[critic.stack.name] = critic.stack, [critic.stage]
         return RankModels(stacks=stacks, stages=stages)
 
     def info(self, loaded: LoadedModel | None, folder: Path, finished: int) -> RunInfo:

@@ -10,7 +10,6 @@ from typing import TypeVar
 from proxima.data import UserError
 from proxima.runtime.state.summary import Summary
 from proxima.train import ForwardStage, LogProbStage, TrainStack
-from proxima.train.forward_stage import by_column
 from proxima.train.messages import End, Fill, Finish, Gather, Release, Save, Stages, Start, Update
 from proxima.train.ranks import Message, Ranks, Refused, SharedProblem
 from proxima.train.stack import POLICY
@@ -23,10 +22,10 @@ SHARED = "set folder=PATH on a file system that all nodes share"
 @dataclass(frozen=True, kw_only=True)
 class RankModels:
     """The objects that a rank computes with: the trained models by the name of their stack, and each stack's forward
-    stages by their column; `late_stages` builds the stages that rank 0 may never ask for."""
+    stages; `late_stages` builds the stages that rank 0 may never ask for."""
 
     stacks: Mapping[str, TrainStack]
-    stages: dict[str, dict[str, ForwardStage]] = field(default_factory=dict)
+    stages: dict[str, Sequence[ForwardStage]] = field(default_factory=dict)
     late_stages: Callable[[], Sequence[ForwardStage]] = tuple
 
     @property
@@ -36,8 +35,8 @@ class RankModels:
 
     def stage(self, target: str, column: str) -> ForwardStage:
         """The stage that fills a column; by default, one that computes the log-probs of the trained model."""
-        stages = self.stages.get(target, {})
-        return stages[column] if column in stages else LogProbStage(column, self.stacks[target].model)
+        own = next((stage for stage in self.stages.get(target, ()) if stage.column == column), None)
+        return own or LogProbStage(column, self.stacks[target].model)
 
     def take_part(self, message: Message) -> None:
         """Do what rank 0 does with its stacks and checkpoints."""
@@ -53,7 +52,7 @@ class RankModels:
             case Release():
                 stack.release()
             case Stages():
-                self.stages[message.stack] = by_column(self.late_stages())
+                self.stages[message.stack] = self.late_stages()
             case Save():
                 stack.ranks.writer.write(message.folder, message.step, stack, {}, {}, self.others)
             case Finish():
