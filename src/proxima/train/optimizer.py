@@ -40,13 +40,15 @@ class Adam:
         require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "must be >= 0 and finite")
 
     def groups(self, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-        """Parameter groups for torch's optimizers, matrices separate from vectors."""
-        trained = [p for p in parameters if p.requires_grad]
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in trained if p.dim() >= 2], "weight_decay": self.weight_decay},
-            {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-        ]
-        return by_mesh(groups)
+        """Parameter groups for torch's optimizers: matrices before vectors, and those of each device mesh by
+        themselves, as a fused step needs."""
+        split = dict[tuple[bool, Any], list[nn.Parameter]]()
+        for parameter in parameters:
+            if parameter.requires_grad:
+                vector, mesh = parameter.dim() < 2, getattr(parameter, "device_mesh", None)
+                split.setdefault((vector, mesh), []).append(parameter)
+        groups = sorted(split.items(), key=lambda group: group[0][0])
+        return [{"params": own, "weight_decay": 0.0 if vector else self.weight_decay} for (vector, _), own in groups]
 
     def moments(self, matrices: int, others: int) -> tuple[int, int]:
         """Bytes of Muon's momentum, and of Adam's moments, for these numbers of weights in matrices of layers and
@@ -56,17 +58,6 @@ class Adam:
     def settings(self) -> dict[str, Any]:
         """Arguments of torch's AdamW and similar optimizers."""
         return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps}
-
-
-def by_mesh(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parameter groups, each split by device mesh, as a fused step needs; none is empty."""
-    split = []
-    for group in groups:
-        meshes = dict[Any, list[nn.Parameter]]()
-        for parameter in group["params"]:
-            meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-        split += [{**group, "params": parameters} for parameters in meshes.values()]
-    return split
 
 
 @dataclass(frozen=True)
