@@ -32,8 +32,8 @@ class RunningRequest:
     request: Request
     sink: Sink
     line: int
-    beginnings: Sequence[Beginning] = ()  # of its cache row
-    prompt_routes: Tensor | None = None  # [P, M, K], see `Decoder.routes`
+    beginnings: Sequence[Beginning]  # of its cache row
+    prompt_routes: Tensor | None  # [P, M, K], see `Decoder.routes`
 
 
 @dataclass(eq=False)
@@ -201,7 +201,7 @@ class Scheduler:
 
     def _admit(self, free: int) -> None:
         self._write()
-        entering: list[tuple[WaitingPrompt, list[RunningRequest]]] = []
+        entering: list[tuple[WaitingPrompt, list[tuple[Request, Sink]]]] = []
         fresh: list[WaitingPrompt] = []
         budget = self.prefill_tokens
         room = max(budget, self.slots * self.cache.capacity // 8)  # positions not yet in the cache
@@ -213,7 +213,7 @@ class Scheduler:
                     break
                 budget, room = budget - tokens, room - len(entry.prompt.tokens)
                 fresh.append(entry)
-            admitted = [self._open(*entry.requests.popleft()) for _ in range(min(free, len(entry.requests)))]
+            admitted = [entry.requests.popleft() for _ in range(min(free, len(entry.requests)))]
             free -= len(admitted)
             entering.append((entry, admitted))
             if entry.requests:
@@ -229,12 +229,10 @@ class Scheduler:
         for entry, admitted in entering:
             assert entry.kv is not None
             slots = torch.arange(len(self.running), len(self.running) + len(admitted), device=device)
-            self.running.extend(admitted)
-            longest = max(running.request.sampling.max_tokens for running in admitted) + len(entry.prompt.tokens)
+            self.running.extend(self._open(request, sink, entry) for request, sink in admitted)
+            longest = max(request.sampling.max_tokens for request, _ in admitted) + len(entry.prompt.tokens)
             self.cache.reserve(min(longest, self.max_length))
             self.cache.put(slots, entry.kv, self.decoder.shift(entry.prompt.tokens))
-            for running in admitted:
-                running.beginnings, running.prompt_routes = entry.beginnings, entry.routes
         self._lead()
         self.prefixes.trim(self.slots * self.cache.capacity)  # as many as the cache of the running completions has
         hidden = torch.stack([entry.hidden for entry, _ in entering if entry.hidden is not None])
@@ -325,11 +323,12 @@ class Scheduler:
                 raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
             self.table.append(batch.lines, self.version, columns, [step.sets for step in batch.sampled])
 
-    def _open(self, request: Request, sink: Sink) -> RunningRequest:
+    def _open(self, request: Request, sink: Sink, entry: WaitingPrompt) -> RunningRequest:
         prompt, most = request.prompt, request.sampling.max_tokens
         uniform = completion_uniforms(request.seed, prompt.uid, request.sample, most, turn=request.turn)
         limit = min(most, self.max_length - len(prompt.tokens))
-        return RunningRequest(request, sink, self.table.open(len(prompt.tokens), limit, uniform))
+        line = self.table.open(len(prompt.tokens), limit, uniform)
+        return RunningRequest(request, sink, line, entry.beginnings, entry.routes)
 
     def _finish(self, finished: Sequence[tuple[RunningRequest, FinishReason]]) -> None:
         """Deliver running completions, in the order of their slots, and free the slots."""
