@@ -78,8 +78,7 @@ class RewardKl:
     completion pays for more tokens. `reference_kl` is the alternative, a KL in the loss, with its own gradient.
 
     Args:
-        coefficient: beta, reward units per nat, >= 0; the initial value if adaptive, later that of the step. 0 only
-            measures.
+        coefficient: beta, reward units per nat, >= 0; the initial value if adaptive. 0 only measures.
         estimator: k1 (d = log pi_old - log pi_ref, unbiased), k2 (d^2 / 2), k3 (exp(-d) - 1 + d, >= 0) or abs (|d|).
         limit: for k3, which is clamped to +-limit nats; inf: no clamp. verl has 10.
         adaptive: adapts beta after each step to keep the KL near a target; null: beta is fixed.
