@@ -83,7 +83,9 @@ def token_log_prob(
     if part is not None and kept is not None:
         kept = part.kept(kept)
     whole = compute == torch.bfloat16 and all(each is None for each in (bias, others, kept, part))
-    if whole and kind == "cpu" and _suits_kernels(hidden, weight, temperature):
+    single = {hidden.dtype, weight.dtype, temperature.dtype} == {torch.float32}
+    suits = single and kind == "cpu" and len(hidden) > 0 and weight.shape[1] % LANES == 0
+    if whole and suits:
         from proxima.model.fused_log_prob import fused_log_prob
 
         if (fused := fused_log_prob(hidden, weight, target, temperature, *settings[:2], chunk)) is not None:
@@ -92,12 +94,6 @@ def token_log_prob(
 
     log_prob, ent, more = blockwise_log_prob(hidden, weight, bias, target, temperature, others, kept, part, *settings)
     return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
-
-
-def _suits_kernels(hidden: Tensor, weight: Tensor, temperature: Tensor) -> bool:
-    """True if `fused_log_prob` takes arguments of these types and sizes."""
-    exact = {hidden.dtype, weight.dtype, temperature.dtype} == {torch.float32}
-    return exact and len(hidden) > 0 and weight.shape[1] % LANES == 0
 
 
 def sampled_log_prob(batch: PackedBatch, hidden: Tensor, *, others: Tensor | None, **settings: Any) -> TokenLogProbs:
