@@ -60,12 +60,11 @@ def unavailable(instructions: str | None = None) -> str | None:
         return f"{' '.join(command)} is not GCC {OLDEST} or later"
     try:
         place = folder()
-    except RuntimeError:
-        return "the user has no home folder; set XDG_CACHE_HOME"
-    try:
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place):
             return None
+    except RuntimeError:
+        return "the user has no home folder; set XDG_CACHE_HOME"
     except OSError as error:
         return f"{place} can't be written: {error.strerror}"
 
