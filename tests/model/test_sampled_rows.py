@@ -45,9 +45,9 @@ def test_the_top_k_has_a_gradient_only_if_a_correction_reads_it():
     runner = policy("qwen3")
     ids = [torch.arange(2 * len(row.tokens)).view(-1, 2).numpy() for row in forked()]
     given = [replace(r, top_k=k, behavior_top_k_log_prob=-1.0 - k) for r, k in zip(forked(), ids, strict=True)]
-    common = {"surrogate": Reinforce(), "aggregate": TokenMean(), "measure": frozenset()}
+    common = {"surrogate": Reinforce(), "aggregate": TokenMean()}
     plain, centered = (PolicyObjective(**common, corrections=c) for c in ([], [ScoreCentering()]))
-    assert (plain.outputs, centered.outputs) == (frozenset(), frozenset({"top_k_gradient"}))
+    assert (plain.outputs, centered.outputs) == (frozenset({"entropy"}), frozenset({"entropy", "top_k_gradient"}))
     batch = runner.pack(given)
     read, unread = (runner(batch, objective.outputs).top_k_log_prob for objective in (centered, plain))
     assert read.requires_grad and not unread.requires_grad

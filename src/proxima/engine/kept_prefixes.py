@@ -85,8 +85,9 @@ class KeptPrefixes:
 
     def trim(self, most: int) -> None:
         """Evict the least recently used prefixes until at most `most` positions are kept."""
-        while sum(kv.shape[3] for kv in self.kept.values()) > most:
-            del self.kept[next(iter(self.kept))]
+        excess = sum(kv.shape[3] for kv in self.kept.values()) - most
+        while excess > 0:
+            excess -= self.kept.pop(next(iter(self.kept))).shape[3]
 
     def clear(self) -> None:
         """Drop everything, as the weights have changed."""

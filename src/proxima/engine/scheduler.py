@@ -167,7 +167,11 @@ class Scheduler:
                 self._deliver(sink, self._completion(request, self.table.empty(), "abort"))
 
     def in_flight(self) -> list[InFlight]:
-        """The running completions."""
+        """The running completions, with the tokens of the steps that run.
+
+        Raises:
+            NotFiniteError: as by `step`.
+        """
         self._write()
         columns = [(running.request, self.table.read(running.line)) for running in self.running]
         return [request.in_flight(own["tokens"], own["policy_version"]) for request, own in columns]

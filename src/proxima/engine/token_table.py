@@ -64,8 +64,9 @@ class TokenTable:
             column[lines, at] = policy_version if name == "policy_version" else columns[name]
         self.length[lines] += steps
         for of_step in sets:
-            for line, ids in zip(lines.tolist(), of_step, strict=False):
-                self.sets[line].append(ids)
+            if of_step:
+                for line, ids in zip(lines.tolist(), of_step, strict=True):
+                    self.sets[line].append(ids)
 
     def ahead(self, lines: Lines, most: int) -> tuple[Lines, Lines, Floats]:
         """The inputs of the next steps: `most` of them, or fewer until the first of `lines` is full.

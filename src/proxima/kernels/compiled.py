@@ -98,7 +98,7 @@ def library(source: Path, *more: str) -> ctypes.CDLL:
         with suppress(OSError):
             return ctypes.CDLL(str(held))
         fault = "can't be loaded"
-    if os.path.lexists(held):
+    if fault:
         print(f"{held} {fault}: compiling it again", file=sys.stderr, flush=True)
     else:
         _announce()
@@ -110,7 +110,7 @@ def library(source: Path, *more: str) -> ctypes.CDLL:
 
 
 def _fault(held: Path) -> str | None:
-    """Why a kept library can't be used, in words; None if it can."""
+    """Why a kept library can't be used, in words; empty if there is none, None if it can."""
     try:
         facts = held.lstat()
         if not stat.S_ISREG(facts.st_mode):  # a link, or a pipe, whose other end a read would wait for
@@ -118,6 +118,8 @@ def _fault(held: Path) -> str | None:
         if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return "can be changed by other users"
         content = held.read_bytes()
+    except FileNotFoundError:
+        return ""
     except OSError as error:
         return f"can't be read ({error.strerror})"
     size = DIGEST().digest_size

@@ -68,6 +68,7 @@ class Save(Message):
     step: int
 
 
+@dataclass(frozen=True)
 class Finish(Message):
     """Wait for the checkpoint that is being written."""
 

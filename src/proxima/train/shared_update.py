@@ -86,6 +86,8 @@ class SharedUpdate:
                 try:
                     losses = objective.losses(batch, outputs, statistics_of_cut)
                 except Exception as error:
+                    if self.ranks.size == 1:
+                        raise
                     problem = error
             if problem is not None:  # its own tokens still need their passes: other ranks may compute parts of them
                 outputs.no_gradient().backward()

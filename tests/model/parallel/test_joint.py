@@ -136,7 +136,8 @@ def job(case: Case, stack: TrainStack) -> tuple[Any, list[list[Any]]]:
     more: dict[str, Any] = {"replays_routes": True, "terms": [RouterBalance(coefficient=2.0)]}
     more = more if case.routes else {}
     if case.trains == "head":
-        more["value"], updates = ValueObjective(coefficient=0.5), [valued(part) for part in updates]
+        more["terms"] = [ValueObjective(coefficient=0.5), *more.get("terms", ())]
+        updates = [valued(part) for part in updates]
     return policy(**more), updates
 
 

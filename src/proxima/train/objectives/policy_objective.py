@@ -149,7 +149,10 @@ class PolicyObjective(Objective[Trajectory]):
         if (term := self.distillation) is not None:
             from proxima.core.distillation import distillation_loss
 
-            losses.append(distillation_loss(policy_batch, **vars(term)))
+            divergence, aggregate, coefficient = term.divergence, term.aggregate, term.coefficient
+            losses.append(
+                distillation_loss(policy_batch, divergence=divergence, aggregate=aggregate, coefficient=coefficient)
+            )
         for further in self.terms:
             losses += further.losses(batch, outputs)
         if outputs.route_counts is not None:
