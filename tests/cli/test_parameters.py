@@ -34,8 +34,8 @@ def compare(
     *,
     pair: Annotated[Sequence[str], Argument("two", ("A", "B"), words=2)] = (),
     peer: Annotated[str | None, Argument("one", flag="--from", choices=("x", "y"))] = None,
-    critic: Annotated[bool, Argument("the critic")] = False,
-    adapter: Annotated[bool, Argument("the adapter")] = False,
+    critic: Annotated[bool, Argument("the critic", exclusive="part")] = False,
+    adapter: Annotated[bool, Argument("the adapter", exclusive="part")] = False,
 ) -> int:
     """Compare two results; 3."""
     print(list(pair), peer, critic, adapter)
@@ -67,6 +67,7 @@ def test_an_action_runs_with_the_arguments_of_its_dataclasses(actions, capsys, w
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
+        (["compare", "--critic", "--adapter"], "argument --adapter: not allowed with argument --critic"),
         (["compare", "--from", "z"], "argument --from: invalid choice: 'z'"),
         (["compare", "--pair", "a"], "argument --pair: expected 2 arguments"),
         (["ask"], "the following arguments are required: url"),

@@ -28,8 +28,10 @@ def refusal(**changes):
 
 
 def test_a_short_field_is_named_with_both_shapes_and_who_set_the_size():
-    text = "PolicyBatch.loss_mask: shape [4], expected [N] with N = 5 set by PolicyBatch.log_prob. "
-    assert refusal(loss_mask=torch.ones(4).bool()) == text + "One value per response token: was the last cut off?"
+    text = "shape [4], expected [N] with N = 5 set by PolicyBatch.log_prob. "
+    text += "One value per response token: was the last cut off?"
+    assert refusal(loss_mask=torch.ones(4).bool()) == f"PolicyBatch.loss_mask: {text}"
+    assert refusal(behavior_log_prob=torch.zeros(4)) == f"PolicyBatch.behavior_log_prob: {text}"
 
 
 @pytest.mark.parametrize(

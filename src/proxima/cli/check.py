@@ -173,7 +173,7 @@ def slot_of_class(cls: type, kind: str) -> str:
     for method, slot in (("score", "reward"), ("build", "engine")):
         if callable(getattr(cls, method, None)):
             return slot
-    names = ", ".join(f"proxima.core.{protocol.__name__}" for protocol, _ in SLOTS.values())
+    names = ", ".join(f"{protocol.__module__}.{protocol.__name__}" for protocol, _ in SLOTS.values())
     raise UserError(f"{kind} subclasses no protocol of a slot", remedy=f"subclass one of {names}, or add --slot")
 
 

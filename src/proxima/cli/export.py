@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from proxima.cli.parameters import Argument
-from proxima.data.errors import UserError
 
 
 def export_run(
@@ -11,8 +10,8 @@ def export_run(
     out: Annotated[str, Argument("folder to create")],
     *,
     checkpoint: Annotated[str, Argument("last, best, or a step (default: last)")] = "last",
-    critic: Annotated[bool, Argument("the critic, for AutoModelForSequenceClassification")] = False,
-    adapter: Annotated[bool, Argument("of a run with LoRA the adapter alone, for peft")] = False,
+    critic: Annotated[bool, Argument("the critic, for AutoModelForSequenceClassification", exclusive="part")] = False,
+    adapter: Annotated[bool, Argument("of a run with LoRA the adapter alone, for peft", exclusive="part")] = False,
 ) -> None:
     """Export a checkpoint to a folder.
 
@@ -22,8 +21,6 @@ def export_run(
     from proxima.model.quiet import quiet_transformers
     from proxima.runtime.state.export import export
 
-    if critic and adapter:
-        raise UserError("--adapter is not allowed with --critic", remedy="export one after the other")
     with quiet_transformers():
         folder = export(run, out, which=checkpoint, adapter=adapter, critic=critic)
     print(f"wrote {folder}")

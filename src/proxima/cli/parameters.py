@@ -29,6 +29,7 @@ class Argument:
         choices: the allowed values, if a `Literal` can't list them.
         read: converts a word to the value; None: the class of the parameter does.
         group: the title in `--help` under which the option is listed.
+        exclusive: at most one of the options with the same name here may be given.
     """
 
     help: str = ""
@@ -38,6 +39,7 @@ class Argument:
     choices: Sequence[str] = ()
     read: Callable[[str], Any] | None = None
     group: str | None = None
+    exclusive: str | None = None
 
 
 Command = Mapping[str, Callable[..., int | None]] | Callable[..., int | None]
@@ -111,11 +113,12 @@ def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
 
 def _group(parser: argparse.ArgumentParser, argument: Argument, groups: dict[str, Any]) -> Any:
     """The object that the option is added to: the parser, or its group of that name."""
-    if argument.group is None:
+    name = argument.group or argument.exclusive
+    if name is None:
         return parser
-    if argument.group not in groups:
-        groups[argument.group] = parser.add_argument_group(argument.group)
-    return groups[argument.group]
+    if name not in groups:
+        groups[name] = parser.add_argument_group(name) if argument.group else parser.add_mutually_exclusive_group()
+    return groups[name]
 
 
 def _of_type(hint: Any, argument: Argument) -> dict[str, Any]:

@@ -13,12 +13,13 @@ import yaml
 
 from proxima.config.describe import FieldInfo
 from proxima.config.problems import ConfigError, one_problem
-from proxima.config.scalars import TAG, Loader
+from proxima.config.scalars import Loader
 from proxima.config.tree import COMMAND_LINE, FILL_IN, Node, Source, merge
 from proxima.system.recipe_files import find_recipe, shipped_recipes, shown_path
 from proxima.system.text_files import read_text
 
 MOST_NODES = 100_000  # a few lines of anchors within anchors can expand to billions of values
+_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 
 
 def read_recipe(path: str | Path, above: tuple[Path, ...] = ()) -> list[Node]:
@@ -66,8 +67,11 @@ def read_yaml(path: Path) -> Node:
 
         raise no_text(path, error) from None
     root = _parse(text, name)
-    if root is None or root.mapping is None:
-        raise one_problem(name, "has no fields (`model: …`, `task: …`); `proxima init` writes a recipe to start from")
+    if root is None or root.value is None:
+        raise one_problem(name, "is empty; `proxima init` writes a recipe to start from")
+    if root.mapping is None:
+        wanted = "must be a mapping of fields (`model: …`, `task: …`)"
+        raise one_problem(name, f"{wanted}; `proxima init` writes one to start from")
     return root
 
 
@@ -93,7 +97,7 @@ def _convert(loader: Loader, node: Any, name: str, parents: tuple[Any, ...]) -> 
         raise one_problem(name, f"holds more than {MOST_NODES:,} values, its anchors written out; a recipe is small")
     if any(node is parent for parent in parents):
         raise one_problem(place, "an anchor contains itself; write the value out")
-    if node.tag not in (f"{TAG}seq", f"{TAG}map") and not isinstance(node, yaml.ScalarNode):
+    if node.tag not in _TAGS and not isinstance(node, yaml.ScalarNode):
         raise one_problem(place, f"the tag {node.tag!r} has no meaning here; leave it out")
     inside = (*parents, node)
     if isinstance(node, yaml.SequenceNode):
@@ -132,8 +136,8 @@ def read_overrides(overrides: Sequence[str], config: FieldInfo) -> Node:
 
 
 def _split(text: str, after: Sequence[str]) -> tuple[str, Node]:
-    """The key and the value of an override; if words without `=` are `after` a value that is no YAML, the shell has
-    split it at a space."""
+    """The key and the value of an override; if words without `=` are `after` a list or mapping that is no YAML, the
+    shell has split it at a space."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not all(key.split(".")):
@@ -142,7 +146,7 @@ def _split(text: str, after: Sequence[str]) -> tuple[str, Node]:
     try:
         node = _parse(value, COMMAND_LINE.text)
     except ConfigError:
-        if any("=" not in word for word in after):
+        if value[:1] in ("{", "[") and any("=" not in word for word in after):
             message = f"the shell has split the value at a space: quote it, {key}='{value} …'"
             raise one_problem(key, message, value) from None
         if value.startswith("{") and ":" in value and "}" not in value:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-TAG = "tag:yaml.org,2002:"
+_TAG = "tag:yaml.org,2002:"
 _PATTERNS = (
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
     ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
@@ -42,8 +42,8 @@ class Dumper(yaml.SafeDumper):
 
 
 for _name, _pattern, _first in _PATTERNS:
-    Loader.add_implicit_resolver(TAG + _name, re.compile(_pattern), _first)
-    Dumper.add_implicit_resolver(TAG + _name, re.compile(_pattern), _first)
+    Loader.add_implicit_resolver(_TAG + _name, re.compile(_pattern), _first)
+    Dumper.add_implicit_resolver(_TAG + _name, re.compile(_pattern), _first)
 
 
 def _construct_int(loader: Loader, node: yaml.ScalarNode) -> int:
@@ -51,7 +51,7 @@ def _construct_int(loader: Loader, node: yaml.ScalarNode) -> int:
     return int(text, 16 if "0x" in text else 10)
 
 
-Loader.add_constructor(TAG + "int", _construct_int)
+Loader.add_constructor(_TAG + "int", _construct_int)
 
 
 def to_json(value: Any) -> Any:

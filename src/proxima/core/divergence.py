@@ -95,7 +95,7 @@ def divergence(b: PolicyBatch, kind: str, centre: str = "behavior") -> Tensor:
     """[N] detached: the divergence `kind` of π from the `centre` policy at each sampled token, in the loss or not; 0
     elsewhere. In the dtype of the log-probs."""
     other = b.behavior_log_prob if centre == "behavior" else b.proximal_log_prob
-    assert other is not None
+    assert other is not None and b.sampled is not None
     log_p, log_q = (torch.where(b.sampled, x.detach().to(b.log_prob.dtype), 0.0) for x in (other, b.log_prob))
     if kind.startswith("topk"):
         if b.top_k_divergence is not None:

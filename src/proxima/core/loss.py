@@ -300,6 +300,7 @@ def check_values(b: PolicyBatch) -> None:
 def invalid_tokens(b: PolicyBatch) -> Tensor:
     """[N] int8, on the device of the batch: 0, or 1 + the index in `CHECKED` of the first field whose value is
     impossible there."""
+    assert b.sampled is not None
     codes = torch.zeros(len(b), dtype=torch.int8, device=b.log_prob.device)
     for i, name in reversed(list(enumerate(CHECKED))):
         if (value := getattr(b, name)) is not None:

@@ -181,7 +181,8 @@ Metrics = dict[str, SumCount | Peak | Spread | Quantile | QuantileSketch]
 
 
 def merge_metrics(parts: list[Metrics]) -> Metrics:
-    """One dictionary for all parts, which may differ in their keys."""
+    """One dictionary for all parts, which may differ in their keys. Nothing checks that the values of a key are of one
+    kind, and quantiles of one share: whoever makes them names them so."""
     out: Metrics = {}
     for part in parts:
         for key, value in part.items():

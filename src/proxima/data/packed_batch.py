@@ -28,14 +28,14 @@ from torch import Tensor
 
 from proxima.data.columns import column_dtypes
 from proxima.data.field_checks import check_fields
-from proxima.data.policy_batch import HostCounts, PolicyBatch, ResponseColumns
+from proxima.data.policy_batch import HostCounts, PolicyBatch
 from proxima.data.shared_paths import common_beginning, common_opening
 from proxima.data.trajectory import Trajectory
 from proxima.data.transfer import to_device
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedBatch(ResponseColumns):
+class PackedBatch:
     """The model's input (axis L, in G segments) and the tokens of the loss (axis N, in S sequences).
 
     Args:
@@ -57,7 +57,7 @@ class PackedBatch(ResponseColumns):
         seen: for each segment, how many tokens precede it in its sequence.
         sampling_mask_edges: `sampling_mask_cu`, on the host.
         newest_version: the largest `policy_version`, on the host; -1 if there is none.
-        the rest, and the fields of `ResponseColumns`: see `PolicyBatch`.
+        the rest: see `PolicyBatch`.
     """
 
     tokens: Annotated[Tensor, "int L"]
@@ -79,11 +79,20 @@ class PackedBatch(ResponseColumns):
     seen: tuple[int, ...]
     sampling_mask_edges: tuple[int, ...] = ()
     newest_version: int = -1
+    behavior_log_prob: Annotated[Tensor | None, "float N"] = None
+    policy_version: Annotated[Tensor | None, "int N"] = None
+    proximal_log_prob: Annotated[Tensor | None, "float N"] = None
+    next_log_prob: Annotated[Tensor | None, "float N"] = None
+    reference_log_prob: Annotated[Tensor | None, "float N"] = None
     reward: Annotated[Tensor | None, "float N"] = None
     returns: Annotated[Tensor | None, "float N"] = None
     value: Annotated[Tensor | None, "float N"] = None
     score_variance: Annotated[Tensor | None, "float N"] = None
+    top_k: Annotated[Tensor | None, "int N K"] = None
+    behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
+    teacher_log_prob: Annotated[Tensor | None, "float N"] = None
     bucket_token: Annotated[Tensor | None, "int N J"] = None
+    teacher_bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
     sampling_mask: Annotated[Tensor | None, "int M"] = None
     sampling_mask_cu: Annotated[Tensor | None, "int N+1"] = None
     routed_experts: Annotated[Tensor | None, "id L M K"] = None

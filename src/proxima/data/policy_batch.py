@@ -35,22 +35,7 @@ class HostCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResponseColumns:
-    """What may be known of the response tokens before the forward pass, see `PolicyBatch`."""
-
-    behavior_log_prob: Annotated[Tensor | None, "float N"] = None
-    policy_version: Annotated[Tensor | None, "int N"] = None
-    proximal_log_prob: Annotated[Tensor | None, "float N"] = None
-    next_log_prob: Annotated[Tensor | None, "float N"] = None
-    reference_log_prob: Annotated[Tensor | None, "float N"] = None
-    top_k: Annotated[Tensor | None, "int N K"] = None
-    behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
-    teacher_log_prob: Annotated[Tensor | None, "float N"] = None
-    teacher_bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyBatch(ResponseColumns):
+class PolicyBatch:
     """Response tokens of S sequences on one packed axis of N; there is no padding.
 
     Construction reads `cu_seqlens` and the masks from the device, once; `dataclasses.replace` with other fields does
@@ -93,15 +78,24 @@ class PolicyBatch(ResponseColumns):
     loss_mask: Annotated[Tensor, "bool N"]
     cu_seqlens: Annotated[Tensor, "int S+1"]
     advantage: Annotated[Tensor | None, "float N"] = None
-    sampled: Annotated[Tensor, "bool N"] = None  # type: ignore[assignment]  # None is filled in at construction
+    behavior_log_prob: Annotated[Tensor | None, "float N"] = None
+    proximal_log_prob: Annotated[Tensor | None, "float N"] = None
+    next_log_prob: Annotated[Tensor | None, "float N"] = None
+    reference_log_prob: Annotated[Tensor | None, "float N"] = None
+    sampled: Annotated[Tensor | None, "bool N"] = None
+    policy_version: Annotated[Tensor | None, "int N"] = None
     entropy: Annotated[Tensor | None, "float N"] = None
     token: Annotated[Tensor | None, "int N"] = None
+    top_k: Annotated[Tensor | None, "int N K"] = None
     top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
+    behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
     top_k_divergence: Annotated[Tensor | None, "float N"] = None
+    teacher_log_prob: Annotated[Tensor | None, "float N"] = None
     bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
+    teacher_bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
     selected: Annotated[Tensor | None, "bool N"] = None
     weight: Annotated[Tensor | None, "float N"] = None
-    group: Annotated[Tensor, "int S"] = None  # type: ignore[assignment]  # likewise
+    group: Annotated[Tensor | None, "int S"] = None
     host_counts: Any = field(default=None, repr=False, compare=False)  # HostCounts | None; see `counts`
 
     def __post_init__(self) -> None:
@@ -109,10 +103,9 @@ class PolicyBatch(ResponseColumns):
         put = object.__setattr__
         if self.proximal_log_prob is None and self.behavior_log_prob is not None:
             put(self, "proximal_log_prob", self.behavior_log_prob)
-        given = vars(self)
-        if given["sampled"] is None:
+        if self.sampled is None:
             put(self, "sampled", torch.ones_like(self.loss_mask))
-        if given["group"] is None:
+        if self.group is None:
             put(self, "group", torch.arange(sizes["S"], device=self.loss_mask.device))
         if self.host_counts is None or not self.host_counts.describes(self):
             put(self, "host_counts", self._counted(sizes["N"]))
@@ -123,6 +116,7 @@ class PolicyBatch(ResponseColumns):
         lengths = tuple(end - start for start, end in pairwise(cut))
         if not cut or cut[0] != 0 or cut[-1] != tokens or min(lengths, default=0) < 0:
             raise ValueError(f"PolicyBatch.cu_seqlens: {cut[:8]}, expected 0 … N = {tokens}, ascending.")
+        assert self.sampled is not None
         masks = torch.stack([self.sampled, self.loss_mask]).cumsum(1)
         ends = torch.cat([masks.new_zeros(2, 1), masks], 1)[:, self.cu_seqlens.long()].diff().flatten()
         *counts, wrong = torch.cat([ends, (self.loss_mask & ~self.sampled).sum()[None]]).tolist()
@@ -181,6 +175,7 @@ class PolicyBatch(ResponseColumns):
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         starts = torch.repeat_interleave(self.cu_seqlens[:-1][order] - cut[:-1], lengths, output_size=sum(kept))
         tokens = starts + torch.arange(sum(kept), device=starts.device)
+        assert self.group is not None
         columns: dict[str, Any] = {"cu_seqlens": cut.to(self.cu_seqlens.dtype), "group": self.group[order]}
         columns |= {name: value[tokens] for name, value in self.token_fields().items()}
         counted = HostCounts(kept, sampled, in_loss, columns["cu_seqlens"], columns["sampled"], columns["loss_mask"])
@@ -188,12 +183,17 @@ class PolicyBatch(ResponseColumns):
 
     @classmethod
     def cat(cls, parts: Sequence["PolicyBatch"]) -> "PolicyBatch":
-        """The sequences of all parts, in order; each field must be in all of them or in none. Two device syncs."""
+        """The sequences of all parts, in order; each field must be in all of them or in none."""
         lengths = torch.cat([part.lengths for part in parts])
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].token_fields()}
-        group = torch.cat([part.group for part in parts])
+        group = torch.cat([part.group for part in parts if part.group is not None])
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        return cls(cu_seqlens=cut, group=group, **joined)
+        tokens = tuple(count for part in parts for count in part.counts.tokens)
+        sampled = tuple(count for part in parts for count in part.counts.sampled)
+        in_loss_of = [part.counts.in_loss for part in parts]
+        in_loss = None if None in in_loss_of else tuple(count for counts in in_loss_of for count in counts or ())
+        counted = HostCounts(tokens, sampled, in_loss, cut, joined["sampled"], joined["loss_mask"])
+        return cls(cu_seqlens=cut, group=group, host_counts=counted, **joined)
 
     def token_fields(self) -> dict[str, Tensor]:
         """The fields with a value for each token, by name; those that are missing are left out."""

@@ -70,8 +70,8 @@ class RequestLog:
 
     def all(self, kind: str, begins: str = "") -> list[tuple[str, Any]]:
         """The records of a kind whose ids begin so, in the order of their creation: id, value."""
-        sql = "SELECT id, value FROM records WHERE kind = ? AND instr(id, ?) = 1 ORDER BY rowid"
-        return [(id, json.loads(value)) for id, value in self._rows(sql, kind, begins)]
+        sql = "SELECT id, value FROM records WHERE kind = ? AND id >= ? AND id < ? ORDER BY rowid"
+        return [(id, json.loads(value)) for id, value in self._rows(sql, kind, begins, begins + "\U0010ffff")]
 
     def accept(self, model: str, seq: int, kind: str, body: bytes) -> bool:
         """Write a request; False if there is one of this number already."""

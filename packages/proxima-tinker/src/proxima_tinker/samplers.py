@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,14 +102,18 @@ class Samplers:
         Raises:
             UserError: the prompt does not fit, or the weights are gone.
         """
-        answer = protocol.SampleResponse()
+        answer, asked = protocol.SampleResponse(), order.asked
+        scores_prompt = asked.prompt_logprobs or asked.topk_prompt_logprobs or order.targets is not None
         async with self._using(model, weights, load) as held:
             engine = held.ready.result()
             for first in range(0, len(order.requests), self.spec.slots):
                 part = order.requests[first : first + self.spec.slots]
                 async with held.places(client, len(part)):
-                    done = await collect(engine, part)
-                    await held.lane.run(_write, answer, engine.scheduler.decoder, order, done)
+                    if scores_prompt and not first:
+                        await held.lane.run(_score_prompt, answer, engine.scheduler.decoder, order)
+                    for completion in await collect(engine, part):  # others have their turns between them
+                        add = partial(_add, answer, engine.scheduler.decoder, order, completion)
+                        await held.lane.run(add) if asked.topk_sample_logprobs else add()
         content: bytes = answer.SerializeToString()
         return content
 
@@ -163,23 +168,16 @@ class Samplers:
                 del self._engines[name]
 
 
-def _write(answer: Any, decoder: Decoder, order: SampleOrder, done: Sequence[Completion]) -> None:
-    """Add completions to an answer, and what else is asked for."""
-    asked = order.asked
-    scores_prompt = asked.prompt_logprobs or asked.topk_prompt_logprobs or order.targets is not None
-    if scores_prompt and not answer.sequences:
-        _score_prompt(answer, decoder, order)
-    for completion in done:
-        ended = completion.finish_reason == "stop"
-        sequence = answer.sequences.add(
-            stop_reason=protocol.STOP_REASON_STOP if ended else protocol.STOP_REASON_LENGTH,
-            tokens=completion.tokens.astype("<i4").tobytes(),
-            logprobs=completion.sampled_log_prob.astype("<f4").tobytes(),
-        )
-        if k := asked.topk_sample_logprobs:
-            whole = np.concatenate([order.prompt, completion.tokens])
-            _, ids, values, _ = _scored(decoder, whole, len(order.prompt), k)
-            write_top_k(sequence.topk_sampled_logprobs, ids, values)
+def _add(answer: Any, decoder: Decoder, order: SampleOrder, completion: Completion) -> None:
+    sequence = answer.sequences.add(
+        stop_reason=protocol.STOP_REASON_STOP if completion.finish_reason == "stop" else protocol.STOP_REASON_LENGTH,
+        tokens=completion.tokens.astype("<i4").tobytes(),
+        logprobs=completion.sampled_log_prob.astype("<f4").tobytes(),
+    )
+    if k := order.asked.topk_sample_logprobs:
+        whole = np.concatenate([order.prompt, completion.tokens])
+        _, ids, values, _ = _scored(decoder, whole, len(order.prompt), k)
+        write_top_k(sequence.topk_sampled_logprobs, ids, values)
 
 
 def _score_prompt(answer: Any, decoder: Decoder, order: SampleOrder) -> None:

@@ -493,7 +493,10 @@ class Service:
     def _weights(self, path: str, checkpoint: Mapping[str, Any]) -> LoadedModel:
         """The base with the weights of a checkpoint, in a lane."""
         model = self._new_model(checkpoint["spec"])
-        model.load(_read(path, self.checkpoint_folder(path) / STATE), optimizer=False)
+        weights = _read(path, self.checkpoint_folder(path) / STATE)
+        finite = all(bool(values.isfinite().all()) for values in weights.values())
+        require(finite, "path", path, "holds NaN or infinity", remedy="use another checkpoint")
+        model.load(weights, optimizer=False)
         return model.loaded
 
     async def answer(self, request_id: str, seconds: float) -> Answer | None:

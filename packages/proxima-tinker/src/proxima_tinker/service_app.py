@@ -159,10 +159,12 @@ class ServiceApp:
         folder = self.service.checkpoint_folder(self._path(request), "external")
         place, until = request.url.path.rpartition("/external_weights_urls")[0], int(time.time() + URL_SECONDS)
         urls = {}
-        for file in sorted(folder.glob("*")):  # of none that was deleted at this moment
+        for file in sorted(folder.glob("*")):
             path = f"{place}/files/{file.name}"
             query = f"until={until}&signature={self._signature(path, str(until))}"
             urls[file.name] = str(request.url.replace(path=path, query=query if self.key else ""))
+        if not urls:
+            raise HTTPException(404, "these weights were deleted at this moment")
         return {"urls": urls, "expires": date(URL_SECONDS)}
 
     def file(self, request: Request) -> Any:
@@ -382,7 +384,7 @@ def _targets(tensor: Any, length: int, vocabulary: int) -> Array | None:
         return None
     name, shape = "target_prompt_logprobs", list(tensor.shape or [])
     fits = len(shape) == 2 and shape[0] == length - 1 and 0 < shape[1] <= MOST_CELLS // max(1, shape[0])
-    require(fits, f"{name}.shape", shape, f"must be [{length - 1}, K] of at most {MOST_CELLS} cells")
+    require(fits, f"{name}.shape", shape[:3], f"must be [{length - 1}, K] of at most {MOST_CELLS} cells")
     require(tensor.dtype == "int64", f"{name}.dtype", tensor.dtype, "must be int64")
     try:
         targets: Array = tensor.to_numpy(-1)

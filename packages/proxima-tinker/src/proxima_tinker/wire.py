@@ -86,10 +86,9 @@ def read_forward_backward(body: bytes) -> tuple[str, dict[str, float | str], lis
         for tensor in datum.loss_fn_inputs.values()
         if tensor.WhichOneof("encoding") == "sparse_csr"
     )
-    # a few bytes may stand for any number of cells
-    require(
-        sparse <= MOST_SPARSE, "cells of sparse tensors", sparse, f"is too large for a request, at most {MOST_SPARSE}"
-    )
+    # a few bytes may stand for any number of cells, even for one that has too many digits to be written
+    bound = f"is too large for a request, at most {MOST_SPARSE}"
+    require(sparse <= MOST_SPARSE, "cells of sparse tensors", min(sparse, 1 << 63), bound)
     return message.loss_fn, config, [_datum(i, datum) for i, datum in enumerate(message.data)]
 
 

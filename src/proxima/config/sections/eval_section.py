@@ -125,8 +125,8 @@ def evaluation_is_held_out(task: Any, eval: Any) -> Findings:
         if asked == trained and not TASKS.holds(asked, "seeds"):  # whose uids, and therefore seeds, differ
             remedy = f"name another file with {path}.path" if hasattr(asked, "path") else "set another split"
             yield path, f"has the questions of `task`: its figures are those of training data; {remedy}"
-        elif all(TASKS.holds(task, "arithmetic") for task in (asked, trained)):
-            share = {task.split: task.held_out for task in (trained, asked)}
+        elif all(TASKS.holds(part, "arithmetic") for part in (asked, trained)):
+            share = {part.split: part.held_out for part in (trained, asked)}  # one, if both are of the same split
             if len(share) == 1 or share["test"] > share["train"]:
                 remedy = "set split train for `task`, test here, and equal `held_out`"
                 yield path, f"some of its questions are trained on; {remedy}"

@@ -94,6 +94,7 @@ class Cppo(Surrogate):
     def prefixes(self, b: PolicyBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Z_t, S_{t-1} and budget W_{t-1}, [N] each: the weighted divergence of a token, and what its prefix has spent
         and was granted; 0 where not sampled. Sums stay in their row, so no precision is lost to others."""
+        assert b.sampled is not None
         rows = SequenceRows.of(b.sampled, b.cu_seqlens, b.counts.sampled)
         measured = divergence(b, self.divergence, self.centre)
         far, before = measured[rows.tokens], rows.column.to(measured.dtype)
@@ -126,6 +127,7 @@ class Cppo(Surrogate):
             left, right = told(float(spent[token]), float(granted[token]))
             return f" because the prefix had spent {left}, and was granted {right}"
 
+        assert b.sampled is not None
         return Band(
             title="weighted divergence Z, its threshold c, and the budget of the prefix",
             name="weighted_divergence",

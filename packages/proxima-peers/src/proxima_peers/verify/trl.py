@@ -203,8 +203,7 @@ def _with_sampler(spec: Vespo, total: Tensor, b: PolicyBatch) -> Any:
 def _own_advantage(spec: Any, b: PolicyBatch) -> Any:
     """Every token as a separate sequence, with its sequence's ratio and its own advantage (A5)."""
     moved = masked_ratio(b, "sequence").log() + b.masked("proximal_log_prob")
-    place = torch.arange(len(moved) + 1)
-    return spec(replace(b, log_prob=moved, cu_seqlens=place, group=place[:-1]))
+    return spec(replace(b, log_prob=moved, cu_seqlens=torch.arange(len(moved) + 1), group=None))
 
 
 def accumulation(p: Tracked) -> float:
