@@ -6,23 +6,13 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
 LOOK_SECONDS = 1.0  # between two checks for a signal
 GRACE_SECONDS = 5.0  # an interrupted event loop has this long to end
 Job = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
-
-
-class Compute(Protocol):
-    """Runs a loop's tensor work: `ComputeThread`, or the simulator's, where work only takes time."""
-
-    async def run(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Return or raise what `call(*arguments)` does."""
-
-    async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
-        """Return or raise what `call(progress)` does; each `progress(done, total)` becomes a `report`."""
 
 
 class ComputeThread:

@@ -50,11 +50,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [record for record, _ in lines_from(path)]
 
 
-def complete_length(path: Path) -> int:
-    """Bytes up to the end of the last complete line, where an interrupted writer resumes."""
-    return max((end for _, end in lines_from(path)), default=0)
-
-
 def lines_from(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
     """The records from byte `start`, where a line begins, each with the byte offset after its line; otherwise as in
     `read_lines`."""

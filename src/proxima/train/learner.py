@@ -17,7 +17,7 @@ from proxima.core.correction.guard import MismatchGuard
 from proxima.core.correction.mismatch import mismatch_metrics
 from proxima.data import Trajectory
 from proxima.model import Policy
-from proxima.model.compute_thread import Compute, ComputeThread, Progress
+from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.model.micro_batch import micro_batches
 from proxima.rollout.collector import Pending
 from proxima.train import Objective, TokenStatistics, TrainStack, UpdateResult
@@ -46,7 +46,7 @@ class Learner:
     next_policy: "NextPolicy | None" = None  # the cache of `next_log_prob`, which runs on the event loop
     guard: MismatchGuard = field(default_factory=MismatchGuard)  # acts when rollout engine and trainer differ too much
     known_mismatch: str = ""  # the settings that make the engine differ on purpose
-    compute: Compute = field(default_factory=ComputeThread)  # the thread of the tensor work
+    compute: ComputeThread = field(default_factory=ComputeThread)  # the thread of the tensor work
 
     async def prepare(self, batch: TrainingBatch, version: int) -> TrainingBatch:
         """Prepare an update, called on the event loop: apply the guard's rejections and fill in `next_log_prob`;

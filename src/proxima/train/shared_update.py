@@ -98,9 +98,10 @@ class SharedUpdate:
             metrics.extend(loss.metrics for loss in losses)
             measured.add(trajectories, batch, objective.token_statistics(batch, outputs, losses))
             fed(len(batch.tokens))
-        by_item: dict[int, list[TokenStatistics]] = {}
+        by_item: dict[int, list[TokenStatistics]] = {}  # of this rank's items; empty if the objective gives none
         try:
-            by_item = self._by_item(measured.on_host())
+            rest = iter(measured.on_host())
+            by_item = {i: list(islice(rest, len(self.sequences[i]))) for cut in self.cuts for i in cut}
         except ValueError as error:  # invalid values of a token
             problem = problem or error
         self.ranks.agree(problem)
@@ -123,12 +124,6 @@ class SharedUpdate:
             problem = error
         self.ranks.agree(problem)
         return metrics
-
-    def _by_item(self, statistics: Sequence[TokenStatistics]) -> dict[int, list[TokenStatistics]]:
-        """The statistics of this rank's items by index, from those of all sequences in the order of the cuts; empty
-        lists if the objective gives none."""
-        rest = iter(statistics)
-        return {i: list(islice(rest, len(self.sequences[i]))) for cut in self.cuts for i in cut}
 
     @torch.no_grad()
     def _batch_statistics(self) -> tuple[BatchStatistics, dict[int, int]]:

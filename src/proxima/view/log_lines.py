@@ -17,13 +17,13 @@ from typing import NamedTuple
 from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
 from proxima.data import Group
 from proxima.evaluate.headline import ACCURACY, Headline
+from proxima.evaluate.held_out import named_sets
 from proxima.runtime.placement.process_group import is_rank
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage
 from proxima.system.full_disk import is_disk_full
 from proxima.view.formatting import PATIENCE, count, duration, fixed, magnitude, percent, printable, rate, signed
-from proxima.view.held_out_sets import set_lines
 
 WIDTH = 112  # columns of a line with a right-aligned end
 AT_ONCE: dict[Stage, str] = {  # reported at once, before the run starts
@@ -118,8 +118,11 @@ class LogLines(Observer):
             parts.append(f"{why_unknown(record)}{SEE_ERRORS if record.get('invalid') else ''}")
         left = "  ".join(part for part in parts if part)
         self._line(_justified(left, duration(record["time/evaluate"]) if "time/evaluate" in record else ""))
-        for line in set_lines(record):
-            self._line(line)
+        if named_sets(record):
+            from proxima.view.held_out_sets import set_lines  # of runs with `eval.sets`
+
+            for line in set_lines(record):
+                self._line(line)
 
     def sampled(self, groups: Sequence[Group]) -> None:
         for group in groups:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from proxima.evaluate.headline import Headline
+from proxima.evaluate.held_out import named_sets
 from proxima.experiments.run_reader import Run, flat, read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
-from proxima.view.held_out_sets import sets_table
 from proxima.view.log_lines import of_questions, why_unknown
 from proxima.view.microscope import PORT
 from proxima.view.microscope.stages import last_stages
@@ -44,6 +44,11 @@ def report_values(run: Run) -> dict[str, Any]:
         from proxima.view.report_failures import failed_scores, with_given_up
 
         counted, invalid = with_given_up(run), failed_scores(run)
+    sets = list[dict[str, str]]()
+    if any(map(named_sets, run.evals)):
+        from proxima.view.held_out_sets import sets_table
+
+        sets = sets_table(run.evals)
     samples, unreadable = select_samples(run.files)
     return {
         "run": run,
@@ -57,7 +62,7 @@ def report_values(run: Run) -> dict[str, Any]:
         "warnings": run.summary.get("warnings") or (),
         "when_warned": partial(when_warned, steps=int(run.summary.get("steps") or 0)),
         "headline": headline(run.evals),
-        "sets": sets_table(run.evals),
+        "sets": sets,
         "training": training_figure(run.train),
         "not_evaluated": not_evaluated(run),
         "tiles": tiles(counted),

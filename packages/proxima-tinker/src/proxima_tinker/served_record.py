@@ -31,7 +31,7 @@ from proxima.runtime.state.completion_columns import write_rows
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA
 from proxima.system.atomic_files import atomic_writer, make_folder
-from proxima.system.jsonl import complete_length, utf8
+from proxima.system.jsonl import lines_from, utf8
 from proxima_tinker.datum import Array, Datum
 from proxima_tinker.losses import CLIP, ClientLoss
 from proxima_tinker.trained_model import ALPHA, PassResult
@@ -160,7 +160,7 @@ class ServedRecord:
         self.spec, self.tokenizer, self.stops = spec, base.tokenizer, base.stop_tokens
         self.path = str(Path(base.path).resolve()) if Path(base.path).exists() else base.path
         if self.files.metrics.exists():  # a crash may have left a part of a line
-            os.truncate(self.files.metrics, complete_length(self.files.metrics))
+            os.truncate(self.files.metrics, max((end for _, end in lines_from(self.files.metrics)), default=0))
         self.last = max((int(line["step"]) for line in self.files.read_metrics()), default=0)
         self.before = time.monotonic()
         self.began = self.before - self.files.elapsed()  # its clock goes on

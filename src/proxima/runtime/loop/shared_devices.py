@@ -5,7 +5,7 @@ from typing import cast
 from proxima.engine.executor import Executor, HookError
 from proxima.engine.protocol import Engine
 from proxima.engine.sleeping_engine import SleepingEngine
-from proxima.model.compute_thread import Compute
+from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.loop.publisher import DeviceTurns
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.watch.engine_watch import engine_errors
@@ -21,7 +21,7 @@ class SharedDevices(DeviceTurns):
         compute: the thread of the tensor work.
     """
 
-    def __init__(self, engine: Engine, stack: TrainStack, compute: Compute) -> None:
+    def __init__(self, engine: Engine, stack: TrainStack, compute: ComputeThread) -> None:
         self.engine, self.stack, self.compute = engine, stack, compute
         self.sleeper = cast(SleepingEngine, engine.engine if isinstance(engine, Executor) else engine)
         self.asleep = False

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from proxima.data import Completion, Group, Outcomes, Prompt, Score
 from proxima.data.random import SIMULATED_VERDICT, mix
-from proxima.model.compute_thread import Progress
+from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.runtime.loop.training_loop import Stopped
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
@@ -30,11 +30,14 @@ from proxima_plan.simulation.times import Times
 T = TypeVar("T")
 
 
-class TimedThread:
-    """A `Compute`: calls run one after the other, and each takes the time that it passes to `spend`. `shared`: the
-    engine decodes in this same thread; else it has its own process."""
+class TimedThread(ComputeThread):
+    """Where work only takes time: calls run one after the other, and each takes what it passes to `spend`.
+
+    `shared`: the engine decodes in this same thread; else it has its own process.
+    """
 
     def __init__(self, engine: TimedEngine, *, shared: bool) -> None:
+        super().__init__()
         self.engine, self.shared = engine, shared
         self._turn, self._owed = asyncio.Lock(), 0.0
 

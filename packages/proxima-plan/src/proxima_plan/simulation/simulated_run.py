@@ -141,6 +141,6 @@ def _controller(config: RunConfig, store: RecordsInMemory, thread: TimedThread) 
         objective=PolicyObjective(surrogate=NoPolicyGradient(), aggregate=TokenMean()),
         compute=thread,
     )
-    services = RunServices(store, cast(Any, thread), observer, ExitStack())
+    services = RunServices(store, thread, observer, ExitStack())
     publisher = Publisher(generator, learner, services, DeviceTurns())
     return Controller(config, collector, builder, learner, publisher, {}, services)
