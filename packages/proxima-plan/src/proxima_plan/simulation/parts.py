@@ -6,7 +6,7 @@ Each class implements a protocol of proxima; advantages, selection, updates and 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from proxima.data import Completion, Group, Outcomes, Prompt, Score
 from proxima.data.random import SIMULATED_VERDICT, mix
-from proxima.model.compute_thread import ComputeThread, Progress
+from proxima.model.compute_thread import ComputeThread, T
 from proxima.runtime.loop.training_loop import Stopped
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
@@ -26,8 +26,6 @@ from proxima.runtime.watch.timeline import Timeline
 from proxima.train import UpdateResult
 from proxima_plan.simulation.timed_engine import TimedEngine
 from proxima_plan.simulation.times import Times
-
-T = TypeVar("T")
 
 
 class TimedThread(ComputeThread):
@@ -55,9 +53,6 @@ class TimedThread(ComputeThread):
             if seconds and self.shared:
                 self.engine.hold(False)
             return result
-
-    async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
-        return await self.run(call, report)
 
 
 class TimedPrompts:
