@@ -23,7 +23,7 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> Node
     tree = Node({}, layers[-1].source)
     files = [text for text in overrides if text.startswith(FILE)]
     over = [layer for file in files for layer in read_recipe(file.removeprefix(FILE))]
-    values = [text for text in overrides if text not in files]
+    values = [text for text in overrides if not text.startswith(FILE)]
     for layer in [*layers, *over, read_overrides(values, config)]:
         tree = _with_section_presets(merge(tree, _with_list_presets(layer, root), config), root)
     return _with_evaluation_defaults(tree, config)

@@ -181,8 +181,8 @@ Metrics = dict[str, SumCount | Peak | Spread | Quantile | QuantileSketch]
 
 
 def merge_metrics(parts: list[Metrics]) -> Metrics:
-    """One dictionary for all parts, which may differ in their keys. Nothing checks that the values of a key are of one
-    kind, and quantiles of one share: whoever makes them names them so."""
+    """One dictionary for all parts, which may differ in their keys. Nothing checks that the values under a key are of
+    the same kind, or quantiles of the same share: their names must tell them apart."""
     out: Metrics = {}
     for part in parts:
         for key, value in part.items():

@@ -12,9 +12,9 @@ Lines = NDArray[np.int64]
 
 
 class TokenTable:
-    """Columns `tokens`, `sampled_log_prob`, `untruncated_log_prob`, `policy_version` [lines, capacity], and those that
-    are appended besides: `top_k` and `top_k_log_prob` [lines, capacity, top_k], `routed_experts` [lines, capacity, M,
-    K].
+    """Columns `tokens`, `sampled_log_prob`, `untruncated_log_prob`, `policy_version` [lines, capacity], and any
+    others that are appended: `top_k` and `top_k_log_prob` [lines, capacity, top_k], `routed_experts` [lines, capacity,
+    M, K].
 
     A line belongs to one completion from `open` to `close`. `capacity` grows to the longest `max_tokens`. `sets` has,
     by line and token, the tokens that could have been sampled, if they are appended.

@@ -1,7 +1,7 @@
 """Random packed batches: odd lengths, holes, tool tokens, and garbage wherever the contract allows it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import accumulate, product
 
@@ -130,10 +130,9 @@ def batch_cases() -> Iterator[BatchCase]:
 
 
 def copied(case: BatchCase) -> BatchCase:
-    """The case with its own tensors, in a fifth of the time of `deepcopy`."""
-    tensors = {name: value for name, value in vars(case.batch).items() if isinstance(value, Tensor)}
-    del tensors["log_prob"]  # a leaf
-    own = {name: value.clone() for name, value in tensors.items()}
+    """The case with its own tensors, in a third of the time of `deepcopy`."""
+    named = {f.name: getattr(case.batch, f.name) for f in fields(case.batch) if f.name != "log_prob"}
+    own = {name: value.clone() for name, value in named.items() if isinstance(value, Tensor)}
     return replace(case, batch=with_new_leaf(case.batch, **own))
 
 

@@ -25,7 +25,7 @@ class Start(Message):
 
 @dataclass(frozen=True)
 class OfStack(Message):
-    """A method of the stack of this name."""
+    """Calls a method of the stack with this name."""
 
     stack: str
 

@@ -69,7 +69,7 @@ class RequestLog:
         self._rows("DELETE FROM records WHERE kind = ? AND id = ?", kind, id)
 
     def all(self, kind: str, begins: str = "") -> list[tuple[str, Any]]:
-        """The records of a kind whose ids begin so, in the order of their creation: id, value."""
+        """The records of a kind whose ids begin with `begins`, in the order of their creation: id, value."""
         sql = "SELECT id, value FROM records WHERE kind = ? AND id >= ? AND id < ? ORDER BY rowid"
         return [(id, json.loads(value)) for id, value in self._rows(sql, kind, begins, begins + "\U0010ffff")]
 

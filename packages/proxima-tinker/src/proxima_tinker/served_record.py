@@ -44,9 +44,10 @@ OF_ALL = {"turn": 0, "temperature": 1.0, "used": True, "answer": "null", "valid"
 
 def _columns(datum: Datum, loss: ClientLoss, output: dict[str, Array]) -> dict[str, Any]:
     """Columns of the row of an example, after its forward pass: its prompt [P], and [T] each, of several targets a
-    position the first, from the first target in the loss to the last; without any, the last target. And, [T] each:
+    position the first, from the first target in the loss to the last; without any, the last target.
 
-    in_loss: its gradient depends on the target. factor: of the gradient of log p.
+    `in_loss`: its gradient depends on the target. `factor`: of the gradient of log p. `keep`: in the loss, and no clip
+    or mask of the loss took its gradient away.
     """
     length, columns = len(datum.tokens), {name: _first(values) for name, values in datum.columns.items()}
     zero = np.zeros(length, np.float32)

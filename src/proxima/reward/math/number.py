@@ -7,6 +7,8 @@ from proxima.data import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, binary_score, missing_answer, required_answer
 from proxima.reward.math.extract import as_number, last_number
 
+NOT_A_NUMBER = "not a number; use 'exact' or 'math'"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Number(WeightedReward):
@@ -24,11 +26,10 @@ class Number(WeightedReward):
     where = "inline"
 
     def unreadable(self, answer: Any) -> str | None:
-        is_number = as_number(answer) is not None
-        return missing_answer(answer) or (None if is_number else "not a number; use 'exact' or 'math'")
+        return missing_answer(answer) or (NOT_A_NUMBER if as_number(answer) is None else None)
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = required_answer(prompt, self.kind)
-        if why := self.unreadable(answer):
-            raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is {why}")
-        return binary_score(last_number(completion.text) == as_number(answer))
+        if (expected := as_number(answer)) is None:
+            raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is {NOT_A_NUMBER}")
+        return binary_score(last_number(completion.text) == expected)

@@ -109,7 +109,7 @@ class Controller(TrainingLoop):
     async def update(self, batch: TrainingBatch, collected: CollectedBatch) -> UpdateResult:
         """Compute log-probs of the frozen policies, then make the optimizer steps, without blocking the event loop."""
         self.step_complete = False
-        own = self.collector.stage == "generate"  # and not read, as the completions of a replay are
+        own = self.collector.stage == "generate"  # a replay reads what another run generated
         update = partial(self.learner.update, batch, collected.version, own=own)
         with self.timed("train"):
             try:
