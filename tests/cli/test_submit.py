@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import types
@@ -13,6 +12,7 @@ import pytest
 from proxima.cli import submit as submit_command
 from proxima.config import ConfigError
 from proxima.data import UserError
+from tests.ports import kept_port
 
 SECONDS = 300
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,9 +133,7 @@ def test_jobs_of_a_cluster(recipe, here, monkeypatch):
     (here / "there" / "proxima" / "__main__.py").write_text(STANDS_IN)
     (here / "env.yaml").write_text(f"env_vars: {{PYTHONPATH: {here / 'there'}, EXTRA: 'yes', CODE: '2'}}")
     (here / "good.yaml").write_text(f"env_vars: {{PYTHONPATH: {here / 'there'}}}")
-    with socket.socket() as free:  # Ray's own choice is one port for all clusters of a machine
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = kept_port()  # Ray's own choice is one port for all clusters of a machine
     head = {"num_cpus": 1, "include_dashboard": True, "dashboard_agent_listen_port": port}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -62,25 +62,28 @@ def ours(output: Path) -> str:
     return "".join(lines[:end])
 
 
-def one_by_one(
-    commands: list[tuple[list[str], Mapping[str, str]]], seconds: float = SECONDS
-) -> list[tuple[int, str, str]]:
-    """Ranks that no launcher has started, each with words and environment of its own, as on nodes of their own: exit
-    code, output and error output of each."""
-    port = str(kept_port())
-    common = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+def one_by_one(*commands: list[str]) -> list[tuple[int, str, str]]:
+    """Ranks that no launcher has started, each with words of its own, as on nodes of their own: exit code, error output
+    and output of each."""
+    common = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept_port())}
     common |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     running: list[subprocess.Popen[str]] = []
-    for rank, (words, own) in enumerate(commands):
-        env = environment() | common | {"RANK": str(rank), "GROUP_RANK": str(rank), **own}
+    for rank, words in enumerate(commands):
+        env = environment() | common | {"RANK": str(rank), "GROUP_RANK": str(rank)}
         arguments = [sys.executable, "-m", PROXIMA, "train", *words]
         pipe = subprocess.PIPE
         running.append(WarmPopen(arguments, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True))
+    ended: list[tuple[int, str, str]] = []
     try:
-        return [(*process.communicate(timeout=seconds), process.returncode)[::-1] for process in running]  # type: ignore[misc]
+        for process in running:
+            out, err = process.communicate(timeout=SECONDS)
+            ended.append((process.returncode, err, out))
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"rank {len(ended)} goes on; before it: {ended}") from None
     finally:
         for process in running:
             process.kill()
+    return ended
 
 
 def environment() -> dict[str, str]:

@@ -88,7 +88,7 @@ def test_a_mistake_in_the_recipe_is_one_line(tiny_model: Tiny, tmp_path: Path) -
 
 def test_ranks_with_other_recipes_are_refused_before_a_model_loads(tiny_model: Tiny, tmp_path: Path) -> None:
     words = ranked(tiny_model(), tmp_path / "run")
-    first, second = one_by_one([(words, {}), ([words[0], "seed=4", *words[1:]], {})])
+    first, second = one_by_one(words, [words[0], "seed=4", *words[1:]])
     line = f"error: rank 1 on {HOST} differs from rank 0 on {HOST} in seed: 4 there, 3 here; start every rank with "
     assert first[:2] == (2, f"{line}one command line, and one recipe\n")
     assert second == (1, "", "")
