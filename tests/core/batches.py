@@ -1,13 +1,34 @@
-"""Random packed batches of `proxima.laws`, drawn by hypothesis or from a seed."""
+"""Batches of a few tokens by hand; and random packed batches of `proxima.laws`, drawn by hypothesis or from a seed."""
 
+from collections.abc import Sequence
+from itertools import accumulate
 from random import Random
+from typing import Any
 
+import torch
 from hypothesis import strategies as st
 
 from proxima.core import AGGREGATES
+from proxima.data import PolicyBatch
 from proxima.laws.batches import CENTRES, BatchCase, make_batch
 
 SPREADS, OUT_OF_LOSS, NOT_SAMPLED = (0.0, 0.05, 0.3, 2.0), (0.0, 0.3, 1.0), (0.0, 0.2)
+
+
+def packed(lengths: Sequence[int] | None = None, **columns: Any) -> PolicyBatch:
+    """Sequences of these lengths, or one; every token is in the loss unless `loss_mask` says otherwise."""
+    count = len(columns["log_prob"])
+    edges = torch.tensor([0, *accumulate([count] if lengths is None else lengths)])
+    return PolicyBatch(**{"loss_mask": torch.ones(count, dtype=torch.bool), "cu_seqlens": edges, **columns})
+
+
+def of_probabilities(
+    pi: Sequence[float], mu: Sequence[float], advantage: float | Sequence[float] = 1.0, **columns: Any
+) -> PolicyBatch:
+    """One sequence of tokens with these probabilities under the current and the behavior policy, in float64."""
+    log_prob, behavior = (torch.tensor(p, dtype=torch.float64).log() for p in (pi, mu))
+    advantages = torch.tensor(advantage, dtype=torch.float64).expand(len(pi))
+    return packed(log_prob=log_prob, behavior_log_prob=behavior, advantage=advantages, **columns)
 
 
 def seeded_cases(count: int, seed: int = 0) -> list[BatchCase]:

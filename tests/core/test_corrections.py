@@ -30,6 +30,7 @@ from proxima.core.metrics import QuantileSketch
 from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
 from proxima.laws.batches import make_batch
+from tests.core.batches import packed
 
 
 def of_ratios(*sequences: list[float], current: list[float] | None = None, **more: Any) -> PolicyBatch:
@@ -38,16 +39,9 @@ def of_ratios(*sequences: list[float], current: list[float] | None = None, **mor
     ratio = torch.tensor([r for s in sequences for r in s], dtype=torch.float64)
     behavior = torch.full_like(ratio, -8.0)
     proximal = behavior + ratio.log()
-    edges = torch.tensor([0, *torch.tensor([len(s) for s in sequences]).cumsum(0).tolist()])
-    return PolicyBatch(
-        log_prob=proximal.clone() if current is None else behavior + torch.tensor(current, dtype=torch.float64).log(),
-        behavior_log_prob=behavior,
-        proximal_log_prob=proximal,
-        advantage=more.pop("advantage", torch.ones_like(ratio)),
-        loss_mask=torch.ones(len(ratio), dtype=torch.bool),
-        cu_seqlens=edges,
-        **more,
-    )
+    columns = {"behavior_log_prob": behavior, "proximal_log_prob": proximal, "advantage": torch.ones_like(ratio)}
+    columns["log_prob"] = proximal if current is None else behavior + torch.tensor(current, dtype=torch.float64).log()
+    return packed([*map(len, sequences)], **columns | more)
 
 
 def metric(spec: Any, b: PolicyBatch, name: str) -> float:

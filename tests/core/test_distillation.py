@@ -5,7 +5,7 @@ import torch
 
 from proxima.core import DISTILLATIONS, SequenceMeanTokenMean, TokenMean, distillation_loss
 from proxima.core.distillation import ForwardKl, ReverseKl
-from proxima.data import PolicyBatch
+from tests.core.batches import packed
 
 T, V = 5, 40
 
@@ -15,17 +15,17 @@ def logits(seed, dtype=torch.float64):
     return (2 * torch.randn(T, V, generator=draw, dtype=torch.float64)).to(dtype)
 
 
-def batch(student, teacher, ids, mask=None, cu_seqlens=(0, 2, T)):
+def batch(student, teacher, ids, **more):
     """Of logits [T, V]: the first token of the vocabulary is the sampled one, `ids` [T, K] have buckets."""
     own, other = student.log_softmax(1), teacher.log_softmax(1)
-    return PolicyBatch(
+    return packed(
+        [2, T - 2],
         log_prob=own[:, 0],
-        loss_mask=torch.ones(T, dtype=torch.bool) if mask is None else torch.tensor(mask),
-        cu_seqlens=torch.tensor(cu_seqlens),
         proximal_log_prob=own[:, 0].detach(),
         teacher_log_prob=other[:, 0],
         bucket_log_prob=own.gather(1, ids),
         teacher_bucket_log_prob=other.gather(1, ids),
+        **more,
     )
 
 
@@ -60,8 +60,8 @@ def test_the_sampled_reverse_kl_is_a_policy_gradient_with_the_log_ratio_as_advan
 
 
 def test_the_loss_has_a_denominator_and_metrics_of_its_own():
-    mask = [True, False, True, True, False]
-    b = batch(logits(9), logits(10), torch.arange(3).expand(T, 3), mask=mask)
+    mask = torch.tensor([True, False, True, True, False])
+    b = batch(logits(9), logits(10), torch.arange(3).expand(T, 3), loss_mask=mask)
     value = ReverseKl(top_k=3)(b)
     loss = distillation_loss(b, divergence=ReverseKl(top_k=3), aggregate=TokenMean(), coefficient=0.5)
     assert float(loss.denominator) == 3 and float(loss.value) == pytest.approx(0.5 * float(value.sum()) / 3)
@@ -92,6 +92,6 @@ def test_bad_fields_are_refused(kind, fields, message):
 
 
 def test_a_missing_teacher_is_named():
-    b = PolicyBatch(log_prob=torch.zeros(1), loss_mask=torch.ones(1, dtype=torch.bool), cu_seqlens=torch.tensor([0, 1]))
+    b = packed(log_prob=torch.zeros(1))
     with pytest.raises(ValueError, match="needs `bucket_log_prob`, which the batch lacks: the model does, given"):
         distillation_loss(b, divergence=ReverseKl(), aggregate=TokenMean())

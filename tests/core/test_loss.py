@@ -9,6 +9,7 @@ import torch
 from proxima.core import PENALTIES, Dppo, PpoClip, Reinforce, TokenMean, TokenSum, policy_loss
 from proxima.data import NoFieldError, PolicyBatch
 from proxima.laws.batches import make_batch
+from tests.core.batches import packed
 
 
 def two_tokens(**changes: torch.Tensor) -> PolicyBatch:
@@ -18,7 +19,7 @@ def two_tokens(**changes: torch.Tensor) -> PolicyBatch:
         "advantage": torch.tensor([1.0, -1.0]),
         "cu_seqlens": torch.tensor([0, 1, 2]),
     }
-    return PolicyBatch(loss_mask=torch.tensor([True, True]), **{**fields, **changes})
+    return packed(**fields | changes)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +54,7 @@ def test_a_measured_divergence_replaces_the_top_k_that_it_needs() -> None:
 
 
 def test_without_a_proximal_policy_there_are_no_ratio_metrics() -> None:
-    b = PolicyBatch(
-        log_prob=torch.tensor([-1.0]),
-        loss_mask=torch.tensor([True]),
-        cu_seqlens=torch.tensor([0, 1]),
-        advantage=torch.ones(1),
-    )
+    b = packed(log_prob=torch.tensor([-1.0]), advantage=torch.ones(1))
     loss = policy_loss(b, surrogate=Reinforce(), aggregate=TokenMean())
     assert float(loss.value) == 1.0 and set(loss.metrics) == {"masked_fraction"}
 

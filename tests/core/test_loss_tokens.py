@@ -11,22 +11,16 @@ from proxima.core.correction.rejection import Rejection
 from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
 from proxima.laws.batches import make_batch
+from tests.core.batches import packed
 
-RATIOS = torch.tensor([[2.0, 0.5, 4.0, 9.0]]).log()
+RATIOS = torch.tensor([2.0, 0.5, 4.0, 9.0]).log()
 
 
 def batch(mask):
     """Ratios 2, 1/2, 4 and 9 of the proximal to the behavior policy; all four tokens were sampled."""
-    mask = torch.tensor([mask])
-    log_prob = torch.full((1, 4), -1.0)
-    return PolicyBatch.from_padded(
-        mask,
-        sampled=torch.ones_like(mask),
-        log_prob=log_prob,
-        proximal_log_prob=log_prob,
-        behavior_log_prob=log_prob - RATIOS,
-        advantage=torch.tensor([1.0]),
-    )
+    log_prob, all_four = torch.full((4,), -1.0), torch.ones(4)
+    columns = {"proximal_log_prob": log_prob, "behavior_log_prob": log_prob - RATIOS, "advantage": all_four}
+    return packed(log_prob=log_prob, loss_mask=torch.tensor(mask).bool(), sampled=all_four.bool(), **columns)
 
 
 def test_a_geometric_weight_is_the_mean_over_loss_tokens():

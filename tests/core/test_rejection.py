@@ -10,20 +10,14 @@ import torch
 from proxima.core import PpoClip, Rejection, TokenMean, policy_loss
 from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
+from tests.core.batches import of_probabilities
 
 
-def of_probabilities(*sequences: list[tuple[float, float, float]]) -> PolicyBatch:
+def of_tokens(*tokens: tuple[float, float, float]) -> PolicyBatch:
     """Tokens of (μ, π_prox, A); the current policy is the proximal one."""
-    mu, pi, advantage = torch.tensor([t for s in sequences for t in s], dtype=torch.float64).T
-    edges = torch.tensor([0, *(len(s) for s in sequences)]).cumsum(0)
-    return PolicyBatch(
-        log_prob=pi.log(),
-        behavior_log_prob=mu.log(),
-        proximal_log_prob=pi.log(),
-        advantage=advantage,
-        loss_mask=torch.ones(len(mu), dtype=torch.bool),
-        cu_seqlens=edges,
-    )
+    mu, pi, advantage = zip(*tokens, strict=True)
+    b = of_probabilities(pi, mu, advantage)
+    return replace(b, proximal_log_prob=b.log_prob)
 
 
 def kl(p: float, q: float) -> float:
@@ -38,13 +32,13 @@ RARE = (0.001, 0.003, 1.0)
 
 
 def test_both_bounds_are_inclusive() -> None:
-    b = of_probabilities([(0.5, 0.25, 1.0), (0.25, 0.5, 1.0)])  # |pi - mu| = 1/4
+    b = of_tokens((0.5, 0.25, 1.0), (0.25, 0.5, 1.0))  # |pi - mu| = 1/4
     assert kept(b, statistic="tv", upper=0.25) == kept(b, statistic="tv", upper=0.9, lower=0.25) == [1, 1]
     assert kept(b, statistic="tv", upper=0.2) == kept(b, statistic="tv", upper=0.9, lower=0.3) == [0, 0]
 
 
 def test_an_enormous_ratio_is_a_finite_statistic() -> None:
-    b = replace(of_probabilities([RARE]), behavior_log_prob=torch.tensor([-900.0], dtype=torch.float64))
+    b = replace(of_tokens(RARE), behavior_log_prob=torch.tensor([-900.0], dtype=torch.float64))
     assert Rejection(statistic="ratio_tv", upper=1.0).values(b).tolist() == pytest.approx([math.expm1(20)])
 
 
@@ -53,7 +47,7 @@ def test_binary_kl_is_the_larger_of_both_directions(mu: float, pi: float) -> Non
     """kl(.999‖.9) is .100, kl(.9‖.999) is .366: a bound between them rejects the token whichever policy is surer."""
     smaller, larger = sorted((kl(mu, pi), kl(pi, mu)))
     assert smaller < 0.1 < 0.36 < larger
-    b = of_probabilities([(mu, pi, 1.0)])
+    b = of_tokens((mu, pi, 1.0))
     assert kept(b, statistic="binary_kl") == [0]
     assert kept(b, statistic="binary_kl", upper=larger * (1 + 1e-9)) == [1]
     assert kept(b, statistic="binary_kl", upper=larger * (1 - 1e-9)) == [0]
@@ -63,7 +57,7 @@ def test_a_token_that_moves_back_is_kept() -> None:
     """A and log r of opposite sign, or one of them 0; all others of the sequence go."""
     away, back = (0.4, 0.7, 1.0), (0.4, 0.7, -1.0)
     lower_away, lower_back = (0.7, 0.4, -1.0), (0.7, 0.4, 1.0)
-    b = of_probabilities([away, back, lower_away, lower_back, (0.4, 0.7, 0.0), (0.5, 0.5, 1.0)])
+    b = of_tokens(away, back, lower_away, lower_back, (0.4, 0.7, 0.0), (0.5, 0.5, 1.0))
     sequence = {"level": "sequence", "statistic": "tv", "upper": 0.1}
     assert kept(b, **sequence) == [0] * 6
     assert kept(b, **sequence, keep_returning=True) == [0, 1, 0, 1, 1, 1]
@@ -72,7 +66,7 @@ def test_a_token_that_moves_back_is_kept() -> None:
 
 
 def test_returning_is_measured_towards_the_policy_that_is_compared() -> None:
-    b = of_probabilities([(0.4, 0.7, 1.0)])
+    b = of_tokens((0.4, 0.7, 1.0))
     b = replace(b, log_prob=b.log_prob + math.log(0.2 / 0.7))  # the proximal policy is above μ, the current one below
     spec: dict[str, Any] = {"statistic": "tv", "upper": 0.1, "keep_returning": True}
     assert kept(b, **spec) == [0] and kept(b, **spec, towards="current") == [1]
@@ -86,7 +80,7 @@ def test_the_advantage_is_read_only_if_it_decides() -> None:
 def test_certain_and_impossible_tokens_are_finite() -> None:
     """Log-probs of 0 and of −80: clamped, where a peer's float32 gives NaN."""
     certain = torch.tensor([0.0, -80.0], dtype=torch.float64)
-    b = replace(of_probabilities([RARE] * 2), log_prob=certain, behavior_log_prob=certain.flip(0))
+    b = replace(of_tokens(*[RARE] * 2), log_prob=certain, behavior_log_prob=certain.flip(0))
     for statistic in ("tv", "ratio_tv", "binary_kl"):
         spec = Rejection(statistic=statistic, upper=0.5, towards="current")  # type: ignore[arg-type]
         assert bool(spec.values(b).isfinite().all()) and spec(b).keep.tolist() == [False, False]
@@ -114,7 +108,7 @@ def test_the_usual_bounds() -> None:
 
 
 def test_a_reason_says_that_the_token_moves_away() -> None:
-    b = of_probabilities([(0.4, 0.7, 1.0), (0.4, 0.7, -1.0)])
+    b = of_tokens((0.4, 0.7, 1.0), (0.4, 0.7, -1.0))
     spec = Rejection(statistic="tv", upper=0.1, keep_returning=True)
     reasons = TokenReasons(batch=b, surrogate=PpoClip(), corrections=[spec])
     masked = "masked: Rejection: 0.3 > 0.1, tv of the token, and the update moves the token away"

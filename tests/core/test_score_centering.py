@@ -15,6 +15,7 @@ from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
 from proxima.laws.batches import make_batch, with_new_leaf
 from scripts.enumerable_world import EnumerableWorld
+from tests.core.batches import packed
 
 TRUNCATED = Importance(towards="current", upper=1.1)
 CLIPPED = Icepop(towards="current", lower=0.8, upper=1.25)
@@ -24,12 +25,10 @@ WEIGHTS = [None, TRUNCATED, CLIPPED, Importance(towards="current", bound="clamp"
 def of_heads(mu: list[float], pi: list[float], advantage: float = 2.0) -> PolicyBatch:
     """One token, the first of the head, with the probabilities of the head."""
     one = torch.ones(1, dtype=torch.float64)
-    return PolicyBatch(
+    return packed(
         log_prob=(one * pi[0]).log().requires_grad_(),
         behavior_log_prob=(one * mu[0]).log(),
         advantage=advantage * one,
-        loss_mask=torch.ones(1, dtype=torch.bool),
-        cu_seqlens=torch.tensor([0, 1]),
         top_k=torch.arange(len(mu))[None],
         behavior_top_k_log_prob=torch.tensor([mu], dtype=torch.float64).log(),
         top_k_log_prob=torch.tensor([pi], dtype=torch.float64).log().requires_grad_(),

@@ -8,19 +8,8 @@ import torch
 
 from proxima.core import Cispo, Cppo, Dppo, Drpo, PpoClip, Spo
 from proxima.core.divergence import divergence
-from proxima.data import PolicyBatch
 from proxima.laws.batches import make_batch
-
-
-def batch_of(pi: list[float], mu: list[float], advantage: float, **more: Any) -> PolicyBatch:
-    return PolicyBatch(
-        log_prob=torch.tensor(pi, dtype=torch.float64).log(),
-        behavior_log_prob=torch.tensor(mu, dtype=torch.float64).log(),
-        advantage=torch.full((len(pi),), advantage, dtype=torch.float64),
-        loss_mask=torch.ones(len(pi), dtype=torch.bool),
-        cu_seqlens=torch.tensor([0, len(pi)]),
-        **more,
-    )
+from tests.core.batches import of_probabilities
 
 
 def test_cispo_has_no_lower_bound_from_one_on() -> None:
@@ -48,14 +37,14 @@ def test_limits(seed: int) -> None:
 
 def test_capped_dppo_has_the_gradient_of_the_ratio_form_below_its_cap() -> None:
     for cap, slope in ((20.0, -2.0), (1.5, -1.5)):
-        b = batch_of([0.2], [0.1], 1.0)
+        b = of_probabilities([0.2], [0.1])
         b.log_prob.requires_grad_()
         Dppo(delta=0.5, ratio_cap=cap)(b).loss.sum().backward()
         assert b.log_prob.grad.tolist() == pytest.approx([slope])
 
 
 def test_binary_kl_of_a_certain_token_is_finite() -> None:
-    b = batch_of([1.0, 0.5], [0.5, 1.0], 1.0)
+    b = of_probabilities([1.0, 0.5], [0.5, 1.0])
     keep = Dppo(divergence="binary_kl", delta=0.05)(b).keep
     assert keep.tolist() == [False, True]
 
@@ -82,7 +71,7 @@ def test_a_token_tied_with_the_kth_has_a_bucket_of_its_own() -> None:
     """μ .4 .4 .2, π .2 .7 .1; the engine broke the tie for token 3, and token 5 was sampled."""
     ids = {"token": torch.tensor([5, 3]), "top_k": torch.tensor([[3], [3]])}
     top = {"behavior_top_k_log_prob": torch.tensor([[0.4], [0.4]]), "top_k_log_prob": torch.tensor([[0.2], [0.2]])}
-    b = batch_of([0.7, 0.2], [0.4, 0.4], 1.0, **ids, **{name: x.double().log() for name, x in top.items()})
+    b = of_probabilities([0.7, 0.2], [0.4, 0.4], **ids, **{name: x.double().log() for name, x in top.items()})
     assert divergence(b, "topk_tv").tolist() == pytest.approx([0.5 * (0.2 + 0.3 + 0.1), 0.2])
     assert divergence(b, "topk_kl").tolist() == pytest.approx(
         [0.4 * math.log(2) + 0.4 * math.log(4 / 7) + 0.2 * math.log(2), 0.4 * math.log(2) + 0.6 * math.log(0.75)]

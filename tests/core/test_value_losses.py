@@ -8,7 +8,7 @@ import torch
 
 from proxima.core import PpoClip, ValueLoss, gradient_weight, interpolated_proximal
 from proxima.core.penalty import K1, K2, K3, Abs, EntropyBonus
-from proxima.data import PolicyBatch
+from tests.core.batches import packed
 
 
 def test_value_loss_is_clipped_around_the_rollouts_estimate() -> None:
@@ -23,12 +23,8 @@ def test_value_loss_is_clipped_around_the_rollouts_estimate() -> None:
     )[0].tolist() == [2.5]
 
 
-def one_token(**more: torch.Tensor) -> PolicyBatch:
-    return PolicyBatch(loss_mask=torch.tensor([True]), cu_seqlens=torch.tensor([0, 1]), **more)
-
-
 def test_kl_with_a_limit_and_an_impossible_pair_of_options() -> None:
-    b = one_token(log_prob=torch.tensor([-1.0]), reference_log_prob=torch.tensor([-1.5]))
+    b = packed(log_prob=torch.tensor([-1.0]), reference_log_prob=torch.tensor([-1.5]))
     assert K3(1.0, limit=0.05)(b).tolist() == pytest.approx([0.05])
     with pytest.raises(ValueError, match="unbiased=True must be false with straight_through"):
         K1(straight_through=True, unbiased=True)
@@ -39,7 +35,7 @@ def test_kl_with_a_limit_and_an_impossible_pair_of_options() -> None:
 def test_an_entropy_bonus_needs_a_gradient() -> None:
     log_prob = torch.tensor([-1.0], requires_grad=True)
     with pytest.raises(ValueError, match="carries no gradient"):
-        EntropyBonus(0.1)(one_token(log_prob=log_prob, entropy=torch.tensor([0.7])))
+        EntropyBonus(0.1)(packed(log_prob=log_prob, entropy=torch.tensor([0.7])))
 
 
 def test_a_gradient_weight_divides_by_the_advantage() -> None:

@@ -12,8 +12,8 @@ from proxima.core.advantage import ADVANTAGES
 from proxima.core.aggregate import SequenceMeanTokenSum
 from proxima.core.loss import policy_loss
 from proxima.core.surrogate import SURROGATES
-from proxima.data import PolicyBatch
 from scripts.enumerable_world import EnumerableWorld, ImprovementBound
+from tests.core.batches import packed
 
 WORLD = EnumerableWorld()
 EXACT = {"rtol": 0, "atol": 1e-10}
@@ -172,9 +172,8 @@ def test_policies_inside_the_region_keep_its_bound(kind, allowance):
 
 def kept_by(spec, policy, behavior, advantage):
     log_prob = WORLD.log_prob(policy)
-    batch = PolicyBatch(
+    batch = packed(
         log_prob=log_prob,
-        loss_mask=torch.ones(len(log_prob), dtype=torch.bool),
         cu_seqlens=WORLD.cu_seqlens,
         behavior_log_prob=WORLD.log_prob(behavior),
         advantage=torch.full_like(log_prob, advantage),

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core import PolicyBatch, PpoClip, TokenMean, policy_loss
+from proxima.core import PpoClip, TokenMean, policy_loss
 from proxima.data import SamplingMask
 from proxima.model import Policy, token_log_prob
 from proxima.model.distribution_figures import log_sum_square
 from proxima.model.kept_tokens import KeptTokens
+from tests.core.batches import packed
 from tests.model.rows import MIXED, loaded, plain_log_prob, plain_logits, rows
 from tests.tiny import VOCABULARY, tiny
 
@@ -22,19 +23,13 @@ def test_the_numbers_of_an_independent_script():
     with np.load(Path(__file__).parents[1] / "golden" / "sampling_mask.npz") as file:
         golden = {name: torch.from_numpy(file[name]) for name in file.files}
     leaves = [golden[name].requires_grad_() for name in ("hidden", "weight", "bias")]
-    target, temperature, count = golden["target"], golden["temperature"], len(golden["target"])
+    target, temperature = golden["target"], golden["temperature"]
     kept = KeptTokens(golden["ids"], torch.cat([torch.zeros(1, dtype=torch.long), golden["counts"].cumsum(0)]))
     output = token_log_prob(*leaves[:2], target, temperature, bias=leaves[2], kept=kept, entropy=True, chunk=5)
     agreement = log_sum_square(leaves[0], leaves[1], temperature, bias=leaves[2], kept=kept)
     for ours, name in ((output.log_prob, "log_prob"), (output.entropy, "entropy"), (agreement, "log_sum_square")):
         torch.testing.assert_close(ours, golden[name], rtol=1e-12, atol=1e-12)
-    batch = PolicyBatch(
-        log_prob=output.log_prob,
-        behavior_log_prob=golden["behavior"],
-        advantage=golden["advantage"],
-        loss_mask=torch.ones(count, dtype=torch.bool),
-        cu_seqlens=torch.tensor([0, count]),
-    )
+    batch = packed(log_prob=output.log_prob, behavior_log_prob=golden["behavior"], advantage=golden["advantage"])
     loss = policy_loss(batch, surrogate=PpoClip(epsilon_low=0.2, epsilon_high=0.2), aggregate=TokenMean())
     assert loss.value.item() == pytest.approx(float(golden["loss"].mean()), abs=1e-12)
     for mine, name in zip(torch.autograd.grad(loss.value, leaves), ("hidden", "weight", "bias"), strict=True):

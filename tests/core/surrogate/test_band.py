@@ -10,10 +10,9 @@ from proxima.core import SURROGATES
 from proxima.core.band import told
 from proxima.core.loss import Surrogate
 from proxima.core.token_reasons import band_of
-from proxima.data import PolicyBatch
 from proxima.laws import variants_of
 from proxima.laws.batches import make_batch
-from tests.core.batches import SPREADS
+from tests.core.batches import SPREADS, of_probabilities
 
 SPECS = {
     f"{kind}/{name}" if name else kind: spec
@@ -56,15 +55,7 @@ def test_the_band_keeps_what_the_surrogate_keeps_and_says_why(name):
 
 
 def test_the_words_of_a_prefix():
-    mu = torch.full((3,), 0.5).log()
-    pi = torch.tensor([0.57, 0.3, 0.71]).log()
-    batch = PolicyBatch(
-        log_prob=pi,
-        behavior_log_prob=mu,
-        advantage=torch.tensor([1.0, -1.0, 1.0]),
-        loss_mask=torch.ones(3, dtype=torch.bool),
-        cu_seqlens=torch.tensor([0, 3]),
-    )
+    batch = of_probabilities([0.57, 0.3, 0.71], [0.5] * 3, [1.0, -1.0, 1.0])
     band = band_of(SURROGATES["cppo"](delta=0.2, w_min=1.0, delta_b=0.02, budget="static"), batch)
     spent, granted = 0.07 + 0.2, 2 * 0.02
     assert band.reason(0) == "kept: 0.07 <= 0.2"
@@ -86,15 +77,8 @@ DRAWN = [  # surrogate, fields, a column that it draws, by hand
 
 
 def moved_by(ratios, advantages):
-    mu = torch.full((len(ratios),), 0.5).log()
-    return PolicyBatch(
-        log_prob=mu + torch.tensor(ratios).log(),
-        behavior_log_prob=mu,
-        proximal_log_prob=mu,
-        advantage=torch.tensor(advantages),
-        loss_mask=torch.ones(len(ratios), dtype=torch.bool),
-        cu_seqlens=torch.tensor([0, len(ratios)]),
-    )
+    b = of_probabilities([0.5 * ratio for ratio in ratios], [0.5] * len(ratios), advantages)
+    return replace(b, proximal_log_prob=b.behavior_log_prob)
 
 
 @pytest.mark.parametrize(("kind", "fields", "name", "expected"), DRAWN)

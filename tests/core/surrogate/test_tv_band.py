@@ -1,5 +1,7 @@
 """`tv_band` is two-sided, and the squared log-ratio reaches the tokens that it masks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,24 +9,19 @@ from proxima.config import ConfigError, resolve
 from proxima.core import SURROGATES, Importance, Rejection, TokenMean, policy_loss
 from proxima.core.penalty import K3, EntropyBonus, LogRatioSq
 from proxima.core.surrogate.tv_band import TvBand
-from proxima.data import FieldError, PolicyBatch
+from proxima.data import FieldError
 from proxima.runtime.launch.learning import make_objective
+from tests.core.batches import of_probabilities
 
 MU = 0.5
 
 
 def batch(*tokens, proximal=None):
     """Each token is a probability π, with μ = 0.5, and an advantage."""
-    pi = torch.tensor([p for p, _ in tokens], dtype=torch.float64).log().requires_grad_()
-    mu = torch.full_like(pi, MU).log().detach()
-    return PolicyBatch(
-        log_prob=pi,
-        behavior_log_prob=mu,
-        proximal_log_prob=mu if proximal is None else torch.full_like(mu, proximal).log(),
-        advantage=torch.tensor([a for _, a in tokens], dtype=torch.float64),
-        loss_mask=torch.ones(len(tokens), dtype=torch.bool),
-        cu_seqlens=torch.tensor([0, len(tokens)]),
-    )
+    pi, advantage = zip(*tokens, strict=True)
+    b = of_probabilities(pi, [MU] * len(pi), advantage)
+    centre = torch.full_like(b.log_prob, proximal or MU).log()
+    return replace(b, log_prob=b.log_prob.requires_grad_(), proximal_log_prob=centre)
 
 
 def gradient(b, spec, **more):
