@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from proxima.core import AGGREGATE_ALIASES, AGGREGATES
-from proxima.core.aggregate import SequenceMeanTokenSumNorm
 from proxima.core.metrics import Peak, SumCount
 
 MASK = torch.tensor([True, False, True, True, False])
@@ -13,11 +12,6 @@ LOSS = torch.tensor([1.0, float("nan"), 3.0, 5.0, float("inf")], dtype=torch.flo
 
 def test_every_alias_leads_to_an_aggregation() -> None:
     assert set(AGGREGATE_ALIASES.values()) <= set(AGGREGATES)
-
-
-def test_horizon_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="horizon=0 must be > 0 tokens"):
-        SequenceMeanTokenSumNorm(horizon=0)
 
 
 def test_statistics_merge() -> None:

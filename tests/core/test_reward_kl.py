@@ -56,19 +56,3 @@ def test_the_coefficient_of_an_adaptive_run_stands_in_for_the_start_value():
     for kl, factor in ((0.0, 0.8), (5.0, 1.2)):  # however many completions a step has, beta keeps its sign
         assert later.after(kl, samples=600).coefficient == pytest.approx(0.2 * factor)
     assert RewardKl(0.1).after(kl=5.0, samples=10) == RewardKl(0.1)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"coefficient": -1.0}, "coefficient=-1.0 must be >= 0 and finite"),
-        ({"coefficient": math.inf}, "coefficient=inf must be >= 0 and finite"),
-        ({"estimator": "k4"}, "estimator='k4'"),
-        ({"estimator": "k2", "limit": 10.0}, "limit=10.0 must be inf: only k3 has one; set estimator=k3"),
-        ({"estimator": "k3", "limit": 0.0}, "limit=0.0 must be > 0"),
-        ({"coefficient": 0.0, "adaptive": AdaptiveCoefficient()}, "coefficient=0.0 must be > 0 if adaptive is set"),
-    ],
-)
-def test_bad_fields(fields, message):
-    with pytest.raises(ValueError, match=message):
-        RewardKl(**fields)

@@ -36,8 +36,6 @@ def test_a_pair_is_the_best_and_the_worst_of_a_group() -> None:
     assert BestAndWorst()(outcomes([0, 0, 0, 0, 1, 1]), tied).int().tolist() == [1, 0, 1, 0, 0, 0]
     assert BestAndWorst()(outcomes([0]), torch.ones(1)).tolist() == [False]
     assert select([DropUniformGroups(), BestAndWorst()], TWO, A)[1].count("not_in_a_pair") == 4
-    with pytest.raises(ValueError, match="min_gap=-1 must be >= 0"):
-        BestAndWorst(min_gap=-1)
 
 
 def test_selections_compose_in_order_and_give_reasons() -> None:
@@ -58,11 +56,6 @@ def test_selections_compose_in_order_and_give_reasons() -> None:
 
 def test_reasons_are_distinct() -> None:
     assert len({make.reason for make in SELECTIONS.values()}) == len(SELECTIONS)
-
-
-def test_a_rate_of_one_would_keep_nothing() -> None:
-    with pytest.raises(ValueError, match=r"rate=1.0 must be in \[0, 1\)"):
-        Prune(1.0)
 
 
 def test_a_random_choice_is_independent_of_rewards_and_positions():

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from proxima.core import ADVANTAGES, TokenRewards
+from proxima.core import TokenRewards
 from proxima.core.advantage.group import Grpo
 from proxima.core.advantage.group_variants import Rloo
 from proxima.core.advantage.turn import Gigpo, TurnReturns
 from proxima.data import Outcomes
-from proxima.data.errors import NoFieldError
 
 NAN = float("nan")
 
@@ -137,14 +136,3 @@ def test_turns_without_tokens_leave_their_place():
     rewards = episodes([0, 1.0], [0.0])
     rewards = replace(rewards, turn=torch.where(rewards.turn == 1, 2, rewards.turn))
     assert by_turn(TurnReturns(gamma=0.5), rewards) == [[0.25, 1.0], [-0.25]]
-
-
-@pytest.mark.parametrize("kind", ["turn_returns", "gigpo"])
-def test_what_is_missing_or_impossible_is_named(kind):
-    spec = ADVANTAGES[kind]
-    with pytest.raises(NoFieldError, match="needs `turn`"):
-        spec()(replace(episodes([1.0]), turn=None))
-    with pytest.raises(ValueError, match="gamma"):
-        spec(gamma=1.5)
-    with pytest.raises(ValueError, match="baseline|scale"):
-        spec(**{"baseline": "none"} if kind == "turn_returns" else {"scale": "std"})

@@ -1,0 +1,83 @@
+"""Fields of specs that make no sense, alone or beside others: what is said names the field and its bound."""
+
+import math
+from typing import Any
+
+import pytest
+
+from proxima.core import Cppo, Dppo, Drpo, Importance, MismatchGuard, PpoClip, Rejection, SequenceMeanTokenSumNorm
+from proxima.core.advantage.token import Gae
+from proxima.core.advantage.turn import Gigpo, TurnReturns
+from proxima.core.correction.rejection import TopEntropy
+from proxima.core.distillation import ForwardKl, JensenShannon, ReverseKl
+from proxima.core.penalty import K1, LogRatioSq
+from proxima.core.preference import PREFERENCES
+from proxima.core.preference.kto import Kto
+from proxima.core.reward_kl import AdaptiveCoefficient, RewardKl
+from proxima.core.selection.partial_selection import BestAndWorst, Prune
+from proxima.core.surrogate.tv_band import TvBand
+from proxima.data import FieldError
+
+SIGMOID = PREFERENCES["sigmoid"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "fields", "message"),
+    [
+        (Cppo, {"delta": 0}, "delta=0 must be > 0"),
+        (Cppo, {"w_min": 0}, r"w_min=0 must be in \(0, 1\]"),
+        (Cppo, {"divergence": "tv"}, "divergence='tv' must be one of binary_kl, binary_tv, topk_kl, topk_tv"),
+        (Cppo, {"divergence": "topk_tv", "centre": "proximal"}, "centre='proximal' must be behavior for topk_tv"),
+        (Dppo, {"delta": math.nan}, "delta=nan must be > 0"),
+        (Drpo, {"epsilon": -1}, "epsilon=-1 must be > 0"),
+        (PpoClip, {"dual_clip": 1.0}, "dual_clip=1.0 must be > 1, or none"),
+        (PpoClip, {"epsilon_low": 1.5}, r"epsilon_low=1.5 must be in \[0, 1\]"),
+        *((TvBand, {"epsilon": width}, "epsilon") for width in (0.0, -0.1, math.nan)),
+        (Importance, {"upper": 2, "lower": 3}, r"lower=3 must be in \[0, upper=2\]"),
+        (Importance, {"veto": 2.0}, r"veto=2.0 must be in \(0, 1\)"),
+        (Importance, {"level": "row"}, "level='row' must be token, sequence or geometric"),
+        # `clip` without `lower` keeps [1 / upper, upper], which is empty for upper < 1: it rejected every token
+        (Importance, {"bound": "clip", "upper": 0.5}, "upper=0.5 must be >= 1 .* while lower is none, which is 1 / up"),
+        (Rejection, {"upper": 0.5}, "upper=0.5 must be >= 1 .* while lower is none, which is 1 / upper"),
+        (Rejection, {"upper": 1.0, "lower": 2.0}, "lower=2.0 must be <= upper=1.0"),
+        (Rejection, {"statistic": "tv"}, "upper=None must be set for tv: a probability, below 1"),
+        (Rejection, {"statistic": "ratio_tv"}, "upper=None must be set for ratio_tv, > 0"),
+        (Rejection, {"statistic": "tv", "upper": 1.0}, "upper=1.0 must be < 1 for tv, a difference of probabilities"),
+        (Rejection, {"statistic": "tv", "upper": 2.0, "level": "sequence"}, "upper=2.0 must be < 1 for tv"),
+        (Rejection, {"statistic": "binary_kl", "upper": 0.0}, "upper=0.0 must be > 0"),
+        (Rejection, {"statistic": "binary_kl", "lower": 0.2}, "lower=0.2 must be <= upper=0.1, or none"),
+        (TopEntropy, {"share": 0.0}, r"share=0.0 must be in \(0, 1\]"),
+        (MismatchGuard, {"measure": False, "on_mismatch": "stop"}, "on_mismatch='stop' must be auto or warn"),
+        (K1, {"straight_through": True, "unbiased": True}, "unbiased=True must be false with straight_through"),
+        (LogRatioSq, {"towards": "old"}, "towards='old' must be behavior, proximal or reference"),
+        (ReverseKl, {"top_k": -1}, "top_k=-1 must be >= 0; 0 estimates"),
+        (ForwardKl, {"top_k_of": "both"}, "top_k_of='both' must be teacher or student"),
+        (JensenShannon, {"beta": 0.0}, r"beta=0.0 must be in \(0, 1\); its limits are the kinds forward_kl \(0\)"),
+        (JensenShannon, {"beta": 1.0}, "beta=1.0 must be in"),
+        (JensenShannon, {"top_k": 0, "top_k_of": "student"}, "top_k_of='student' must be teacher with top_k=0"),
+        (SequenceMeanTokenSumNorm, {"horizon": 0}, "horizon=0 must be > 0 tokens"),
+        (Gae, {"whiten_ddof": 2}, "whiten_ddof"),
+        (Gae, {"whiten_epsilon": "above"}, "whiten_epsilon"),
+        *((spec, {"gamma": 1.5}, "gamma") for spec in (TurnReturns, Gigpo)),
+        (TurnReturns, {"baseline": "none"}, "baseline"),
+        (Gigpo, {"scale": "std"}, "scale"),
+        (Prune, {"rate": 1.0}, r"rate=1.0 must be in \[0, 1\)"),
+        (BestAndWorst, {"min_gap": -1}, "min_gap=-1 must be >= 0"),
+        (
+            SIGMOID,
+            {"divergence": "js", "alpha": 0.3},
+            "alpha=0.3 has no effect with divergence=js; set divergence=alpha",
+        ),
+        (SIGMOID, {"label_smoothing": 0.5}, r"label_smoothing=0.5 must be in \[0, 0.5\)"),
+        (Kto, {"good_weight": 0.0, "bad_weight": 0.0}, "bad_weight=0.0 must be >= 0, and > 0 if good_weight is 0"),
+        (RewardKl, {"coefficient": -1.0}, "coefficient=-1.0 must be >= 0 and finite"),
+        (RewardKl, {"coefficient": math.inf}, "coefficient=inf must be >= 0 and finite"),
+        (RewardKl, {"coefficient": 0.0, "adaptive": AdaptiveCoefficient()}, "coefficient=0.0 must be > 0 if adaptive"),
+        (RewardKl, {"estimator": "k4"}, "estimator='k4'"),
+        (RewardKl, {"estimator": "k2", "limit": 10.0}, "limit=10.0 must be inf: only k3 has one; set estimator=k3"),
+        (RewardKl, {"estimator": "k3", "limit": 0.0}, "limit=0.0 must be > 0"),
+    ],
+)
+def test_a_field_that_makes_no_sense_is_named(spec: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(FieldError, match=f"^{message}"):
+        spec(**fields)
