@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from proxima.engine.decoder import cached_attention, reach_mask
 from proxima.engine.fast_decoder import FastDecoder
@@ -11,6 +10,7 @@ from proxima.kernels.compiled import PRODUCTS, unavailable
 from proxima.kernels.step import step_kernels
 from tests.engine.helpers import threads
 from tests.model.rows import ids, loaded
+from tests.model.test_fused_backbone import model_of
 
 pytestmark = pytest.mark.skipif(unavailable(PRODUCTS) is not None, reason=f"{unavailable(PRODUCTS)}")
 
@@ -107,15 +107,6 @@ def test_what_is_not_finite_stays_so():
     assert out.isnan().all(1).tolist() == [row == 3 for row in range(8)]
 
 
-def model():
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=6,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=256, initializer_range=0.25,
-    )  # fmt: skip
-    return Qwen3ForCausalLM(config).eval()
-
-
 def decoded(decoder, rows=range(8), steps=5):
     """Hidden states [steps, rows, D] after prompts of unlike lengths."""
     prompts = [ids(3 + 9 * row, row) for row in rows]
@@ -135,7 +126,9 @@ def decoded(decoder, rows=range(8), steps=5):
 
 def test_a_step_is_that_of_the_eager_decoder():
     """And nearer to float32 than two roundings of it are to each other."""
-    compiled, eager, exact = (FastDecoder(model(), dtype) for dtype in (torch.bfloat16, torch.bfloat16, torch.float32))
+    compiled, eager, exact = (
+        FastDecoder(model_of("qwen3"), dtype) for dtype in (torch.bfloat16, torch.bfloat16, torch.float32)
+    )
     assert compiled.kernels is not None and exact.kernels is None
     eager.kernels = None
     actual, expected, truth = decoded(compiled), decoded(eager), decoded(exact)
@@ -145,7 +138,7 @@ def test_a_step_is_that_of_the_eager_decoder():
 
 def test_a_rows_bits_depend_on_that_row_alone():
     with threads(1):
-        decoder = FastDecoder(model(), torch.bfloat16)
+        decoder = FastDecoder(model_of("qwen3"), torch.bfloat16)
         whole = decoded(decoder)
         assert torch.equal(decoded(decoder, rows=[2, 7, 5]), whole[:, [2, 7, 5]])
     with threads(2):

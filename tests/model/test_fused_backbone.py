@@ -1,8 +1,8 @@
 """The decoder stack of our own against Hugging Face's modules, and both against float64."""
 
+from collections.abc import Sequence
 from copy import deepcopy
 
-import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -11,7 +11,7 @@ from proxima.data import Trajectory
 from proxima.kernels.compiled import unavailable
 from proxima.model import LoadedModel, Policy, fused_backbone
 from proxima.model.plain_decoder import is_plain
-from tests.model.rows import forked, opened
+from tests.model.rows import forked, opened, rows
 from tests.tiny import tiny_tokenizer
 
 SIZES = {"vocab_size": 272, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2, "head_dim": 32}
@@ -21,21 +21,9 @@ MODELS = {
     "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config(**SIZES)),
     "qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config(**SIZES)),
 }
-LENGTHS = ((3, (1, 9, 5)), (40, (33, 2)), (1, (70,)))  # of a prompt, and of its responses
+ROWS = rows((3, (1, 9, 5)), (40, (33, 2)), (1, (70,)))
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
-
-
-def trajectories() -> list[Trajectory]:
-    draw = np.random.default_rng(3)
-    out = []
-    for group, (size, responses) in enumerate(LENGTHS):
-        prompt = draw.integers(0, 272, size).astype(np.int32)
-        out += [
-            Trajectory(prompt_tokens=prompt, tokens=draw.integers(0, 272, n).astype(np.int32), group=group)
-            for n in responses
-        ]
-    return out
 
 
 def model_of(kind: str) -> hf.PreTrainedModel:
@@ -49,12 +37,12 @@ def model_of(kind: str) -> hf.PreTrainedModel:
 
 
 def run(
-    model: hf.PreTrainedModel, compute: torch.dtype = torch.bfloat16, **settings
+    model: hf.PreTrainedModel, compute: torch.dtype = torch.bfloat16, items: Sequence[Trajectory] = ROWS, **settings
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs, and the gradient of their weighted sum by all weights."""
     loaded = LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="tiny")
     policy = Policy(loaded, compute_dtype=compute, **settings)
-    log_prob = policy(policy.pack(trajectories())).log_prob
+    log_prob = policy(policy.pack(items)).log_prob
     (log_prob * torch.linspace(-1, 1, len(log_prob))).sum().backward()
     grads = [parameter.grad.double().flatten() for parameter in model.parameters()]
     model.zero_grad()
@@ -92,16 +80,12 @@ def test_layers_that_run_again_change_no_bit(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
-BEGIN_ALIKE = [forked(), opened(forked()), opened(trajectories())]
-
-
-@pytest.mark.parametrize(("kind", "items"), zip(("llama", "qwen3", "llama"), BEGIN_ALIKE, strict=True))
+@pytest.mark.parametrize(("kind", "items"), [("llama", forked()), ("qwen3", opened(forked())), ("llama", opened(ROWS))])
 def test_what_paths_and_prompts_begin_with_trains_as_apart(kind, items, monkeypatch):
-    monkeypatch.setitem(globals(), "trajectories", lambda: items)
     model, calls, fused = model_of(kind), [], fused_backbone.fused_states
     monkeypatch.setattr(fused_backbone, "fused_states", lambda *a: calls.append(fused(*a)) or calls[-1])
-    given = {share: run(model, share_prompt=share) for share in (True, False)}
-    truth = run(deepcopy(model).double(), torch.float64)
+    given = {share: run(model, items=items, share_prompt=share) for share in (True, False)}
+    truth = run(deepcopy(model).double(), torch.float64, items)
     assert len(calls) == 2 and calls[0] is not None
     for shared, apart, exact in zip(given[True], given[False], truth, strict=True):
         assert 0 < distance(shared, exact) < 1.1 * distance(apart, exact) < 0.1
@@ -125,7 +109,7 @@ def test_frozen_weights_get_no_gradient():
     model = model_of("qwen2")
     model.model.layers[0].requires_grad_(False)
     policy = Policy(LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="tiny"), compute_dtype=torch.bfloat16)
-    policy(policy.pack(trajectories())).log_prob.sum().backward()
+    policy(policy.pack(ROWS)).log_prob.sum().backward()
     assert all((p.grad is None) == ("layers.0." in name) for name, p in model.named_parameters())
 
 

@@ -10,20 +10,15 @@ from proxima.data import FieldError, Trajectory
 from proxima.model import Policy
 from proxima.model.routing import check_mixture, split_chosen
 from tests.model.families import FAMILIES, make
-from tests.model.rows import forked, opened
+from tests.model.rows import forked, opened, rows
 
 BOTH = frozenset({"routed_experts", "expert_load"})
 FORMS = [("Qwen3-MoE", False), ("Qwen3-MoE", True), ("Mixtral", False)]
 
 
-def items(**columns) -> list[Trajectory]:
+def items() -> list[Trajectory]:
     """Two groups; a response of one token and an empty one among them."""
-    draw, out = np.random.default_rng(0), []
-    prompts = [draw.integers(3, 250, n) for n in (5, 3)]
-    for group, length in ((0, 4), (0, 7), (1, 1), (1, 0), (1, 6)):
-        tokens = draw.integers(3, 250, length)
-        out.append(Trajectory(group=group, prompt_tokens=prompts[group], tokens=tokens, **columns))
-    return out
+    return rows((5, (4, 7)), (3, (1, 0, 6)))
 
 
 def policy(family="Qwen3-MoE", **settings) -> Policy:
