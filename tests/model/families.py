@@ -1,6 +1,7 @@
 """Tiny random models of the families that docs/models.md lists, made from the configs of transformers."""
 
 from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import torch
@@ -63,9 +64,8 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-def make(family: str) -> LoadedModel:
-    """The model in float32, with norms and biases drawn too, and a tokenizer; the same weights each time."""
-    kind, config, *_ = (FAMILIES | REFUSED)[family]
+def drawn(kind: Any, config: Any) -> hf.PreTrainedModel:
+    """A model in float32 with norms and biases drawn too; the same weights each time."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(3)
         model = kind(deepcopy(config))
@@ -74,4 +74,14 @@ def make(family: str) -> LoadedModel:
                 parameter += 0.2 * torch.randn_like(parameter)
         embedding = model.get_input_embeddings().weight
         embedding[0] = 0.25 * torch.randn_like(embedding[0])  # the padding row starts as zeros
-    return LoadedModel(model=model.eval(), tokenizer=tiny_tokenizer(), path=family)
+    return model.eval()
+
+
+@cache
+def _drawn(family: str) -> hf.PreTrainedModel:
+    return drawn(*(FAMILIES | REFUSED)[family][:2])
+
+
+def make(family: str) -> LoadedModel:
+    """A copy of the model, and a tokenizer."""
+    return LoadedModel(model=deepcopy(_drawn(family)), tokenizer=tiny_tokenizer(), path=family)

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,21 @@ from proxima.engine.local import Local, LocalEngine, check_decoder, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import Policy
 from tests.model.families import DENSE, FAMILIES, REFUSED, make
-from tests.model.rows import forked, ids, opened, plain_log_prob, rows
+from tests.model.rows import forked, ids, opened, plain_log_prob, rows, trained
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SHAPES = ((7, (5, 1, 9)), (1, (12,)), (3, (2, 3)))
 PATHS = {"packed": "packed", "padded": "one row a sequence"}
 DECODERS = {"FastDecoder": "fast", "GeneralDecoder": "general", "RecomputeDecoder": "the whole sequence each token"}
+
+
+BROAD = {"Gemma3 with images", "Phi3", "Mixtral", "OLMo2"}  # to packing and engine what one of the others is
+
+
+def each_family(test: str, *setting: str) -> list[Any]:
+    """Every family, beside a setting of a test; some as campaigns."""
+    mark = pytest.mark.campaign(f"tests/model/test_families.py::{test}")
+    return [pytest.param(family, *setting, marks=[mark] if family in BROAD else []) for family in FAMILIES]
 
 
 def table_row(family: str) -> str:
@@ -34,7 +44,7 @@ def requests(count: int) -> list[Request]:
     return [Request(prompt=p, sample=s, sampling=Sampling(max_tokens=count), seed=5) for p in prompts for s in range(2)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", each_family("test_the_trainer_keeps_sequences_apart_and_shares_their_prompt"))
 def test_the_trainer_keeps_sequences_apart_and_shares_their_prompt(family):
     """Log-probs and gradients of a packed batch with shared prompts, against one sequence at a time."""
     trajectories, policy, alone = [*rows(*SHAPES), *forked()], Policy(make(family)), make(family).model
@@ -55,23 +65,23 @@ SHARED = {"paths": forked(), "both": opened(forked()), "prompts": opened(rows(*S
 ALONE = [(family, shared) for family in ("Llama", "Mamba") for shared in ("paths", "prompts")]
 
 
-@pytest.mark.parametrize(("family", "shared"), [*((family, "both") for family in FAMILIES), *ALONE])
+@pytest.mark.parametrize(
+    ("family", "shared"), [*each_family("test_what_paths_and_prompts_begin_with_trains_as_apart", "both"), *ALONE]
+)
 def test_what_paths_and_prompts_begin_with_trains_as_apart(family, shared):
     given, items = [], SHARED[shared]
     for share in (True, False):
         policy = Policy(make(family), share_prompt=share)
-        batch = policy.pack(items)
-        log_prob = policy(batch).log_prob
-        (log_prob * batch.loss_mask * torch.linspace(-1, 1, len(log_prob))).sum().backward()
-        gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
-        given.append((len(batch.tokens), log_prob.detach(), gradient))
+        log_prob, gradients = trained(policy, items)
+        gradient = torch.cat([gradient.flatten() for gradient in gradients.values()])
+        given.append((len(policy.pack(items).tokens), log_prob, gradient))
     (few, together, its_gradient), (many, apart, gradient) = given
     assert few < 0.6 * many or policy.attention == "padded"
     assert (together - apart).norm() <= 1e-5 * apart.norm()
     assert (its_gradient - gradient).norm() <= 1e-5 * gradient.norm()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", each_family("test_the_engine_agrees_with_the_model"))
 def test_the_engine_agrees_with_the_model(family):
     """float32: each token's log-prob against the model's own forward of the whole sequence; windows reach over 4."""
     asked = requests(13)
@@ -88,7 +98,10 @@ def test_the_engine_agrees_with_the_model(family):
 IN_FLOAT32 = [(family, "float32") for family in ("Llama", "Mistral", "Qwen3-MoE", "Mamba")]
 
 
-@pytest.mark.parametrize(("family", "dtype"), [*((family, "bfloat16") for family in FAMILIES), *IN_FLOAT32])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [*each_family("test_a_completion_has_the_same_bits_alone_and_in_a_crowd", "bfloat16"), *IN_FLOAT32],
+)
 def test_a_completion_has_the_same_bits_alone_and_in_a_crowd(family, dtype):
     asked = requests(4)
     spec = Local(slots=8, dtype=dtype)
