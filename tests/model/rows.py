@@ -1,6 +1,7 @@
 """Trajectories over the tiny vocabulary, and the plain way to get their log-probs: one sequence at a time, Hugging
 Face's own forward."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,6 +98,13 @@ def reference(model: PreTrainedModel, trajectories: list[Trajectory]) -> Tensor:
 
 def gradients_of(model: Any) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def trained(policy: Policy, items: Sequence[Trajectory]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Log-probs of a batch, and the gradients of their sum with weights from -1 to 1."""
+    log_prob = policy(policy.pack(items)).log_prob
+    (log_prob * torch.linspace(-1, 1, len(log_prob))).sum().backward()
+    return log_prob.detach(), gradients_of(policy.model)
 
 
 def same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from proxima.model.attention import ATTENTION, has_flash
-from tests.model.rows import MIXED, assert_close, gradients_of, policy, rows
+from tests.model.rows import MIXED, assert_close, policy, rows, trained
 from tests.model.varlen_reference import stand_in, varlen_attn
 
 
@@ -25,15 +25,11 @@ def test_log_probs_and_gradients_are_those_of_packed(kind, window, monkeypatch):
         for module in runner.model.modules():
             if window is not None and hasattr(module, "layer_idx"):
                 module.sliding_window = window
-        batch = runner.pack(rows(*MIXED))
-        log_prob = runner(batch).log_prob
-        (log_prob * torch.linspace(-1, 1, 45)).sum().backward()
-        runs.append((log_prob.detach(), gradients_of(runner.model)))
+        runs.append(trained(runner, rows(*MIXED)))
     (log_prob, gradients), (expected, reference) = runs
     torch.testing.assert_close(log_prob, expected, rtol=0, atol=1e-5)
     assert_close(gradients, reference, 1e-5)
-    with torch.no_grad():
-        whole = policy(kind)(batch).log_prob
+    whole, _ = trained(policy(kind), rows(*MIXED))
     assert ((log_prob - whole).abs().max() > 1e-3) == (window is not None)
 
 
