@@ -41,6 +41,11 @@ def reader(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def store(reader):
+    return ImageStore(reader("qwen2_vl"))
+
+
 def asked(store, text, images):
     """The tokens of a question with images."""
     chat = store.numbered([{"role": "user", "content": text}], images)
@@ -113,42 +118,48 @@ def test_packed_log_probs_and_gradients_are_those_of_one_sequence_at_a_time(kind
     assert all(p.grad is None for name, p in trained.items() if name not in wanted)
 
 
+async def gaps(policy, store, engine, version):
+    """Publish the policy; how far the log-probs of the engine, drawn and scored, are from its own at most."""
+    await engine.publish(WeightUpdate(version=version, module=policy.model))
+    shown = [Prompt(uid=i, messages=(), tokens=tokens) for i, tokens in enumerate(prompts(store))]
+    samplings = [Sampling(max_tokens=length) for length in (6, 7)]
+    requests = [
+        Request(prompt=p, sample=s, sampling=sampling, seed=version)
+        for p in shown
+        for s, sampling in enumerate(samplings)
+    ]
+    completions = await collect(engine, requests)
+    rows = [
+        Trajectory.of(r.prompt, c, group=c.prompt_uid, advantage=0.0)
+        for r, c in zip(requests, completions, strict=True)
+    ]
+    trainer = policy(policy.pack(rows)).log_prob.detach().numpy()
+    scored = await engine.score([ScoreRequest(prompt_tokens=r.prompt_tokens, tokens=r.tokens) for r in rows])
+    drawn = [c.untruncated_log_prob for c in completions]
+    return [np.abs(trainer - np.concatenate(theirs)).max() for theirs in (drawn, scored)]
+
+
 @pytest.mark.parametrize("kind", [*FIRST, *campaign(AFTER_AN_UPDATE, [kind for kind in FAMILIES if kind not in FIRST])])
 def test_the_engine_samples_with_the_log_probs_of_the_trainer_before_and_after_an_update(kind, reader):
     store = ImageStore(reader(kind))
     policy = Policy(replace(load(reader(kind)), tokenizer=store.tokenizer))
 
-    async def compared(engine, version, *, off=None):
-        await engine.publish(WeightUpdate(version=version, module=policy.model))
-        shown = [Prompt(uid=i, messages=(), tokens=tokens) for i, tokens in enumerate(prompts(store))]
-        requests = [
-            Request(prompt=p, sample=s, sampling=Sampling(max_tokens=6 + s), seed=version)
-            for p in shown
-            for s in (0, 1)
-        ]
-        completions = await collect(engine, requests)
-        rows = [
-            Trajectory.of(r.prompt, c, group=c.prompt_uid, advantage=0.0)
-            for r, c in zip(requests, completions, strict=True)
-        ]
-        trainer = policy(policy.pack(rows)).log_prob.detach().numpy()
-        scored = await engine.score([ScoreRequest(prompt_tokens=r.prompt_tokens, tokens=r.tokens) for r in rows])
-        for theirs in (np.concatenate([c.untruncated_log_prob for c in completions]), np.concatenate(scored)):
-            away = np.abs(trainer - theirs).max()
-            assert away < 1e-5 if off is None else 1e-5 < away < off
-
     async def both():
         engine = LocalEngine(policy.loaded, Local(slots=8, dtype="float32", prefill_tokens=64))
-        await compared(engine, 1)
+        assert max(await gaps(policy, store, engine, 1)) < 1e-5
         with torch.no_grad():
             for parameter in policy.model.get_decoder().parameters():
                 parameter += 0.01 * torch.randn_like(parameter)
-        await compared(engine, 2)
-        for perturbed in (Local(slots=8, dtype="float32", weights="int8"), Local(slots=8, dtype="float32", noise=0.1)):
-            await compared(LocalEngine(policy.loaded, perturbed), 3, off=3.0)
+        assert max(await gaps(policy, store, engine, 2)) < 1e-5
 
-    torch.manual_seed(0)
     asyncio.run(both())
+
+
+@pytest.mark.parametrize("perturbed", [{"weights": "int8"}, {"noise": 0.1}])
+def test_a_perturbed_engine_sees_images_too(perturbed, reader, store):
+    policy = Policy(replace(load(reader("qwen2_vl")), tokenizer=store.tokenizer))
+    engine = LocalEngine(policy.loaded, Local(slots=8, dtype="float32", **perturbed))
+    assert all(1e-5 < away < 3.0 for away in asyncio.run(gaps(policy, store, engine, 3)))
 
 
 def test_prompts_are_those_of_the_processor(reader):
@@ -161,8 +172,7 @@ def test_prompts_are_those_of_the_processor(reader):
     assert np.where(ours < 0, store.config.image_token_id, ours).tolist() == expected
 
 
-def test_an_image_has_one_number_and_one_file_and_keeps_them_over_a_restart(reader, tmp_path):
-    store = ImageStore(reader("qwen2_vl"))
+def test_an_image_has_one_number_and_one_file_and_keeps_them_over_a_restart(reader, store, tmp_path):
     first = [store.add(image) for image in (*PICTURES, PICTURES[1].copy())]
     assert first == [0, 1, 2, 1]
     store.keep_in(tmp_path)
@@ -181,8 +191,7 @@ def test_an_image_has_one_number_and_one_file_and_keeps_them_over_a_restart(read
     assert len(set((tmp_path / "index.txt").read_text().split())) == 5
 
 
-def test_a_file_that_a_kill_cut_off_is_no_image(reader, tmp_path, monkeypatch):
-    store = ImageStore(reader("qwen2_vl"))
+def test_a_file_that_a_kill_cut_off_is_no_image(reader, store, tmp_path, monkeypatch):
     store.add(PICTURES[0])
     whole = Path.write_bytes
 
@@ -204,15 +213,13 @@ def test_a_file_that_a_kill_cut_off_is_no_image(reader, tmp_path, monkeypatch):
         again.image(0)
 
 
-def test_an_image_that_the_processor_refuses_is_one_line(reader):
-    store = ImageStore(reader("qwen2_vl"))
+def test_an_image_that_the_processor_refuses_is_one_line(store):
     number = store.add(picture(0, 1000, 2))
     with pytest.raises(UserError, match="an image of 1000 x 2 can't be shown: absolute aspect ratio"):
         store.tokens(number)
 
 
-def test_pixels_are_made_once_within_bounds(reader, monkeypatch):
-    store = ImageStore(reader("qwen2_vl"))
+def test_pixels_are_made_once_within_bounds(store, monkeypatch):
     numbers = [store.add(image) for image in PICTURES]
     made = []
     process = store._process
@@ -226,15 +233,13 @@ def test_pixels_are_made_once_within_bounds(reader, monkeypatch):
     assert list(store._processed) == [3]
 
 
-def test_unlike_images_of_one_size_are_unlike_prompts(reader):
-    store = ImageStore(reader("qwen2_vl"))
+def test_unlike_images_of_one_size_are_unlike_prompts(store):
     first, second = (asked(store, "x", [picture(seed, 24, 24)]) for seed in (1, 2))
     assert first.shape == second.shape
     assert not np.array_equal(first, second)
 
 
-def test_a_text_that_looks_like_an_image_is_text(reader):
-    store = ImageStore(reader("qwen2_vl"))
+def test_a_text_that_looks_like_an_image_is_text(store):
     text = "<|image_pad|> and <|vision_start|>"
     assert int((asked(store, text, PICTURES[:1]) < 0).sum()) == int((asked(store, "x", PICTURES[:1]) < 0).sum()) > 0
 
@@ -271,8 +276,7 @@ def test_the_head_of_a_scalar_model_is_trained_whatever_the_tower_is(reader):
 
 
 @pytest.mark.parametrize("role", ["system", "assistant"])
-def test_a_mark_that_the_user_did_not_write_is_text(role, reader):
-    store = ImageStore(reader("qwen2_vl"))
+def test_a_mark_that_the_user_did_not_write_is_text(role, store):
     chat = [{"role": role, "content": "write <image> here"}, {"role": "user", "content": "what?"}]
     shown = store.numbered(chat, PICTURES[:1])
     assert [message.get("images") for message in shown] == [None, [0]]
@@ -293,8 +297,7 @@ def test_an_empty_message_is_one_empty_text(reader):
 
 
 @pytest.mark.parametrize("number", [-1, 3])
-def test_a_number_without_an_image_is_refused(number, reader):
-    store = ImageStore(reader("qwen2_vl"))
+def test_a_number_without_an_image_is_refused(number, store):
     store.add(PICTURES[0])
     with pytest.raises(UserError, match=f"image {number} is not among the 1"):
         store.name(number)
