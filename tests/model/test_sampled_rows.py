@@ -10,6 +10,11 @@ from proxima.train.objectives.policy_objective import PolicyObjective
 from tests.model.rows import forked, policy, rows
 
 
+def with_top_k():
+    ids = [torch.arange(2 * len(row.tokens)).view(-1, 2).numpy() for row in forked()]
+    return [replace(r, top_k=k, behavior_top_k_log_prob=-1.0 - k) for r, k in zip(forked(), ids, strict=True)]
+
+
 def test_what_was_not_sampled_is_left_out_and_changes_nothing(monkeypatch):
     runner, seen = policy("qwen3"), []
     for name in ("log_prob", "policy"):
@@ -19,9 +24,7 @@ def test_what_was_not_sampled_is_left_out_and_changes_nothing(monkeypatch):
             module, "token_log_prob", lambda h, *a, _of=whole, **k: seen.append(len(h)) or _of(h, *a, **k)
         )
     needs = frozenset({"entropy_gradient"})
-    ids = [torch.arange(2 * len(row.tokens)).view(-1, 2).numpy() for row in forked()]
-    given = [replace(r, top_k=k, behavior_top_k_log_prob=-1.0 - k) for r, k in zip(forked(), ids, strict=True)]
-    batch = runner.pack(given)
+    batch = runner.pack(with_top_k())
     outputs = runner(batch, needs)
     every = runner(replace(batch, sampled=torch.ones_like(batch.sampled), sampled_of=batch.tokens_of), needs)
     assert seen == [sum(batch.sampled_of), len(batch.target)] and 0 < seen[0] < 0.7 * seen[1]
@@ -43,12 +46,10 @@ def test_a_batch_in_which_nothing_was_sampled():
 def test_the_top_k_has_a_gradient_only_if_a_correction_reads_it():
     """Without it `score_centering` would measure its mean and subtract nothing."""
     runner = policy("qwen3")
-    ids = [torch.arange(2 * len(row.tokens)).view(-1, 2).numpy() for row in forked()]
-    given = [replace(r, top_k=k, behavior_top_k_log_prob=-1.0 - k) for r, k in zip(forked(), ids, strict=True)]
     common = {"surrogate": Reinforce(), "aggregate": TokenMean()}
     plain, centered = (PolicyObjective(**common, corrections=c) for c in ([], [ScoreCentering()]))
     assert (plain.outputs, centered.outputs) == (frozenset({"entropy"}), frozenset({"entropy", "top_k_gradient"}))
-    batch = runner.pack(given)
+    batch = runner.pack(with_top_k())
     read, unread = (runner(batch, objective.outputs).top_k_log_prob for objective in (centered, plain))
     assert read.requires_grad and not unread.requires_grad
     assert torch.equal(read, unread)
