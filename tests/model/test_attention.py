@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from proxima.model.attention import ATTENTION
+from tests.campaigns import campaign
 from tests.model.rows import MIXED, assert_close, forked, gradients_of, loaded, policy, reference, rows
 from tests.model.varlen_reference import stand_in
-from tests.tiny import KINDS, tiny
+from tests.tiny import tiny
 
 PATHS = [(path, share) for path in sorted(ATTENTION) for share in (False, True) if share is False or path != "padded"]
+HERE, OTHERS = "tests/model/test_attention.py", ["qwen2", "qwen3"]
 TEMPERATURES = (1.0, 0.7, 1.3)
 
 
@@ -18,7 +20,9 @@ def _flash_attention_on_a_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize(("path", "share"), PATHS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["llama", "gpt2", *campaign(f"{HERE}::test_log_probs_equal_one_sequence_at_a_time", OTHERS)]
+)
 def test_log_probs_equal_one_sequence_at_a_time(kind, path, share):
     """Prompts, and what paths begin with, are run once where they are shared."""
     trajectories = [*rows(*MIXED, temperature=TEMPERATURES), *forked()]
