@@ -20,7 +20,7 @@ from proxima.model.parallel.sharding import Sharding
 from proxima.model.parallel.tensor import split_tensors
 from proxima.model.parallel.vocabulary import VocabularyPart
 from proxima.train.teacher_stage import top_tokens
-from tests.model.families import DENSE
+from tests.model.families import DENSE, drawn
 from tests.model.parallel.passes import compare, policies, resharded
 from tests.model.rows import MIXED, rows
 from tests.tiny import VOCABULARY, tiny_tokenizer
@@ -49,14 +49,10 @@ MODELS: dict[str, tuple[Any, Any]] = {
 def write_models(folder: Path) -> None:
     """Folders of the models, with norms and biases drawn too."""
     for name, (kind, config) in MODELS.items():
-        torch.manual_seed(3)
-        model = kind(config)
+        model = drawn(kind, config)
         with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() == 1:
-                    parameter += 0.2 * torch.randn_like(parameter)
-            model.get_input_embeddings().weight[70] = 0.1
-        save(model.eval(), tiny_tokenizer(), folder / name)
+            model.get_input_embeddings().weight[70] = 0.1  # of the padding token, zeros
+        save(model, tiny_tokenizer(), folder / name)
 
 
 def same_head(rank: int, folder: Path) -> None:

@@ -10,7 +10,7 @@ from tests.model.rows import MIXED, forked, opened, policy, rows
 
 
 @pytest.mark.parametrize("items", [rows(*MIXED), forked(), opened(forked())])
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 40, 200])
+@pytest.mark.parametrize("size", [2, 7, 200])
 def test_parts_hold_each_token_and_each_response_token_once(size, items):
     batch = policy("llama").pack(masked(items))
     parts = [part_of(batch, rank, size) for rank in range(size)]

@@ -22,17 +22,19 @@ SUM_LATER = {"sum_gradients": "update"}
 NOT_DORA = Lora(rank=4, alpha=8, targets=("q_proj", "o_proj"))
 
 CASES = [
-    Case(model="llama", passes=(BOTH,), then=(forward_only, holds_gradients)),
-    Case(model="qwen2", layout={"reshard_after_forward": False}, trains="head", settings=AGAIN, passes=(BOTH,)),
+    Case(model="llama", ranks=2, passes=(BOTH,), then=(forward_only, holds_gradients)),
     Case(model="llama", layout=HYBRID, trains="head", passes=(BOTH,), then=(forward_only, holds_gradients)),
-    Case(model="qwen2", layout=REPLICATE | SUM_LATER, passes=(IN_PARTS,), then=(forward_only, holds_gradients)),
-    Case(model="qwen2", settings=AGAIN | {"lora": LORA}, passes=({"parts": 2},), then=(without_adapter,)),
+    Case(
+        model="qwen2", layout=REPLICATE | SUM_LATER, ranks=2, passes=(IN_PARTS,), then=(forward_only, holds_gradients)
+    ),
+    Case(model="qwen2", ranks=2, settings=AGAIN | {"lora": LORA}, passes=({"parts": 2},), then=(without_adapter,)),
     Case(model="llama", layout=C4, passes=(IN_PARTS,), then=(same_files,)),
     Case(model="gpt2", layout=C2, passes=(BOTH,), then=(forward_only,)),
-    Case(model="llama", layout=C2, trains="scalar", then=(scores,)),
+    Case(model="llama", layout=C2, ranks=2, trains="scalar", then=(scores,)),
     Case(model="qwen3_moe", layout=E2, settings=AGAIN, passes=({"updates": 2}, {"parts": 2, "busy": 1})),
 ]
 BREADTH = [
+    Case(model="qwen2", layout={"reshard_after_forward": False}, trains="head", settings=AGAIN, passes=(BOTH,)),
     Case(model="qwen3", layout=C4, settings=AGAIN, passes=(IN_PARTS,), then=(forward_only, outputs, short)),
     Case(model="windows", layout=C4, passes=(IN_PARTS,), then=(outputs,)),
     Case(model="qwen3_moe", layout=E4, passes=(BOTH,), then=(forward_only, few_chosen, same_loop)),
@@ -94,13 +96,13 @@ HALF = {"param_dtype": "bfloat16"}
 @pytest.mark.parametrize(
     ("model", "size", "layout", "lora"),
     [
-        ("qwen2", 4, HALF, None),
-        ("qwen2", 4, HALF, NOT_DORA),
+        ("qwen2", 2, HALF, NOT_DORA),
         ("qwen3_moe", 4, HALF | E2, None),
         ("split/qwen2", 2, T2 | HALF, None),
         *campaign(
             "tests/model/parallel/test_passes.py::test_bfloat16_is_that_of_one_process_but_for_rounding",
             [
+                ("qwen2", 4, HALF, None),
                 ("qwen3", 4, C4, None),
                 ("split/experts", 2, T2, None),
                 ("split/qwen2", 4, T2 | C2 | HALF, None),
@@ -115,7 +117,7 @@ def test_bfloat16_is_that_of_one_process_but_for_rounding(model, size, layout, l
 
 
 @pytest.mark.parametrize(
-    "size", [4, *campaign("tests/model/parallel/test_passes.py::test_the_head_of_a_vocabulary_that_is_split", [2])]
+    "size", [2, *campaign("tests/model/parallel/test_passes.py::test_the_head_of_a_vocabulary_that_is_split", [4])]
 )
 def test_the_head_of_a_vocabulary_that_is_split(size, models):
     run_ranks(same_head, size, models)

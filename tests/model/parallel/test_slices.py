@@ -20,33 +20,33 @@ E2, E4, HYBRID = {"expert_parallel": 2}, {"expert_parallel": 4}, {"kind": "hybri
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout", "settings"),
+    ("size", "kind", "layout", "settings"),
     [
-        ("many files", {}, HALF),
-        ("qwen2", REPLICATE, {"head_std": 0.3}),
-        ("qwen2", OFFLOAD, ADAPTER | {"lora": NO_DORA}),
-        ("mixtral", E4, {}),
-        ("shared", E2 | HYBRID, {}),
+        (2, "many files", {}, HALF),
+        (2, "qwen2", REPLICATE, {"head_std": 0.3}),
+        (2, "qwen2", OFFLOAD, ADAPTER | {"lora": NO_DORA}),
+        (4, "mixtral", E4, {}),
+        (4, "shared", E2 | HYBRID, {}),
         *campaign(
             "tests/model/parallel/test_slices.py::test_read_and_gathered_weights_are_those_of_the_files",
             [
-                ("gpt2", {}, HALF),
-                ("many files", {}, {}),
-                ("llama", REPLICATE, ADAPTER),
-                ("qwen2", {}, {"lora": LORA}),
-                *((kind, E2, {}) for kind in ("qwen3_moe", "six")),
-                *((kind, {}, {}) for kind in ("qwen2", "qwen3", "qwen3_moe")),
-                ("qwen2", REPLICATE, HALF),
-                *((kind, E2, {}) for kind in ("mixtral", "shared")),
-                ("qwen3_moe", E4 | OFFLOAD, HALF),
-                ("six", E2 | HYBRID, {}),
+                (4, "gpt2", {}, HALF),
+                (4, "many files", {}, {}),
+                (4, "llama", REPLICATE, ADAPTER),
+                (4, "qwen2", {}, {"lora": LORA}),
+                *((4, kind, E2, {}) for kind in ("qwen3_moe", "six")),
+                *((4, kind, {}, {}) for kind in ("qwen2", "qwen3", "qwen3_moe")),
+                (4, "qwen2", REPLICATE, HALF),
+                *((4, kind, E2, {}) for kind in ("mixtral", "shared")),
+                (4, "qwen3_moe", E4 | OFFLOAD, HALF),
+                (4, "six", E2 | HYBRID, {}),
             ],
         ),
     ],
 )
-def test_read_and_gathered_weights_are_those_of_the_files(kind, layout, settings, models):
+def test_read_and_gathered_weights_are_those_of_the_files(size, kind, layout, settings, models):
     """A rank reads its own slices and experts alone, also of files with a tensor for each expert."""
-    run_ranks(loads_of, 4, models, kind, layout, settings)
+    run_ranks(loads_of, size, models, kind, layout, settings)
 
 
 def test_adapters_that_moved_are_gathered_alone(models):
