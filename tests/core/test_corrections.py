@@ -70,16 +70,6 @@ def test_metrics_only_leaves_loss_and_gradient_alone() -> None:
     assert measured.metrics["correction/rollout_is_veto_fraction"].value > 0
 
 
-def test_normalised_weights_have_mean_one_over_the_whole_batch_only() -> None:
-    """The mean itself is in test_loss_tokens.py."""
-    b = of_ratios([0.5, 1.5], [3.0], [1.0, 1.0, 1.0])
-    ready = precompute(b, surrogate=PpoClip(), correction=Importance(normalise=True))
-    alone = policy_loss(
-        ready.batch.take([1]), surrogate=PpoClip(), aggregate=TokenSum(), correction=Importance(normalise=True)
-    )
-    assert float(alone.numerator) == pytest.approx(-2.0 * 6 / 7)  # 3 is truncated to 2, the mean of the six is 7/6
-
-
 def test_an_upper_bound_below_1_has_a_lower_one_beside_it() -> None:
     """Without it the interval is [1 / upper, upper], which is empty, and refused."""
     b = of_ratios([0.4, 0.6, 1.0])
