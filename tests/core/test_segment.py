@@ -27,7 +27,7 @@ def rows_of(lengths: list[int], loss: torch.Tensor | None = None) -> SequenceRow
     return SequenceRows.of(mask, cut(lengths), lengths if loss is None else None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 40), max_size=8) | st.integers(1, 30).map(lambda n: [n] * 5),
     seed=st.integers(0, 10**6),
@@ -63,7 +63,7 @@ def test_a_long_row_does_not_pad_the_others() -> None:
 RAGGED = st.lists(st.sampled_from([0, 1, 2, 3, 9, 40, 70, 300]), max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(lengths=RAGGED, seed=st.integers(0, 10**6))
 def test_several_tables_give_the_bits_of_one(lengths: list[int], seed: int) -> None:
     values = torch.rand(sum(lengths), generator=torch.Generator().manual_seed(seed))
