@@ -1,7 +1,6 @@
 """Engines with one defect each, over the local engine: what the laws of engines must find."""
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,7 +30,7 @@ class Broken(EngineSpec):
 class BrokenEngine:
     def __init__(self, engine, defect, tokenizer):
         self.engine, self.defect, self.tokenizer, self.scores = engine, defect, tokenizer, {}
-        self.capabilities = dataclasses.replace(engine.capabilities, **getattr(defect, "claims", {}))
+        self.capabilities = replace(engine.capabilities, **getattr(defect, "claims", {}))
 
     def __getattr__(self, name):
         own = getattr(self.defect, name, None)
@@ -44,7 +43,7 @@ class BrokenEngine:
             request = asked[completion.key]
             if hasattr(self.defect, "completion"):
                 completion = await self.defect.completion(self, request, completion)
-            yield dataclasses.replace(completion, temperature=request.sampling.temperature)
+            yield replace(completion, temperature=request.sampling.temperature)
 
 
 class AnswersNothing:
@@ -53,7 +52,7 @@ class AnswersNothing:
 
 
 def with_sampling(request, **fields):
-    return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, **fields))
+    return replace(request, sampling=replace(request.sampling, **fields))
 
 
 async def scored(engine, request, completion, temperature):
@@ -63,19 +62,19 @@ async def scored(engine, request, completion, temperature):
     if key not in engine.scores:
         (engine.scores[key],) = await engine.engine.score([asked])
     values = engine.scores[key]
-    return dataclasses.replace(completion, sampled_log_prob=values, untruncated_log_prob=values)
+    return replace(completion, sampled_log_prob=values, untruncated_log_prob=values)
 
 
 def cut(completion, length, **fields):
     names = ("tokens", "sampled_log_prob", "untruncated_log_prob", "policy_version")
-    return dataclasses.replace(completion, **{name: getattr(completion, name)[:length] for name in names}, **fields)
+    return replace(completion, **{name: getattr(completion, name)[:length] for name in names}, **fields)
 
 
 class OffByATwentieth:
     """Log-probs are 0.05 nats too low: another precision, or old weights."""
 
     async def completion(self, engine, request, c):
-        return dataclasses.replace(
+        return replace(
             c, sampled_log_prob=c.sampled_log_prob - 0.05, untruncated_log_prob=c.untruncated_log_prob - 0.05
         )
 
@@ -93,7 +92,7 @@ class WideMasks:
 
     async def completion(self, engine, request, c):
         mask = SamplingMask.of_sets([range(64)] * len(c.tokens)) if request.sampling.truncates else None
-        return dataclasses.replace(c, sampling_mask=mask)
+        return replace(c, sampling_mask=mask)
 
 
 class RawLogProbs:
@@ -124,7 +123,7 @@ class UntruncatedAsSampled:
     """Cuts off, and reports the log-probs before it as those really sampled."""
 
     async def completion(self, engine, request, c):
-        return dataclasses.replace(c, sampled_log_prob=c.untruncated_log_prob)
+        return replace(c, sampled_log_prob=c.untruncated_log_prob)
 
 
 class NeverGreedy:
@@ -142,7 +141,7 @@ class TopKOfItsOwn:
 
     async def completion(self, engine, request, c):
         own = request.sampling.truncates
-        return c if own else dataclasses.replace(c, sampled_log_prob=c.untruncated_log_prob)
+        return c if own else replace(c, sampled_log_prob=c.untruncated_log_prob)
 
 
 class IgnoresStops:
@@ -171,7 +170,7 @@ class StopsInTheText:
     """Leaves the stop string in the text."""
 
     async def completion(self, engine, request, c):
-        return dataclasses.replace(c, text=engine.tokenizer.decode(c.tokens))
+        return replace(c, text=engine.tokenizer.decode(c.tokens))
 
 
 class OneTooMany:
@@ -190,7 +189,7 @@ class EndsEarly:
 
 class NanLogProb:
     async def completion(self, engine, request, c):
-        return dataclasses.replace(c, sampled_log_prob=np.full_like(c.sampled_log_prob, np.nan))
+        return replace(c, sampled_log_prob=np.full_like(c.sampled_log_prob, np.nan))
 
 
 class DependsOnTheQueue:
@@ -200,12 +199,12 @@ class DependsOnTheQueue:
 
     def request(self, request):
         self.counter += 1
-        return dataclasses.replace(request, seed=self.counter)
+        return replace(request, seed=self.counter)
 
 
 class OldVersion:
     async def completion(self, engine, request, c):
-        return dataclasses.replace(c, policy_version=np.zeros_like(c.policy_version))
+        return replace(c, policy_version=np.zeros_like(c.policy_version))
 
 
 class ForgetsInFlight:

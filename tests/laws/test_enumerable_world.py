@@ -51,15 +51,6 @@ def test_completions_are_a_distribution():
     assert torch.equal(switched[~early], WORLD.log_prob(WORLD.policy(1))[~early])
 
 
-def test_gradient_is_that_of_finite_differences():
-    policy, step = WORLD.policy(0), 1e-6
-    for at in ((0, 0), (3, 1), (14, 2)):
-        shift = torch.zeros_like(policy)
-        shift[at] = step
-        slope = (WORLD.value(policy + shift) - WORLD.value(policy - shift)) / (2 * step)
-        assert float(WORLD.gradient(policy)[at]) == pytest.approx(float(slope), abs=1e-9)
-
-
 @pytest.mark.parametrize("baseline", [0.0, 0.7])
 @pytest.mark.parametrize("distance", [0.1, 0.3, 1.0])
 def test_weight_of_the_whole_completion_is_unbiased(distance, baseline):
@@ -144,7 +135,7 @@ def test_unmasked_loss_ascends_the_surrogate_objective():
 
 @pytest.mark.parametrize("distance", [0.1, 1.0, 4.0])
 def test_improvement_bounds_hold(distance):
-    for index in range(200):
+    for index in range(60):
         behavior = WORLD.policy(2 * index)
         bound = ImprovementBound.of(WORLD, behavior + WORLD.policy(2 * index + 1, distance), behavior)
         assert abs(bound.residual) <= bound.prefix <= bound.uniform * (1 + 1e-12)
