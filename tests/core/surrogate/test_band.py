@@ -22,8 +22,7 @@ SPECS = {
 CASES = [
     make_batch([7, 0, 1, 40, 12], seed=seed, spread=spread, dtype=dtype, proximal=proximal)
     for seed, spread in enumerate(SPREADS)
-    for dtype in (torch.float32, torch.float64)
-    for proximal in ("recompute", "behavior")
+    for dtype, proximal in ((torch.float32, "recompute"), (torch.float64, "behavior"))
 ]
 
 
