@@ -49,6 +49,8 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
         hf.DeepseekV3Config(**_HEADS | _LATENT, moe_intermediate_size=24, num_experts_per_tok=2),
     ),
 }
+#: what is, to packing and engine, as one of the others
+BROAD = ("Gemma3 with images", "Phi3", "Mixtral", "OLMo2")
 #: name in the table → class and config, and the reason
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     "Gemma2": (

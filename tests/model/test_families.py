@@ -13,16 +13,13 @@ from proxima.data import Prompt, Trajectory
 from proxima.engine.local import Local, LocalEngine, check_decoder, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import Policy
-from tests.model.families import DENSE, FAMILIES, REFUSED, make
+from tests.model.families import BROAD, DENSE, FAMILIES, REFUSED, make
 from tests.model.rows import forked, ids, opened, plain_log_prob, rows, trained
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SHAPES = ((7, (5, 1, 9)), (1, (12,)), (3, (2, 3)))
 PATHS = {"packed": "packed", "padded": "one row a sequence"}
 DECODERS = {"FastDecoder": "fast", "GeneralDecoder": "general", "RecomputeDecoder": "the whole sequence each token"}
-
-
-BROAD = {"Gemma3 with images", "Phi3", "Mixtral", "OLMo2"}  # to packing and engine what one of the others is
 
 
 def each_family(test: str, *setting: str) -> list[Any]:

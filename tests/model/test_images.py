@@ -85,6 +85,8 @@ def one_at_a_time(model, store, rows):
 
 
 FIRST = ("qwen2_vl", "gemma3", "smolvlm")
+ALIKE = ("qwen2_5_vl", "idefics3")  # to the packing, as qwen2_vl and smolvlm
+APART = [kind for kind in FAMILIES if kind not in ALIKE]
 AFTER_AN_UPDATE = (
     "tests/model/test_images.py::test_the_engine_samples_with_the_log_probs_of_the_trainer_before_and_after_an_update"
 )
@@ -94,7 +96,7 @@ ONE_AT_A_TIME = "tests/model/test_images.py::test_packed_log_probs_and_gradients
 @pytest.mark.parametrize(
     ("share_prompt", "vision"), [(True, 1.0), *campaign(ONE_AT_A_TIME, [(True, 0.0), (False, 0.0)])]
 )
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", [*APART, *campaign(ONE_AT_A_TIME, ALIKE)])
 def test_packed_log_probs_and_gradients_are_those_of_one_sequence_at_a_time(kind, share_prompt, vision, reader):
     store = ImageStore(reader(kind))
     loaded = replace(load(reader(kind)), tokenizer=store.tokenizer, vision_lr_ratio=vision)
@@ -258,7 +260,9 @@ def test_a_model_without_eyes_is_refused(tiny_model):
         ImageStore(str(tiny_model("llama")))
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize(
+    "kind", [*APART, *campaign("tests/model/test_images.py::test_adapters_are_put_on_the_decoder_alone", ALIKE)]
+)
 def test_adapters_are_put_on_the_decoder_alone(kind, reader):
     model = load(reader(kind), lora=Lora(rank=2)).model
     adapted = {name.partition(".lora_A")[0] for name, _ in model.named_parameters() if "lora_A" in name}

@@ -11,13 +11,14 @@ from proxima.data import FieldError, Trajectory
 from proxima.data.random import VALUE_HEAD, mix, normals
 from proxima.model import Policy, ScalarModel, load, load_scalar_model, save
 from proxima.model.scalar_model import make_value_head
-from tests.model.families import make
+from tests.campaigns import campaign
+from tests.model.families import BROAD, make
 from tests.model.folders import edited
 from tests.model.rows import MIXED, loaded, rows
 from tests.tiny import END, KINDS, tiny, tiny_tokenizer
 
-SCORED = ["Llama", "Qwen2", "Qwen3", "Qwen3-MoE", "Gemma3", "Gemma3 with images", "Mistral", "Phi3", "Mixtral", "GPT-2"]
-SCORED += ["OLMo2", "DeepSeek-V3"]
+SCORED = ["Llama", "Qwen2", "Qwen3", "Qwen3-MoE", "Gemma3", "Mistral", "GPT-2", "DeepSeek-V3"]
+SCORED += campaign("tests/model/test_scalar_model.py::test_the_score_is_that_of_hugging_face", BROAD)
 ABSOLUTE = 3e-5  # float32
 
 
