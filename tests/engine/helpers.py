@@ -7,13 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from proxima.data import Completion, Prompt, Trajectory
 from proxima.engine.general_decoder import RecomputeDecoder
 from proxima.engine.local import Local, LocalEngine, collect
-from proxima.engine.protocol import Request, Sampling
+from proxima.engine.protocol import Engine, Request, Sampling, ScoreRequest
 from proxima.model import LoadedModel, Policy
 from proxima.model.pretrained import UnloadedModel
 from tests.model.rows import ids, loaded
@@ -123,11 +124,21 @@ def trainer_log_prob(
 
 
 def policy_log_prob(policy: Policy, asked: Sequence[Request], given: Sequence[Completion]) -> Tensor:
-    rows = [
+    with torch.no_grad():
+        return policy(policy.pack(rows_of(asked, given))).log_prob
+
+
+def rows_of(asked: Sequence[Request], given: Sequence[Completion]) -> list[Trajectory]:
+    return [
         Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(zip(asked, given, strict=True))
     ]
-    with torch.no_grad():
-        return policy(policy.pack(rows)).log_prob
+
+
+def scores(engine: Engine, asked: Sequence[Request], given: Sequence[Completion]) -> Tensor:
+    """What the engine says of the tokens that were sampled."""
+    pairs = zip(asked, given, strict=True)
+    wanted = [ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens, temperature=c.temperature) for r, c in pairs]
+    return torch.from_numpy(np.concatenate(asyncio.run(engine.score(wanted))))
 
 
 def behavior(given: Sequence[Completion]) -> Tensor:

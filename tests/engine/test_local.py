@@ -20,6 +20,7 @@ from proxima.engine.local_process import LocalProcess
 from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model import LoadedModel
 from tests.engine.helpers import agree, behavior, engine, prompt, requests, run, steps, threads, trainer_log_prob
+from tests.engine.test_kept_prefixes import prefilled
 from tests.model.rows import loaded
 from tests.tiny import CONTEXT, tiny_tokenizer
 
@@ -28,13 +29,7 @@ from tests.tiny import CONTEXT, tiny_tokenizer
 
 @pytest.mark.parametrize(
     ("kind", "decoder", "dtype"),
-    [
-        ("llama", "fast", torch.float32),
-        ("qwen2", "fast", torch.bfloat16),
-        ("qwen3", "general", torch.bfloat16),
-        ("gpt2", "general", torch.float32),
-        ("gpt2", "general", torch.bfloat16),
-    ],
+    [("llama", "fast", torch.float32), ("qwen2", "fast", torch.bfloat16), ("gpt2", "general", torch.bfloat16)],
 )
 def test_a_completion_does_not_know_its_neighbours(kind, decoder, dtype):
     """Alone, among many, in other slots, in another order, with other samples of its prompt: the same tokens, the same
@@ -66,12 +61,7 @@ def wide(kind: str) -> LoadedModel:
 
 @pytest.mark.parametrize(
     ("kind", "decoder", "dtype"),
-    [
-        ("llama", "fast", "float32"),
-        ("llama", "fast", "bfloat16"),
-        ("llama", "general", "bfloat16"),
-        ("gpt2", "general", "float32"),
-    ],
+    [("llama", "fast", "float32"), ("llama", "fast", "bfloat16"), ("gpt2", "general", "bfloat16")],
 )
 def test_at_real_sizes_too(kind, decoder, dtype):
     engine = wide(kind)
@@ -87,8 +77,8 @@ def test_at_real_sizes_too(kind, decoder, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("length", [60, 150, 250, 300])
-@pytest.mark.parametrize("group", [1, 3, 4])
+@pytest.mark.parametrize("length", [60, 300])
+@pytest.mark.parametrize("group", [1, 3])
 def test_a_long_neighbour_does_not_move_where_a_sum_over_positions_is_split(group, length, dtype):
     query, key, value = (torch.randn(8, heads, 512, 64).to(dtype) for heads in (3 * group, 3, 3))
     position = torch.full((8,), length - 1)
@@ -157,12 +147,9 @@ def test_every_request_gets_one_answer_however_few_the_slots(slots, prefill_toke
 
 def test_a_group_larger_than_the_slots_runs_its_prompt_once():
     local, asked = engine(slots=8), requests(1, 30, max_tokens=6)
-    calls = []
-    decoder = local.scheduler.decoder
-    inner = decoder.prefill
-    decoder.prefill = lambda prompts, past: calls.append(len(prompts)) or inner(prompts, past)
+    counts = prefilled(local)
     given = run(local, asked)
-    assert len(given) == 30 and sum(calls) == 1
+    assert len(given) == 30 and counts == [3]
     torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given), rtol=0, atol=1e-5)
 
 
@@ -194,17 +181,6 @@ async def test_a_completion_does_not_wait_for_the_turns_of_other_callers(monkeyp
 
     *_, short = await asyncio.gather(*(at_the_end(uid, 120) for uid in range(7)), at_the_end(7, 10))
     assert short <= 8 * (10 + 2 * 8)  # by turns, each of the others would decode 8 steps in between
-
-
-async def test_health_counts():
-    local = engine(slots=8)
-    task = asyncio.ensure_future(collect(local, requests(3, 4, max_tokens=30)))
-    before = await local.health()
-    await steps(local, 5)
-    during = await local.health()
-    await task
-    counts = [(h.running, h.waiting, h.version, h.ok) for h in (before, during, await local.health())]
-    assert counts == [(0, 0, 0, True), (8, 4, 0, True), (0, 0, 0, True)]
 
 
 # ---- endings ---------------------------------------------------------------------------------------------------------
@@ -325,31 +301,30 @@ async def test_publishing_the_same_weights_changes_nothing():
 # ---- several callers -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("after", [0, 3])
-async def test_a_caller_that_leaves_takes_its_requests_along(after):
-    local, staying = engine(slots=8), requests(2, 3, first=10, max_tokens=30)
+SAME = [replace(r, sampling=replace(r.sampling, max_tokens=30 if r.sample else 3)) for r in requests(1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("staying", "leaves", "after"),
+    [
+        *((requests(2, 3, first=10, max_tokens=30), requests(3, 5, max_tokens=30), after) for after in (0, 3)),
+        (SAME, SAME, 0),
+    ],
+    ids=["at once", "later", "the same requests"],
+)
+async def test_a_caller_that_leaves_takes_its_own_requests_along_and_no_others(staying, leaves, after):
+    local = engine(slots=8)
     other = asyncio.ensure_future(collect(local, staying))
-    leaving = local.generate(requests(3, 5, max_tokens=30))
+    leaving = local.generate(leaves)
     for _ in range(1 + after):
         await anext(leaving)
     await leaving.aclose()
     await steps(local, 1)
     uids = {row.request.prompt.uid for row in local.scheduler.running}
     uids |= {entry.prompt.uid for entry in local.scheduler.waiting}
-    assert uids <= {10, 11}
+    assert uids <= {request.prompt.uid for request in staying}
     assert await other == await undisturbed(staying)
     assert not local.scheduler.running and not local.scheduler.waiting
-
-
-async def test_a_caller_that_leaves_takes_only_its_own_even_of_the_very_same_requests():
-    local = engine(slots=16)
-    asked = [replace(r, sampling=replace(r.sampling, max_tokens=30 if r.sample else 3)) for r in requests(1, 4)]
-    other = asyncio.ensure_future(collect(local, asked))
-    leaving = local.generate(asked)
-    await anext(leaving)
-    await leaving.aclose()
-    await steps(local, 1)
-    assert await other == await undisturbed(asked)
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
@@ -388,6 +363,8 @@ def test_sampling_checks_its_fields(field, value):
         Sampling(**{field: value})
     with pytest.raises(ValueError, match="must hold no empty string"):
         Sampling(stop=("a", ""))
+    with pytest.raises(ValueError, match="ScoreRequest.prompt_tokens: empty"):
+        ScoreRequest(prompt_tokens=(), tokens=(1,))
 
 
 # ---- score, pause modes, turns ---------------------------------------------------------------------------------------
@@ -410,17 +387,6 @@ def test_scores_are_the_trainers_log_probs(kind, decoder, prefill_tokens):
     assert local.capabilities.score and scored.pop(1).shape == (0,) and scored[0].dtype == "float32"
     expected = trainer_log_prob(kind, asked, given)
     torch.testing.assert_close(torch.from_numpy(np.concatenate(scored)), expected, rtol=0, atol=2e-5)
-
-
-def test_scores_are_of_the_published_weights():
-    local, asked = engine(), requests(1, 2)
-    given = run(local, asked)
-    wanted = [ScoreRequest(prompt_tokens=asked[0].prompt.tokens, tokens=c.tokens) for c in given]
-    asyncio.run(local.publish(WeightUpdate(version=1, module=loaded("llama", 11).model)))
-    scored = torch.from_numpy(np.concatenate(asyncio.run(local.score(wanted))))
-    torch.testing.assert_close(scored, trainer_log_prob("llama", asked, given, seed=11), rtol=0, atol=2e-5)
-    with pytest.raises(ValueError, match="ScoreRequest.prompt_tokens: empty"):
-        ScoreRequest(prompt_tokens=(), tokens=(1,))
 
 
 async def test_pausing_with_wait_finishes_what_runs_and_admits_no_other():
@@ -452,5 +418,5 @@ async def test_pausing_with_abort_ends_everything_and_the_engine_continues():
 def test_a_completion_holds_few_bytes_per_token():
     free, cut = run(engine(), requests(1, 1))[0], run(engine(), requests(1, 1, top_k=5))[0]
     assert free.untruncated_log_prob is free.sampled_log_prob and free.policy_version.base.size == 1
-    assert cut.untruncated_log_prob is not cut.sampled_log_prob
+    assert cut.untruncated_log_prob is not cut.sampled_log_prob and cut.top_k is None
     assert free.tokens.base is None  # its own memory, not a view of the table
