@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from proxima.engine.cache import ROUND, KVCache
-from proxima.engine.decoder import cached_attention, causal_attention, padded_rows, reach_mask
 from proxima.engine.fast_decoder import FastDecoder, supports
 from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
 from proxima.engine.local import Local, LocalEngine, make_decoder
@@ -18,9 +17,7 @@ PAIRS += [("llama", "recompute"), ("gpt2", "recompute")]
 CLASSES = {"fast": FastDecoder, "general": GeneralDecoder, "recompute": RecomputeDecoder}
 
 
-@pytest.mark.parametrize(
-    ("kind", "decoder"), [("llama", "fast"), ("qwen2", "fast"), ("qwen3", "general"), ("gpt2", "general")]
-)
+@pytest.mark.parametrize(("kind", "decoder"), [("qwen2", "fast"), ("qwen3", "general"), ("gpt2", "general")])
 def test_log_probs_equal_the_trainers_forward_in_bf16(kind, decoder):
     """Both round to eight bits at each product, in other orders: apart by rounding alone, and nearer to each other than
     to float32."""
@@ -87,24 +84,3 @@ def test_the_cache_grows_and_keeps_what_it_holds():
             assert torch.equal(key, kv[layer, 0]) and torch.equal(value, kv[layer, 1])
     cache.reserve(3)
     assert cache.capacity == 2 * ROUND
-
-
-def test_attention_of_one_token_is_the_last_row_of_attention_over_all():
-    draw = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(9, h, 6, generator=draw) for h in (4, 2, 2))
-    for window in (None, 3, 20):
-        whole = causal_attention(q[None], k[None], v[None], 0.3, window)[0]
-        keys, values = (x.transpose(0, 1)[None].expand(2, -1, -1, -1) for x in (k, v))
-        position = torch.tensor([8, 4])
-        mask = reach_mask(position, 9, window)
-        last = cached_attention(q[position], keys, values, mask, 0.3)
-        torch.testing.assert_close(last, whole[position], rtol=0, atol=1e-6)
-        scores = (q[8].view(2, 2, 6) @ k.permute(1, 2, 0)) * 0.3
-        if window:
-            scores[..., : max(0, 9 - window)] = -torch.inf
-        by_hand = (scores.softmax(-1) @ v.transpose(0, 1)).reshape(4, 6)
-        torch.testing.assert_close(whole[8], by_hand, rtol=0, atol=1e-6)
-
-
-def test_rows_are_padded_to_a_multiple():
-    assert [padded_rows(n) for n in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, 24]
