@@ -4,7 +4,6 @@ nothing is truncated; the same among other requests and when they are interrupte
 import asyncio
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,12 +11,11 @@ from proxima.data import Trajectory
 from proxima.engine import Sampling
 from proxima.engine.local import collect
 from proxima.engine.sampler import sample_tokens
-from proxima.engine.token_table import TokenTable
 from proxima.model import Policy
-from tests.engine.helpers import behavior, engine, requests, run
+from tests.engine.helpers import behavior, engine, requests, rows_of, run
 from tests.engine.test_interrupt import SEEDS, published_midway
 from tests.engine.test_sampler import CASES, brute, settings
-from tests.model.rows import loaded
+from tests.model.rows import loaded, plain_logits
 
 V = 12
 
@@ -43,26 +41,6 @@ def test_rows_that_are_greedy_or_whole_have_none():
     assert [len(ids) > 0 for ids in drawn.sets] == [False, False, True]
 
 
-def test_the_table_puts_the_sets_of_each_line_together():
-    draw, table = np.random.default_rng(0), TokenTable(5)
-    lines = np.array([table.open(1, 44, np.zeros(44, np.float32)) for _ in range(4)])[[0, 3, 1]]
-    wanted = {line: [] for line in lines.tolist()}
-    for steps in (1, 3, 40):
-        counts = draw.integers(1, 6, (steps, 3))
-        sets = [[np.sort(draw.choice(100, count, replace=False)).astype(np.int32) for count in row] for row in counts]
-        for row in sets:
-            for line, ids in zip(wanted, row, strict=True):
-                wanted[line].append(ids.tolist())
-        names = ("tokens", "sampled_log_prob", "untruncated_log_prob")
-        table.append(lines, 0, dict.fromkeys(names, np.zeros((steps, 3))), sets)
-    for line, sets in wanted.items():
-        mask = table.read(line)["sampling_mask"]
-        assert [mask.part(t, t + 1).ids.tolist() for t in range(len(mask))] == sets
-    table.close(4)
-    assert table.open(1, 1, np.zeros(1, np.float32)) == 4  # for another completion
-    assert "sampling_mask" not in table.read(4) and len(table.read(1)["sampling_mask"]) == 44
-
-
 CUT = {"temperature": 0.8, "top_p": 0.7, "top_k": 40}
 
 
@@ -73,10 +51,10 @@ def masked():
 def test_the_sampled_log_prob_is_that_of_the_set():
     """Against a plain forward in float64: log-softmax over the set, which is what top-k and top-p keep."""
     asked, model = requests(3, 3, **CUT), loaded("llama").model
-    for request, c in zip(asked, run(masked(), asked), strict=True):
-        ids = torch.tensor([[*request.prompt.tokens, *c.tokens]])
+    given = run(masked(), asked)
+    for row, c in zip(rows_of(asked, given), given, strict=True):
         with torch.no_grad():
-            logits = model(ids).logits[0].double()[len(request.prompt.tokens) - 1 : -1] / 0.8
+            logits = plain_logits(model, row).double()
         assert len(c.sampling_mask) == len(c.tokens)
         for t, token in enumerate(c.tokens):
             own = torch.tensor(c.sampling_mask.part(t, t + 1).ids, dtype=torch.long)
