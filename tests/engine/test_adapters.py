@@ -36,9 +36,7 @@ def published(folder, lora, decoder, dtype=torch.float32):
     [
         ("llama", "fast", Lora(rank=2, dora=True, rslora=True)),
         ("qwen2", "fast", HEAD),
-        ("qwen3", "fast", ALL),
         ("qwen3", "general", HEAD),
-        ("gpt2", "general", Lora(rank=4)),
         ("gpt2", "general", Lora(rank=4, dora=True)),
         ("llama", "recompute", ALL),
     ],

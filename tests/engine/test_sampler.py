@@ -52,7 +52,7 @@ def brute(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 
 def distribution(logits, **truncation):
     """What `sample_tokens` really does, read off by sweeping the uniform number finely."""
-    steps = 6_001
+    steps = 4_001
     u = (torch.arange(steps, dtype=torch.float64) / steps).float()
     out = sample_tokens(logits.repeat(steps, 1), settings(steps, **truncation), u)
     counts = torch.bincount(out.columns["tokens"], minlength=logits.shape[1]).double() / steps
@@ -80,13 +80,10 @@ def test_the_drawn_distribution_is_the_stated_one(case):
     untruncated = torch.tensor(brute(logits[0].tolist(), temperature=case.get("temperature", 1.0)), dtype=torch.float64)
     kept, out = distribution(logits, **case)
     assert ((kept > 0) == (expected > 0)).all()
-    torch.testing.assert_close(kept, expected, rtol=0, atol=2e-4)
-    torch.testing.assert_close(
-        out.columns["sampled_log_prob"].double(), expected[out.columns["tokens"]].log(), rtol=0, atol=2e-6
-    )
-    torch.testing.assert_close(
-        out.columns["untruncated_log_prob"].double(), untruncated[out.columns["tokens"]].log(), rtol=0, atol=2e-6
-    )
+    torch.testing.assert_close(kept, expected, rtol=0, atol=3e-4)
+    for name, p in (("sampled", expected), ("untruncated", untruncated)):
+        log_prob = out.columns[f"{name}_log_prob"].double()
+        torch.testing.assert_close(log_prob, p[out.columns["tokens"]].log(), rtol=0, atol=2e-6)
 
 
 @given(

@@ -6,8 +6,8 @@ import torch
 
 from proxima.engine.fast_decoder import FastDecoder
 from proxima.engine.shared_weights import UNFINISHED, ModelOverWeights, SharedWeights, model_as_files
-from proxima.model.lora import Lora, adapter_names
-from proxima.model.lora_layers import attach
+from proxima.model.lora import Lora
+from tests.model.adapters import with_adapter
 from tests.model.rows import loaded
 
 
@@ -74,18 +74,13 @@ def test_another_architecture_is_refused():
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_adapters_arrive_merged(dora):
-    pytest.importorskip("peft")
-    loaded_model = loaded("qwen2")
-    attach(loaded_model.model, Lora(rank=2, dora=dora), seed=0)
-    with torch.no_grad():
-        for name in adapter_names(loaded_model.model):
-            loaded_model.model.get_parameter(name).add_(0.1)
-    weights = SharedWeights.allocate(loaded_model.model)
-    files = model_as_files(loaded_model.model, loaded_model.tokenizer)
-    weights.write(loaded_model.model, 1)
+def test_adapters_arrive_merged(dora, tiny_model):
+    adapted = with_adapter(tiny_model("qwen2"), Lora(rank=2, dora=dora))
+    weights = SharedWeights.allocate(adapted.model)
+    files = model_as_files(adapted.model, adapted.tokenizer)
+    weights.write(adapted.model, 1)
     other = ModelOverWeights(files, reopened(weights), torch.device("cpu"))
     other.refresh(1)
     prompts = [np.array([5, 6, 7], np.int32)]
-    ours, theirs = (FastDecoder(model, torch.float32) for model in (loaded_model.model, other.model))
+    ours, theirs = (FastDecoder(model, torch.float32) for model in (adapted.model, other.model))
     assert torch.equal(ours.prefill(prompts)[0], theirs.prefill(prompts)[0])
