@@ -3,6 +3,7 @@
 import asyncio
 import re
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from proxima.model import Policy, load
 from proxima.model.chat import prompt_tokens
 from proxima.model.images import ImageStore
 from proxima.model.pretrained import beside_decoder, load_tokenizer
+from tests.campaigns import campaign
+from tests.engine.http.fake_vllm import FakeVllm
 from tests.engine.http.test_weight_probe import ModelServer, push, syncing
 from tests.tiny_images import FAMILIES, make_tiny_reader, picture
 
@@ -29,13 +32,28 @@ UNREAD = (
     "deepstack_merger_list.1",  # added after the last layer, where no text token reads it any more
     "layers.1.self_attn.q_proj.bias",  # of these random weights: the keys are nearly equal
 )
+SMALL = ("gemma3", "idefics3", "qwen3_vl")  # of all families, which differ in the tokens around an image
+PROBED = "test_a_part_of_the_vision_tower_that_stays_behind_is_found_by_the_probe"
+
+
+def families(sibling):
+    others = [kind for kind in FAMILIES if kind not in SMALL]
+    return [*SMALL, *campaign(f"tests/engine/http/test_images.py::{sibling}", others)]
+
+
 CHAT = [{"role": "user", "content": "a <image> b <image> c"}]
 PICTURES = [picture(0, 20, 28), picture(1, 40, 17)]
 
 
-@pytest.fixture(params=FAMILIES)
-def tokenizer(request, tmp_path):
-    return ImageStore(str(make_tiny_reader(request.param, tmp_path))).tokenizer
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of each family's tiny model."""
+    return cache(lambda kind: str(make_tiny_reader(kind, tmp_path_factory.mktemp(kind))))
+
+
+@pytest.fixture(params=families("test_a_server_gets_what_the_template_writes_and_the_images"))
+def tokenizer(request, folder):
+    return ImageStore(folder(request.param)).tokenizer
 
 
 def job_of(tokenizer):
@@ -62,18 +80,13 @@ def test_a_server_gets_what_the_template_writes_and_the_images(tokenizer):
 def test_the_answer_repeats_the_whole_prompt(tokenizer):
     job, tokens = job_of(tokenizer)
     whole = np.where(tokens < 0, tokenizer.images.config.image_token_id, tokens).astype(np.int32)
-    for prompt, accepted in ((whole, True), (whole[:-1], False)):
-        answer = Chunk(
-            tokens=np.array([5], np.int32),
-            log_prob=np.array([-1.0], np.float32),
-            finish_reason=None,
-            prompt_tokens=prompt,
-        )
-        if accepted:
-            assert job.append(answer, {}) is None
-        else:
-            with pytest.raises(WrongAnswerError, match="another prompt"):
-                job.append(answer, {})
+
+    def append(prompt):
+        return job.append(Chunk(tokens=np.int32([5]), log_prob=np.float32([-1.0]), prompt_tokens=prompt), {})
+
+    assert append(whole) is None
+    with pytest.raises(WrongAnswerError, match="another prompt"):
+        append(whole[:-1])
 
 
 @pytest.mark.parametrize("lines", [("\n\n",), ("\n\n", "\n\n\n", "\n\n\n\n")])
@@ -105,27 +118,18 @@ def test_tokens_that_were_changed_are_refused(tokenizer):
 
 def test_vllm_is_sent_the_images_as_parts_of_the_content(tokenizer):
     job, _ = job_of(tokenizer)
-    bodies = []
-
-    class Client:
-        url = "http://127.0.0.1:1"
-
-        async def events(self, path, body, size):
-            bodies.append(body)
-            for event in ():
-                yield event
+    request, fake = job.token_request("r", salt="s", seeded=False, chunk_tokens=1), FakeVllm()
+    fake.length = 300
 
     async def ask():
-        request = job.token_request("r", salt="s", seeded=False, chunk_tokens=1)
-        facts = ServerFacts(server="vLLM", model="m")
-        return request, [chunk async for chunk in VllmDialect().stream(Client(), facts, request)]
+        return [chunk async for chunk in VllmDialect().stream(fake.client(), FACTS, request)]
 
-    request, chunks = asyncio.run(ask())
-    assert chunks == []
-    assert [(part["type"], part["url"]) for part in bodies[0]["content_parts"]] == [
+    assert len(asyncio.run(ask())) == 1
+    ((_, body),) = fake.calls
+    assert [(part["type"], part["url"]) for part in body["content_parts"]] == [
         ("image_url", address) for address in request.images
     ]
-    assert bodies[0]["token_ids"] == request.tokens
+    assert body["token_ids"] == request.tokens
 
 
 def test_a_probe_of_a_model_in_bfloat16_is_computed_in_float32(tokenizer):
@@ -170,6 +174,7 @@ def test_a_probe_leaves_the_policy_and_its_vision_tower_as_they_were(tokenizer):
     assert all(torch.equal(weight, eyes[name]) for name, weight in beside_decoder(policy.model).items())
 
 
+@pytest.mark.parametrize("tokenizer", families(PROBED), indirect=True)
 def test_a_part_of_the_vision_tower_that_stays_behind_is_found_by_the_probe(tokenizer):
     store = tokenizer.images
     model = load(store.model).model
