@@ -5,14 +5,19 @@
 Ends when all three servers have computed with two versions; the results are in `benchmarks/results/several_servers`.
 """
 
+import json
 import os
+import subprocess
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import command, finish, need_model, parser, table
+from tests.engine.http.ranked_run import until
+from tests.warm import LAUNCHER, WarmPopen
 
 FIGURES = ("replicas", "probe_mean", "probe_max", "slope", "seconds", "prepare_seconds")
 
@@ -51,7 +56,6 @@ def main() -> None:
 def measure(model: str, o: Any, folder: Path) -> tuple[list[dict[str, Any]], float]:
     """Return the metrics of the steps, and the seconds until the third server answered."""
     from proxima.engine.serve import Serve, start_servers
-    from tests.engine.http.ranked_run import RankedRun
     from tests.ports import kept_port
 
     port, arguments = kept_port(), {"model": os.path.abspath(model), "max_length": 256, "key": ""}
@@ -74,6 +78,42 @@ def measure(model: str, o: Any, folder: Path) -> tuple[list[dict[str, Any]], flo
         finally:
             run.kill()
     return [step | {"version": step["step"]} for step in steps], joined
+
+
+class RankedRun:
+    """`proxima train ... placement=torchrun` on some ranks, in the background."""
+
+    def __init__(self, folder: Path, words: list[str], ranks: int = 2) -> None:
+        self.folder, self.log = folder, folder.with_suffix(".log")
+        command = [*LAUNCHER, "--nproc-per-node", str(ranks), "--standalone", "-m", "proxima.cli.main", "train", *words]
+        with self.log.open("wb") as log:
+            self.process = WarmPopen(
+                [*command, "placement=torchrun", f"folder={folder}"],
+                stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
+            )  # fmt: skip
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The metrics so far."""
+        file = self.folder / "metrics.jsonl"
+        records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [record for record in records if record["kind"] == "train"]
+
+    def until(self, condition: Callable[[list[dict[str, Any]]], Any]) -> None:
+        """Wait until the metrics of the steps, of which there is one, are so."""
+
+        def holds() -> bool:
+            assert self.process.poll() is None, self.log.read_text(errors="replace")[-6000:]
+            steps = self.steps()
+            return bool(steps and condition(steps))
+
+        until(holds, self.log)
+
+    def kill(self) -> None:
+        self.process.terminate()  # the launcher ends the ranks, which are in sessions of their own
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(40)
+        self.process.kill()
+        self.process.wait()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import pytest
 
 from proxima.engine.event_loop_thread import EventLoopThread
 from tests.engine.http.model_server import ModelVllm
-from tests.engine.http.ranked_run import RankedRun, ServerProgram
 from tests.engine.http.raw_server import RawServer
 from tests.ports import kept_port
 from tests.runtime import tiny_run
@@ -66,34 +65,4 @@ def test_servers_that_die_return_and_join_late(tiny_model, tmp_path):
             tiny_run.go(tmp_path / "run", tree, observer=tiny_run.Watcher(on))
     finally:
         loop.close()
-    check(steps)
-
-
-@pytest.mark.slow
-@pytest.mark.waits
-@pytest.mark.campaign("tests/engine/http/test_ranked_run.py::test_servers_that_die_return_and_join_late")
-def test_two_ranks_and_servers_that_die_return_and_join_late(tiny_model, tmp_path):
-    model = tiny_model("llama")
-    first, second, late = (ServerProgram(tmp_path, model, kept_port()) for _ in range(3))
-    urls = f"[{first.url},{second.url},{late.url}]"
-    engine = f"{{kind: vllm, url: {urls}, health_seconds: 0.3, interrupt: finish}}"
-    run = None
-    try:
-        for server in (first, second):
-            server.start()
-        for server in (first, second):
-            server.wait()
-        run = RankedRun(tmp_path / "run", recipe(model, engine))
-        run.until(lambda steps: len(steps) >= 2)
-        second.kill()
-        run.until(lambda steps: steps[-1]["sync/replicas"] == 1)
-        late.start()
-        second.start()
-        run.until(lambda steps: steps[-1]["sync/replicas"] == 3)
-        steps = run.steps()
-    finally:
-        for server in (first, second, late):
-            server.kill()
-        if run is not None:
-            run.kill()
     check(steps)
