@@ -203,6 +203,7 @@ def check(asked: Sequence[Request], given, *only: int) -> None:
         assert 1 <= len(completion.tokens) <= request.sampling.max_tokens
         assert completion.finish_reason == ("stop" if completion.tokens[-1] == STOP else "length")
         assert STOP not in completion.tokens[:-1]
+        assert completion.text == LetterTokenizer().decode(completion.tokens)
     assert not only or versions(given) == set(only)
 
 
@@ -278,15 +279,16 @@ async def hanging_calls_ended(engine: HttpEngine, servers: Sequence[FakeServer])
 
 
 def hold_scores(server: FakeServer, times: float = float("inf")):
-    """The server's next scores wait until the function that this returns is called."""
+    """The server's next scores, of the weights that it has, wait until the function that this returns is called."""
     release, scored = asyncio.Event(), server._scored
 
     async def later(body):
         nonlocal times
         times -= 1
-        if times >= 0:
+        waits, scores = times >= 0, await scored(body)
+        if waits:
             await release.wait()
-        return await scored(body)
+        return scores
 
     server._scored = later
     return lambda: server.loop.submit(release.set)

@@ -101,20 +101,11 @@ async def test_scores_are_of_one_version(fleet):
 async def test_scores_of_a_caller_are_of_the_weights_that_are_there(fleet):
     prompt, tokens = [1, 2], [3, 4, 5]
     engine, (server,) = fleet(published=True)
-    release, bodies, scored = asyncio.Event(), [], server._scored
-
-    async def first_of_old_weights(body):
-        bodies.append(body)
-        if len(bodies) > 1:
-            return await scored(body)
-        await release.wait()
-        return sequence_log_probs(WEIGHTS[1], prompt, tokens).tolist()
-
-    server._scored = first_of_old_weights
+    release, calls = hold_scores(server, 1), server.calls["/score"]
     task = asyncio.create_task(engine.score([ScoreRequest(prompt_tokens=prompt, tokens=tokens)]))
-    await until(lambda: bodies)
+    await until(lambda: server.calls["/score"] > calls)
     await engine.publish(update(2))
-    server.loop.submit(release.set)
+    release()
     (result,) = await task
     np.testing.assert_allclose(result, sequence_log_probs(WEIGHTS[2], prompt, tokens), atol=1e-5)
 
@@ -244,6 +235,3 @@ async def test_an_engine_closes_though_a_health_check_fails_at_that_moment(fleet
     await until(lambda: dialect.asked == 1)
     await asyncio.to_thread(engine.close)
     assert dialect.asked == 1
-
-
-# ---- folders ---------------------------------------------------------------------------------------------------------

@@ -9,19 +9,13 @@ from proxima.data import UserError
 from proxima.engine.http.folder_sync import sync_figures
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
-from tests.engine.http.fake_model import STOP
-from tests.engine.http.plain_dialect import LONG, check, go_on, requests, until, update
+from proxima.laws import engine_laws
+from tests.engine.http.plain_dialect import LONG, go_on, requests, until, update
 
 
-async def test_completions_have_the_log_probs_of_the_model(fleet):
-    asked = requests(6, 4)
-    engine, _ = fleet(2)
-    given = await collect(engine, asked)
-    check(asked, given)
-    for completion in given:
-        assert completion.untruncated_log_prob is completion.sampled_log_prob
-        assert completion.text == "".join("abcdefg"[i] for i in completion.tokens if i != STOP)
-    assert len({completion.tokens.tobytes() for completion in given}) > len(given) / 2
+async def test_what_is_in_flight(fleet):
+    engine, _ = fleet(2, slow=0.001)
+    await engine_laws.in_flight(None, engine)
 
 
 async def test_the_time_to_prepare_weights_is_told_apart_from_the_sync(fleet):
