@@ -13,7 +13,7 @@ from proxima.engine.local import collect
 from proxima.engine.protocol import EngineRequirements
 from tests.engine.helpers import unloaded
 from tests.engine.http.fake_vllm import FakeVllm
-from tests.engine.http.plain_dialect import LONG, begun, check, go_on, replicas, requests, until, update
+from tests.engine.http.plain_dialect import LONG, begun, check, go_on, hold_scores, replicas, requests, until, update
 
 SLEEPS = {"sleeps": True}
 
@@ -85,20 +85,13 @@ async def test_a_server_that_comes_back_during_an_update_waits_for_its_end(fleet
     engine, servers = fleet(2, facts=SLEEPS, published=True)
     servers[0].failing.add("/load")  # its health check
     await until(lambda: engine._pool.counts["ejected"])
-    entered, leave, returning = asyncio.Event(), asyncio.Event(), engine._keeper._push
-
-    async def push(replica):
-        entered.set()
-        await leave.wait()
-        return await returning(replica)
-
-    engine._keeper._push = push
+    release, calls = hold_scores(servers[0]), servers[0].calls["/score"]
     servers[0].restart()
     servers[0].failing.clear()
-    await until(entered.is_set)
+    await until(lambda: servers[0].calls["/score"] > calls)  # it is being proven
     await engine.pause()
     await engine.sleep()
-    engine._loop.submit(leave.set)
+    release()
     await until(lambda: servers[0].asleep)
     task = asyncio.create_task(collect(engine, requests(4, 2)))
     await asyncio.sleep(0.05)

@@ -72,7 +72,7 @@ async def test_keep_continues_with_the_kv_that_it_has(fleet):
             )
 
 
-@pytest.mark.parametrize(("facts", "paused"), PAUSED)
+@pytest.mark.parametrize(("facts", "paused"), PAUSED[::3])
 async def test_finish_ends_what_runs_under_the_weights_before(facts, paused, fleet):
     asked = requests(4, 2)
     engine, servers = fleet(2, facts=facts, interrupt="finish", published=True)
