@@ -48,19 +48,14 @@ def test_facts_say_what_the_server_does_and_not_what_it_claims(processed: bool) 
     assert facts.seeds and facts.takes_weights
 
 
-def test_without_control_calls_there_are_no_weights() -> None:
-    facts = facts_of(FakeVllm(control=False))
-    assert not facts.takes_weights
-    assert facts.dtype is None
-
-
 def test_a_server_without_the_call_is_refused_with_the_flag() -> None:
     with pytest.raises(UserError, match="gives no token ids: .*Route not enabled.*--enable-scale-out"):
         facts_of(FakeVllm(generate=False))
 
 
-def test_a_backend_that_is_not_ours_is_not_used() -> None:
-    assert not facts_of(FakeVllm(backend="nccl")).takes_weights
+def test_without_control_calls_or_our_backend_there_are_no_weights() -> None:
+    assert facts_of(FakeVllm(control=False)).dtype is None
+    assert not any(facts_of(fake).takes_weights for fake in (FakeVllm(control=False), FakeVllm(backend="nccl")))
 
 
 def test_log_probs_of_no_known_distribution_count_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
