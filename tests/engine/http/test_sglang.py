@@ -18,6 +18,8 @@ from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightHandove
 from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.sglang import SglangDialect, _StreamReader
 from proxima.engine.protocol import Sampling
+from proxima.laws import engine_case
+from proxima.laws.engine_case import chosen_of, log_softmax
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 from tests.engine.http.fake_vllm import experts_of
 from tests.engine.http.plain_dialect import LONG
@@ -78,10 +80,7 @@ def request(id="a", *, prompt=PROMPT, stop_tokens=(), seed=None, chunk_tokens=1,
 
 def forward(tiny, tokens, temperature=1.0):
     """[T] log-probs of the tokens by the model itself."""
-    ids = [*PROMPT, *map(int, tokens)]
-    with torch.inference_mode():
-        values = torch.log_softmax(tiny.model(torch.tensor([ids])).logits[0].double() / temperature, -1)
-    return np.array([float(values[at - 1, ids[at]]) for at in range(len(PROMPT), len(ids))])
+    return chosen_of(log_softmax(engine_case.forward(tiny, PROMPT, tokens), temperature), tokens)
 
 
 async def test_what_a_server_can_do_is_found_by_asking(tiny):
