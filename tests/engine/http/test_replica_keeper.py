@@ -7,10 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from proxima.data import UserError
 from proxima.engine.http.client import Address, RefusedError, ServerError
 from proxima.engine.http.folder_sync import FolderSync
-from proxima.engine.http.replica import FRUITLESS, HEALTHY, HIGHEST_LIMIT, REFUSALS, Replica, State
+from proxima.engine.http.replica import HEALTHY, HIGHEST_LIMIT, Replica, State
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import STREAK, ReplicaPool
 from tests.engine.http.plain_dialect import Plain, PlainDialect
@@ -68,28 +67,6 @@ def test_only_failures_make_a_streak_that_ejects(error, counts):
 
 def some_replica():
     return Replica(Address("http://127.0.0.1:1"), PlainDialect(), Plain(), "tag")
-
-
-@pytest.mark.parametrize("other", [FAILED, UserError("another probe")])
-def test_a_failed_probe_ends_the_run_unless_another_server_may_return(other):
-    """Also one that failed to load these very weights."""
-    failures = {some_replica(): UserError("a probe"), some_replica(): other}
-    keeper = ReplicaKeeper.__new__(ReplicaKeeper)
-    keeper.reports = []
-    keeper.pool = SimpleNamespace(
-        replicas=list(failures), eject=lambda replica, error, what: replica.leave(str(error), refused=False)
-    )
-
-    async def push(replica):
-        raise failures[replica]
-
-    keeper._push = push
-    publication = keeper._push_to_all(list(failures), first=False)
-    if other is FAILED:
-        asyncio.run(publication)
-        return
-    with pytest.raises(UserError, match="a probe"):
-        asyncio.run(publication)
 
 
 def test_a_server_that_hangs_is_asked_to_pause_once():
@@ -164,30 +141,6 @@ def test_only_a_ready_replica_that_neither_rests_nor_pauses_is_given_work():
         replica.state, replica.pause, replica.rest = state, pause, rest
         assert replica.has_room == (state is State.READY and pause == "none" and rest is None)
         assert replica.in_service == (state in (State.READY, State.SUSPECT))
-
-
-@pytest.mark.parametrize(("error", "most"), [(REFUSED, REFUSALS), (FAILED, FRUITLESS)])
-def test_a_replica_that_is_ejected_again_and_again_is_barred(error, most):
-    replica = some_replica()
-    pool = ReplicaPool([replica], Plain())
-    for times in range(1, most + 1):
-        pool.welcome(replica)
-        pool.eject(replica, error)
-        assert replica.state is (State.BARRED if times == most else State.AWAY)
-    assert replica.reason == f"{error.reason} ({most} times in a row, without a completion between)"
-    pool.eject(replica, error)  # late
-    assert pool.counts["ejected"] == most
-
-
-@pytest.mark.parametrize("error", [REFUSED, FAILED])
-def test_a_completion_between_makes_it_count_again(error):
-    replica = some_replica()
-    pool = ReplicaPool([replica], Plain())
-    for _ in range(2 * FRUITLESS):
-        pool.welcome(replica)
-        replica.succeeded()
-        pool.eject(replica, error)
-    assert replica.state is State.AWAY
 
 
 def test_an_automatic_limit_is_what_the_server_runs_without_queueing():
