@@ -1,7 +1,9 @@
 import shutil
 from collections.abc import Callable
 from contextlib import chdir, redirect_stdout
+from dataclasses import replace
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from textwrap import dedent
 
@@ -108,6 +110,18 @@ def warm_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.cli.warm_rehearsals import WarmExecutor
 
     monkeypatch.setattr(rehearsal, "ProcessPoolExecutor", WarmExecutor)
+
+
+@pytest.fixture
+def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`proxima check` tries the first cases of each law: tests/core and tests/laws have them all."""
+    from proxima.laws import check_law, law, spec_check
+
+    def checked(law: law.Law, spec: object) -> law.LawResult:
+        return check_law(replace(law, cases=lambda: islice(law.cases(), 2)), spec)
+
+    for module in (spec_check, law):
+        monkeypatch.setattr(module, "check_law", checked)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from proxima.cli.main import main
-from proxima.laws import check_law, laws_of
+from proxima.laws import check_law, laws_of, live_check
 from tests.docs.printed import fence
 
 SOUND = fence("CONTRIBUTING.md", "class SoftClip")
@@ -64,6 +64,7 @@ def test_what_is_wrong_is_found_with_a_small_counterexample(stranger, change, la
         ),
     ],
 )
+@pytest.mark.usefixtures("few_cases")
 def test_what_a_spec_says_of_itself_is_not_believed(stranger, capsys, change, law, message):
     before, after = change
     assert before in SOUND
@@ -96,6 +97,7 @@ def test_a_strangers_reward(stranger, capsys):
     assert "so a completion has no score, or another's" in out
 
 
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("kind", ["ppo_clip", "grpo", "prune", "second_moment", "k3", "gsm8k"])
 def test_our_kinds(kind, capsys):
     assert main(["check", kind]) == 0
@@ -115,11 +117,15 @@ def test_a_strangers_engine(stranger, capsys):
     assert "FAILED   determinism: prompt 0, sample 0 differs when it is alone" in output
 
 
-def test_our_engine(capsys):
+def test_our_engine(capsys, monkeypatch):
+    """Of its laws two, one of which compares it with the model that it was given: tests/laws has them all."""
+    two = [law for law in live_check.ENGINE_LAWS if law.name in ("greedy", "lengths")]
+    monkeypatch.setattr(live_check, "ENGINE_LAWS", two)
     assert main(["check", "local", "dtype=float32"]) == 0
-    assert "engine local: 16 passed, 0 FAILED, 1 skipped" in capsys.readouterr().out
+    assert "engine local: 2 passed, 0 FAILED, 0 skipped" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_the_slot_may_stand_before_the_kind(capsys):
     assert main(["check", "aggregate", "token_mean"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("aggregate token_mean: ")

@@ -35,11 +35,8 @@ def run(adapted, here):
     return adapted[1]
 
 
-def test_a_run_says_what_it_trains(run):
-    assert "base 26.9 k + LoRA 4.1 k" in run
-
-
 def test_eval_generate_and_export_take_a_run_with_an_adapter(run, proxima, here):
+    assert "base 26.9 k + LoRA 4.1 k" in run
     code, _, err = proxima("eval", "run", "--out", "e")
     assert code == 0, err
     result = json.loads((here / "e" / "result.json").read_text())

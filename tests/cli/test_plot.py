@@ -2,11 +2,8 @@
 
 import sys
 
-import pytest
-
 from proxima.cli.plot import parse_surrogate
 from proxima.core import Dppo, PpoClip
-from proxima.core.surrogate import SURROGATES
 
 
 def test_several_kinds_in_one_figure(proxima, here):
@@ -25,11 +22,6 @@ def test_options(proxima, here):
     text = (here / "a.svg").read_text()
     assert "One token, μ = 0.1, 0.7, A = ±1" in text
     assert text.count(">gradient weight, A &gt; 0<") == 2 and ">loss" not in text and "ratio π / μ" not in text
-
-
-@pytest.mark.parametrize("kind", sorted(SURROGATES))
-def test_every_kind_can_be_drawn(proxima, here, kind):
-    assert proxima("plot", "surrogate", kind, "--only", "weight", "--over", "ratio")[0] == 0
 
 
 def test_fields(proxima):

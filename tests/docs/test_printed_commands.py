@@ -14,8 +14,6 @@ import shlex
 import shutil
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -28,6 +26,7 @@ from proxima.config import resolve
 from proxima.system import recipe_files
 from proxima.system.machine import gemm_rate
 from proxima_plan.rehearsal import rehearsal
+from tests.cli.conftest import few_cases  # noqa: F401
 from tests.cli.warm_rehearsals import WarmExecutor
 from tests.docs.printed import ROOT, Printed, fence, pages
 from tests.tiny import tiny, tiny_tokenizer
@@ -208,7 +207,7 @@ def given(checkout, tmp_path_factory):
 
 
 @pytest.fixture
-def here(checkout, tmp_path, monkeypatch):
+def here(checkout, tmp_path, monkeypatch, few_cases):  # noqa: F811
     """A copy of the checkout as the current folder; proxima finds its recipes there."""
     top = tmp_path / "proxima"
     shutil.copytree(checkout, top, symlinks=True)
@@ -220,12 +219,6 @@ def here(checkout, tmp_path, monkeypatch):
     monkeypatch.setattr(rehearsal, "ProcessPoolExecutor", WarmExecutor)
     monkeypatch.setattr(gemm_rate, "__defaults__", ("cpu", 64, 1e-4))  # of `explain` and `doctor`
     modules = set(sys.modules)
-    from proxima.laws import check_law, law, spec_check
-
-    full = check_law  # of each law the first cases: tests/laws has them all
-    few = lambda law, spec: full(replace(law, cases=lambda: islice(law.cases(), 2)), spec)  # noqa: E731
-    for module in (spec_check, law):
-        monkeypatch.setattr(module, "check_law", few)
     yield top
     for name in set(sys.modules) - modules:
         if name.startswith("my_"):

@@ -57,3 +57,17 @@ def test_all_modules_are_in_the_bundle():
     assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
     for file in PAGE.glob("*.js"):
         assert f"modules['{file.name}'] = " in script, file.name
+
+
+def test_the_page_is_small_and_sets_no_markup_from_text():
+    files = [file for file in PAGE.iterdir() if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 150_000
+    script = "\n".join(file.read_text() for file in files if file.suffix == ".js")
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser"):
+        assert way not in script
+    index = (PAGE / "index.html").read_text()
+    assert sorted(re.findall(r'modulepreload" href="(.*?)"', index)) == sorted(
+        file.name for file in files if file.suffix == ".js" and file.name != "main.js"
+    )
+    assert "http" not in re.sub(r"http://www\.w3\.org/2000/svg", "", index + script)
+    assert not re.search(r" (style|on\w+)=", index)  # the policy of the server forbids both

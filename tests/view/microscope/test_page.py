@@ -16,11 +16,12 @@ import pytest
 
 from proxima.core.surrogate import SURROGATES
 from tests.campaigns import campaign
-from tests.view.microscope.made_run import PAGE, MadeRun, coded, serve
+from tests.view.microscope.made_run import MadeRun, coded, serve
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PLAYWRIGHT = importlib.util.find_spec("playwright")
 needs_browser = pytest.mark.skipif(not (CHROMIUM and PLAYWRIGHT), reason="needs Chromium and playwright")
+pytestmark = needs_browser
 ROUTES = {
     "runs": "",
     "trend": "0",
@@ -31,7 +32,6 @@ ROUTES = {
     "episode": "0/step/3/completion/103.2.0?tint=policy_version",
     "compare": "0/compare?step=1&c=103.1.0&run2=1&step2=3",
 }
-MOST_BYTES = 150_000
 
 
 @pytest.fixture(scope="module")
@@ -80,98 +80,76 @@ def opened(browser, run, refused=False, **options):
         server.server_close()
 
 
-def test_the_page_is_small_and_sets_no_markup_from_text():
-    files = [file for file in PAGE.iterdir() if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < MOST_BYTES
-    script = "\n".join(file.read_text() for file in files if file.suffix == ".js")
-    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser"):
-        assert way not in script
-    index = (PAGE / "index.html").read_text()
-    assert sorted(re.findall(r'modulepreload" href="(.*?)"', index)) == sorted(
-        file.name for file in files if file.suffix == ".js" and file.name != "main.js"
-    )
-    assert "http" not in re.sub(r"http://www\.w3\.org/2000/svg", "", index + script)
-    assert not re.search(r" (style|on\w+)=", index)  # the policy of the server forbids both
-
-
-@needs_browser
-def test_the_way_down_by_clicks(browser):
+@pytest.fixture
+def page(browser):
+    """The page of a made run."""
     with opened(browser, MadeRun()) as page:
-        page.visit("runs")
-        assert page.locator(".runs .bad").inner_text() == "✕ metrics.jsonl is of format 1; this reads 3"
-        page.click("text=quickstart >> nth=0")
-        page.wait_for_selector(".charts svg")
-        assert page.locator(".charts figure").count() == 13
-        assert "held-out accuracy 0.25 → 0.75" in page.inner_text(".where")
-        titles = page.locator("section:has(> .charts) > h2").all_inner_texts()
-        assert titles == ["Vital signs", "Rewards", "Updates", "Time and speed", "Other"]
-        first = page.locator(".charts figure").first.inner_text()
-        assert first.startswith("reward/mean") and "mean over the valid completions generated in the step" in first
-        page.locator(".charts svg").first.click(position={"x": 3, "y": 40})
-        page.wait_for_url("**#/0/step/1*")
-        page.wait_for_selector(".fates button")
-        assert page.locator(".fates button").all_inner_texts()[0].startswith("trained")
-        page.click('[aria-label^="Groups"] [data-index="0"]')
-        page.wait_for_url("**/group/*")
-        page.wait_for_selector(".columns article .differs")
-        assert page.locator(".columns article").count() == 8
-        page.click(".columns article >> nth=1 >> a")
-        page.wait_for_url("**/completion/*.1.0*")
-        page.wait_for_selector(".tok.at")
-        with page.expect_response("**/token/5*"):  # the answers to other tokens are the same
-            page.click(".tokens .tok >> nth=5")
-        page.wait_for_url("**t=5*")
-        page.wait_for_selector("text=masked: 0.21 > 0.18 because the prefix had spent 0.07")
-        shown = page.inner_text(".inspector")
-        for text in (
-            "π current\t−0.25\t77.9 %",
-            "ratio\t1.284",
-            "threshold\t0.18",
-            "“ third”",
-            "not stored; --recompute",
-        ):
-            assert text in shown
-        page.click("#crumbs >> text=step 1")
-        page.wait_for_selector(".fates button")
+        yield page
 
 
-@needs_browser
-def test_tokens_are_counted_from_1(browser):
-    with opened(browser, MadeRun()) as page:
-        page.visit("0/step/3/completion/103.2.0?t=0")
-        page.wait_for_selector(".tok.at")
-        length = page.server.run.completions["length"][3 * 8 + 2]
-        assert f"token 1 of {length}" in page.inner_text(".inspector")
-        assert "token 1" in page.inner_text(".band figcaption > output")
-        page.keyboard.press("End")
-        assert f"token {length} of {length}" in page.inner_text(".inspector")
-        slider = page.locator(".band [role=slider]")
-        values = [slider.get_attribute(f"aria-value{name}") for name in ("min", "now", "max")]
-        assert values == ["1", str(length), str(length)]
-        other = page.locator(".graph a[href]").first.get_attribute("aria-label")
-        assert other.startswith(
-            f"another path from token {length // 4 + 4}"
-        )  # 3 tokens of its second message are shared
-        page.visit("0/compare?step=1&c=103.1.0&run2=1&step2=3")
-        page.wait_for_selector(".pair .tok.at")
-        assert page.locator(".compare thead th").first.inner_text() == "token 18"
+def test_the_way_down_by_clicks(page):
+    page.visit("runs")
+    assert page.locator(".runs .bad").inner_text() == "✕ metrics.jsonl is of format 1; this reads 3"
+    page.click("text=quickstart >> nth=0")
+    page.wait_for_selector(".charts svg")
+    assert page.locator(".charts figure").count() == 13
+    assert "held-out accuracy 0.25 → 0.75" in page.inner_text(".where")
+    titles = page.locator("section:has(> .charts) > h2").all_inner_texts()
+    assert titles == ["Vital signs", "Rewards", "Updates", "Time and speed", "Other"]
+    first = page.locator(".charts figure").first.inner_text()
+    assert first.startswith("reward/mean") and "mean over the valid completions generated in the step" in first
+    page.locator(".charts svg").first.click(position={"x": 3, "y": 40})
+    page.wait_for_url("**#/0/step/1*")
+    page.wait_for_selector(".fates button")
+    assert page.locator(".fates button").all_inner_texts()[0].startswith("trained")
+    page.click('[aria-label^="Groups"] [data-index="0"]')
+    page.wait_for_url("**/group/*")
+    page.wait_for_selector(".columns article .differs")
+    assert page.locator(".columns article").count() == 8
+    page.click(".columns article >> nth=1 >> a")
+    page.wait_for_url("**/completion/*.1.0*")
+    page.wait_for_selector(".tok.at")
+    with page.expect_response("**/token/5*"):  # the answers to other tokens are the same
+        page.click(".tokens .tok >> nth=5")
+    page.wait_for_url("**t=5*")
+    page.wait_for_selector("text=masked: 0.21 > 0.18 because the prefix had spent 0.07")
+    shown = page.inner_text(".inspector")
+    for text in ("π current\t−0.25\t77.9 %", "ratio\t1.284", "threshold\t0.18", "“ third”", "not stored; --recompute"):
+        assert text in shown
+    page.click("#crumbs >> text=step 1")
+    page.wait_for_selector(".fates button")
 
 
-@needs_browser
-def test_groups_say_how_many_completions_were_trained(browser):
-    with opened(browser, MadeRun()) as page:
-        page.visit("step")
-        page.wait_for_selector(".fates button")
-        trained = page.locator('[aria-label^="Groups"] .space .row > :last-child').all_inner_texts()
-        rows = page.server.run.completions
-        assert sum(int(text.partition("/")[0]) for text in trained) == rows["outcome"].count("trained")
-        assert {text.partition("/")[2] for text in trained} == {"8"} and "used" not in page.inner_text(".lists")
+def test_tokens_are_counted_from_1(page):
+    page.visit("0/step/3/completion/103.2.0?t=0")
+    page.wait_for_selector(".tok.at")
+    length = page.server.run.completions["length"][3 * 8 + 2]
+    assert f"token 1 of {length}" in page.inner_text(".inspector")
+    assert "token 1" in page.inner_text(".band figcaption > output")
+    page.keyboard.press("End")
+    assert f"token {length} of {length}" in page.inner_text(".inspector")
+    slider = page.locator(".band [role=slider]")
+    values = [slider.get_attribute(f"aria-value{name}") for name in ("min", "now", "max")]
+    assert values == ["1", str(length), str(length)]
+    other = page.locator(".graph a[href]").first.get_attribute("aria-label")
+    assert other.startswith(f"another path from token {length // 4 + 4}")  # 3 tokens of its second message are shared
+    page.visit("0/compare?step=1&c=103.1.0&run2=1&step2=3")
+    page.wait_for_selector(".pair .tok.at")
+    assert page.locator(".compare thead th").first.inner_text() == "token 18"
+
+
+def test_groups_say_how_many_completions_were_trained(page):
+    page.visit("step")
+    page.wait_for_selector(".fates button")
+    trained = page.locator('[aria-label^="Groups"] .space .row > :last-child').all_inner_texts()
+    rows = page.server.run.completions
+    assert sum(int(text.partition("/")[0]) for text in trained) == rows["outcome"].count("trained")
+    assert {text.partition("/")[2] for text in trained} == {"8"} and "used" not in page.inner_text(".lists")
 
 
 CUT = "tests/view/microscope/test_page.py::test_a_question_is_cut_only_where_its_row_is_full"
 
 
-@needs_browser
 @pytest.mark.parametrize("width", [1000, *campaign(CUT, [1280, 1600])])
 def test_a_question_is_cut_only_where_its_row_is_full(width, browser):
     run = MadeRun()
@@ -187,7 +165,6 @@ def test_a_question_is_cut_only_where_its_row_is_full(width, browser):
         ]
 
 
-@needs_browser
 def test_a_chart_cuts_neither_its_name_nor_its_numbers(browser):
     run, smallest = MadeRun(), -0.000123
     long = "mismatch/probability_0.001_0.01/log_prob_absdiff"
@@ -231,7 +208,6 @@ class Skipped(MadeRun):
         }
 
 
-@needs_browser
 def test_a_completion_has_no_empty_panel(browser):
     run = Skipped()
     with opened(browser, run) as page:
@@ -246,7 +222,6 @@ def test_a_completion_has_no_empty_panel(browser):
         assert not page.locator(".band").is_visible() and not page.locator(".inspector").is_visible()
 
 
-@needs_browser
 def test_in_a_frame_of_another_page_it_says_what_is_missing(browser):
     server = serve(MadeRun())
     page = browser.new_context().new_page()
@@ -275,56 +250,53 @@ def test_in_a_frame_of_another_page_it_says_what_is_missing(browser):
     server.server_close()
 
 
-@needs_browser
-def test_by_keyboard_alone(browser):
-    with opened(browser, MadeRun()) as page:
-        page.visit("0")
-        press = page.keyboard.press
-        page.wait_for_selector(".charts svg")
-        press("ArrowLeft")
-        press("Enter")
-        page.wait_for_url("**#/0/step/11*")
-        page.wait_for_selector(".lists")
-        press("ArrowDown")
-        assert page.locator('[aria-label^="Groups"] .row.at').get_attribute("aria-rowindex") == "3"
-        press("Enter")
-        page.wait_for_url("**/group/*")
-        page.wait_for_selector(".columns")
-        press("ArrowRight")
-        press("b")
-        press("Escape")
-        page.wait_for_url("**#/0/step/11*")
-        page.wait_for_selector(".lists")
-        press("Enter")
-        page.wait_for_selector(".columns")
-        press("ArrowRight")
-        press("Enter")
-        page.wait_for_url("**/completion/*.1.0*")
-        page.wait_for_selector(".tok.at")
-        for key in ("ArrowRight", "ArrowRight", "ArrowDown", "m"):
-            press(key)
-        assert page.locator(".tok.at.masked").count() == 1
-        before = page.input_value('[aria-label="Tint"]')
-        press("t")
-        assert page.input_value('[aria-label="Tint"]') != before
-        press("z")
-        assert page.inner_text(".band button") == "zoom 8×"
-        press("/")
-        page.keyboard.type("therefore")
-        press("Enter")
-        assert page.locator(".tok.hit").count() > 0 and "therefore" in page.inner_text(".tok.at")
-        press("Escape")
-        press("?")
-        assert "next masked token" in page.inner_text("dialog")
-        press("Escape")
-        press("n")
-        page.wait_for_url("**/completion/*.2.0*")
-        page.wait_for_selector(".tok.at")
-        press("Backspace")
-        page.wait_for_url("**/group/*")
+def test_by_keyboard_alone(page):
+    page.visit("0")
+    press = page.keyboard.press
+    page.wait_for_selector(".charts svg")
+    press("ArrowLeft")
+    press("Enter")
+    page.wait_for_url("**#/0/step/11*")
+    page.wait_for_selector(".lists")
+    press("ArrowDown")
+    assert page.locator('[aria-label^="Groups"] .row.at').get_attribute("aria-rowindex") == "3"
+    press("Enter")
+    page.wait_for_url("**/group/*")
+    page.wait_for_selector(".columns")
+    press("ArrowRight")
+    press("b")
+    press("Escape")
+    page.wait_for_url("**#/0/step/11*")
+    page.wait_for_selector(".lists")
+    press("Enter")
+    page.wait_for_selector(".columns")
+    press("ArrowRight")
+    press("Enter")
+    page.wait_for_url("**/completion/*.1.0*")
+    page.wait_for_selector(".tok.at")
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "m"):
+        press(key)
+    assert page.locator(".tok.at.masked").count() == 1
+    before = page.input_value('[aria-label="Tint"]')
+    press("t")
+    assert page.input_value('[aria-label="Tint"]') != before
+    press("z")
+    assert page.inner_text(".band button") == "zoom 8×"
+    press("/")
+    page.keyboard.type("therefore")
+    press("Enter")
+    assert page.locator(".tok.hit").count() > 0 and "therefore" in page.inner_text(".tok.at")
+    press("Escape")
+    press("?")
+    assert "next masked token" in page.inner_text("dialog")
+    press("Escape")
+    press("n")
+    page.wait_for_url("**/completion/*.2.0*")
+    page.wait_for_selector(".tok.at")
+    press("Backspace")
+    page.wait_for_url("**/group/*")
 
 
-@needs_browser
 def test_filters_and_histogram(browser):
     with opened(browser, MadeRun(), refused=True) as page:
         page.visit("step")
@@ -354,84 +326,75 @@ def test_filters_and_histogram(browser):
         assert shown.inner_text() == "1 of 64"
 
 
-@needs_browser
-def test_tints_have_signs_beside_colour(browser):
-    with opened(browser, MadeRun()) as page:
-        page.visit("completion")
-        tints = page.locator('[aria-label="Tint"] option').evaluate_all("all => all.map((one) => one.value)")
-        first = ("advantage", "log_ratio", "mismatch", "entropy", "divergence", "policy_version", "keep", "loss_weight")
-        assert tints[:9] == ["none", *first]
-        style = "(one) => { const s = getComputedStyle(one); return [s.boxShadow, s.textDecorationLine] }"
-        page.select_option('[aria-label="Tint"]', "log_ratio")
-        for name, sign in ((".tokens .tok.p1", "inset"), (".tokens .tok.m1", "inset")):
-            assert sign in page.locator(name).first.evaluate(style)[0]
-        assert page.locator(".tokens .tok.p1").first.evaluate(style) != page.locator(".tokens .tok.m1").first.evaluate(
-            style
-        )
-        assert page.locator(".tokens .tok.masked").first.evaluate(style)[1] == "line-through"
-        assert "≥ +" in page.inner_text(".legend")
-        page.visit("episode")
-        assert page.locator(".tok[data-version]").count() >= 1 and page.locator(".tok.given").count() > 0
-        assert "search(query=sum of 1 and 2)" in page.inner_text(".episode")
-        nodes = page.locator(".graph a")
-        assert nodes.count() == 5 + 2  # the messages, and what the other path has from its fork on
-        other = page.locator(".graph a[href]").first
-        assert other.get_attribute("href") == "#/0/step/3/completion/103.2.1"
-        assert other.get_attribute("aria-label").startswith("another path from token ")
-        assert "calls search, reward +0.25" in nodes.first.get_attribute("aria-label")
-        page.locator(".graph [role=button] >> nth=1").focus()
-        page.keyboard.press("Enter")  # the tool's answer: its first token
-        page.wait_for_url("**t=15*")
+def test_tints_have_signs_beside_colour(page):
+    page.visit("completion")
+    tints = page.locator('[aria-label="Tint"] option').evaluate_all("all => all.map((one) => one.value)")
+    first = ("advantage", "log_ratio", "mismatch", "entropy", "divergence", "policy_version", "keep", "loss_weight")
+    assert tints[:9] == ["none", *first]
+    style = "(one) => { const s = getComputedStyle(one); return [s.boxShadow, s.textDecorationLine] }"
+    page.select_option('[aria-label="Tint"]', "log_ratio")
+    for name, sign in ((".tokens .tok.p1", "inset"), (".tokens .tok.m1", "inset")):
+        assert sign in page.locator(name).first.evaluate(style)[0]
+    assert page.locator(".tokens .tok.p1").first.evaluate(style) != page.locator(".tokens .tok.m1").first.evaluate(
+        style
+    )
+    assert page.locator(".tokens .tok.masked").first.evaluate(style)[1] == "line-through"
+    assert "≥ +" in page.inner_text(".legend")
+    page.visit("episode")
+    assert page.locator(".tok[data-version]").count() >= 1 and page.locator(".tok.given").count() > 0
+    assert "search(query=sum of 1 and 2)" in page.inner_text(".episode")
+    nodes = page.locator(".graph a")
+    assert nodes.count() == 5 + 2  # the messages, and what the other path has from its fork on
+    other = page.locator(".graph a[href]").first
+    assert other.get_attribute("href") == "#/0/step/3/completion/103.2.1"
+    assert other.get_attribute("aria-label").startswith("another path from token ")
+    assert "calls search, reward +0.25" in nodes.first.get_attribute("aria-label")
+    page.locator(".graph [role=button] >> nth=1").focus()
+    page.keyboard.press("Enter")  # the tool's answer: its first token
+    page.wait_for_url("**t=15*")
 
 
-@needs_browser
-def test_episodes_of_a_group_are_read_turn_by_turn(browser):
-    with opened(browser, MadeRun()) as page:
-        page.visit("0/step/3/group/104")
-        cards = page.locator(".columns article")
-        assert cards.count() == 8 and page.locator(".columns button").count() == 0  # no words to compare
-        said = cards.first.locator(".turns li").all_inner_texts()
-        assert [text.split()[0] for text in said] == ["turn", "tool", "turn", "tool", "turn"]
-        assert "turn 0 reward +0.25" in said[0] and "→ search(query=sum of 1 and 2)" in said[0]
-        assert "unreadable call: no closing brace" in said[2]
-        assert "reward of the episode +1 · ended by the limit of turns · begun 2 times" in cards.first.inner_text()
-        page.keyboard.press("ArrowRight")
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/completion/104.1.0*")
+def test_episodes_of_a_group_are_read_turn_by_turn(page):
+    page.visit("0/step/3/group/104")
+    cards = page.locator(".columns article")
+    assert cards.count() == 8 and page.locator(".columns button").count() == 0  # no words to compare
+    said = cards.first.locator(".turns li").all_inner_texts()
+    assert [text.split()[0] for text in said] == ["turn", "tool", "turn", "tool", "turn"]
+    assert "turn 0 reward +0.25" in said[0] and "→ search(query=sum of 1 and 2)" in said[0]
+    assert "unreadable call: no closing brace" in said[2]
+    assert "reward of the episode +1 · ended by the limit of turns · begun 2 times" in cards.first.inner_text()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/completion/104.1.0*")
 
 
-@needs_browser
-def test_compare_marks_the_first_difference(browser):
-    with opened(browser, MadeRun()) as page:
-        page.visit("compare")
-        assert "First difference at token 18" in page.inner_text(".compare .bar")
-        assert page.locator(".pair .tok.first").count() == 2
-        assert page.locator(".pair .tok.first >> nth=1").inner_text() == " otherwise"
-        page.visit("0/compare?step=1&c=103.1.0&run2=1&step2=1")
-        assert "The tokens are the same." in page.inner_text(".compare .bar")
-        page.visit("completion")
-        page.click(".further button")
-        page.wait_for_url("**/compare*")
+def test_compare_marks_the_first_difference(page):
+    page.visit("compare")
+    assert "First difference at token 18" in page.inner_text(".compare .bar")
+    assert page.locator(".pair .tok.first").count() == 2
+    assert page.locator(".pair .tok.first >> nth=1").inner_text() == " otherwise"
+    page.visit("0/compare?step=1&c=103.1.0&run2=1&step2=1")
+    assert "The tokens are the same." in page.inner_text(".compare .bar")
+    page.visit("completion")
+    page.click(".further button")
+    page.wait_for_url("**/compare*")
 
 
-@needs_browser
-def test_a_note_is_saved_and_listed(browser):
-    with opened(browser, MadeRun()) as page:
-        page.visit("0/step/3/completion/103.1.0?t=7")
-        page.click(".note summary")
-        page.fill(".note textarea", "why <b>this</b> one?")
-        page.click("text=save the note")
-        page.wait_for_selector("text=note ●")
-        assert page.server.run.notes["0"] == {"step/3/completion/103.1.0?t=7": "why <b>this</b> one?"}
-        page.visit("0")
-        assert page.inner_text(".notes a") == "step/3/completion/103.1.0, token 8"
-        page.click(".notes a")
-        page.wait_for_url("**/completion/103.1.0?t=7*")
-        page.wait_for_selector(".note[open]")
-        assert page.input_value(".note textarea") == "why <b>this</b> one?"
+def test_a_note_is_saved_and_listed(page):
+    page.visit("0/step/3/completion/103.1.0?t=7")
+    page.click(".note summary")
+    page.fill(".note textarea", "why <b>this</b> one?")
+    page.click("text=save the note")
+    page.wait_for_selector("text=note ●")
+    assert page.server.run.notes["0"] == {"step/3/completion/103.1.0?t=7": "why <b>this</b> one?"}
+    page.visit("0")
+    assert page.inner_text(".notes a") == "step/3/completion/103.1.0, token 8"
+    page.click(".notes a")
+    page.wait_for_url("**/completion/103.1.0?t=7*")
+    page.wait_for_selector(".note[open]")
+    assert page.input_value(".note textarea") == "why <b>this</b> one?"
 
 
-@needs_browser
 def test_a_running_step_appears_by_itself(browser):
     run = MadeRun()
     run.running = True
@@ -451,7 +414,6 @@ FIRST = ("trend", "completion")  # the views that `make test` reads
 READ = "tests/view/microscope/test_page.py::test_every_view_can_be_read"
 
 
-@needs_browser
 @pytest.mark.parametrize("look", ["phone", *campaign(READ, ["desk", "dark"])])
 @pytest.mark.parametrize("route", [*FIRST, *campaign(READ, [route for route in ROUTES if route not in FIRST])])
 def test_every_view_can_be_read(route, look, browser):
@@ -464,15 +426,13 @@ def test_every_view_can_be_read(route, look, browser):
         assert serious(page) == []
 
 
-@needs_browser
-def test_every_tint_can_be_read(browser):
-    with opened(browser, MadeRun()) as page:
-        page.visit("completion")
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            for tint in page.locator('[aria-label="Tint"] option').evaluate_all("all => all.map((one) => one.value)"):
-                page.select_option('[aria-label="Tint"]', tint)
-                assert page.evaluate(CONTRAST) >= 4.5, (scheme, tint)
+def test_every_tint_can_be_read(page):
+    page.visit("completion")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for tint in page.locator('[aria-label="Tint"] option').evaluate_all("all => all.map((one) => one.value)"):
+            page.select_option('[aria-label="Tint"]', tint)
+            assert page.evaluate(CONTRAST) >= 4.5, (scheme, tint)
 
 
 def serious(page):
@@ -513,7 +473,6 @@ CONTRAST = """() => {
 }"""
 
 
-@needs_browser
 def test_hostile_text_is_shown_and_does_nothing(browser):
     run = MadeRun(hostile=True)
     run.notes["0"]['"><img src=x onerror=window.ran=4>'] = "<script>window.ran=5</script>"
@@ -531,7 +490,6 @@ def test_hostile_text_is_shown_and_does_nothing(browser):
         assert page.inner_text(".notes li p") == "<script>window.ran=5</script>"
 
 
-@needs_browser
 def test_long_answers_and_many_completions_draw_what_is_in_sight(browser):
     with opened(browser, MadeRun(groups=1250, size=8, tokens=32_000)) as page:
         page.visit("step")
@@ -551,23 +509,20 @@ def test_long_answers_and_many_completions_draw_what_is_in_sight(browser):
         )
 
 
-@needs_browser
-def test_what_is_missing_is_said(browser):
-    with opened(browser, MadeRun()) as page:
-        server, other = page.server, page.context.new_page()  # whose console names the request that failed
-        other.goto(f"{server.address}#/0/step/999")
-        other.wait_for_selector("[role=alert]")
-        assert "nothing here" in other.inner_text("[role=alert]")
-        server.run.trend["metrics"].clear()
-        server.run.trend["about"].clear()
-        server.run.trend["steps"].clear()
-        server.run.trend["rollout_steps"].clear()
-        other.goto("about:blank")
-        other.goto(f"{server.address}#/0")
-        other.wait_for_selector("text=no step has completions")
+def test_what_is_missing_is_said(page):
+    server, other = page.server, page.context.new_page()  # whose console names the request that failed
+    other.goto(f"{server.address}#/0/step/999")
+    other.wait_for_selector("[role=alert]")
+    assert "nothing here" in other.inner_text("[role=alert]")
+    server.run.trend["metrics"].clear()
+    server.run.trend["about"].clear()
+    server.run.trend["steps"].clear()
+    server.run.trend["rollout_steps"].clear()
+    other.goto("about:blank")
+    other.goto(f"{server.address}#/0")
+    other.wait_for_selector("text=no step has completions")
 
 
-@needs_browser
 def test_the_exported_file_needs_no_server(browser, tmp_path):
     from proxima.view.microscope.exported_page import exported_page
     from proxima.view.microscope.server import open_runs
@@ -605,7 +560,6 @@ def test_the_exported_file_needs_no_server(browser, tmp_path):
     context.close()
 
 
-@needs_browser
 def test_with_the_server_of_the_command(browser, tmp_path):
     """The same views, answered by `proxima view` itself: what the page shows is what the Parquet file has."""
     from tests.view.microscope.stored_run import make_step
