@@ -121,11 +121,6 @@ def test_a_log_is_no_jump():
     assert [len(pieces) for panel in row for pieces in panel.lines] == [1, 1]
 
 
-def test_png(tmp_path):
-    out = write_figure(draw({"ppo_clip": PpoClip()}, quantities=["weight"]), tmp_path / "a.png")
-    assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
 def test_names_are_escaped():
     assert "a&lt;b" in svg_file(draw({"a<b": PpoClip()}, quantities=["loss"], over=["ratio"]))
 
