@@ -67,31 +67,17 @@ def test_runs_and_patterns(done, proxima, sweep, here):
     assert "note: single seed 1: unfinished at step 2 of 9; included as far as it got" in out
     assert out.splitlines()[-1] == "compare.html"
     assert proxima("compare", "single")[1].splitlines()[-1] == "compare.html (replaced)"
-    assert proxima("compare", "singel", "runs/s")[2] == "error: singel does not exist; did you mean 'single'?\n"
-    make_run(here / "other", curve([0.1, 0.3]))
-    assert proxima("compare", "xyz")[2] == "error: xyz does not exist; known: other, single\n"
 
 
 def test_what_cannot_be_compared(proxima, sweep, here, no_page):
     assert proxima("compare", "runs/ss")[::2] == (2, "error: runs/ss does not exist; did you mean 'runs/s'?\n")
     empty = make_run(here / "new", [])
-    assert (
-        proxima("compare", "new")[2] == "error: new has no metrics; it has not finished a step or an evaluation yet\n"
-    )
     code, _, err = proxima("compare", "new", "runs/s")
     assert (code, err) == (0, "WARNING new has no metrics; it has not finished a step or an evaluation yet\n")
     other = make_run(here / "new2", [])
     assert proxima("compare", str(empty), str(other))[::2] == (
         2,
         "error: none of the 2 runs has recorded metrics; wait for a finished step\n",
-    )
-    assert proxima("compare", "runs/s", "--target", "90")[::2] == (
-        2,
-        "error: target=90.0 must be a held-out accuracy in (0, 1]\n",
-    )
-    assert proxima("compare", "runs/s", "--baseline", "grop")[::2] == (
-        2,
-        "error: baseline=grop is not a cell; did you mean 'grpo'?\n",
     )
     assert proxima("compare", "runs/s", "--out", "none/x.html")[::2] == (
         2,
