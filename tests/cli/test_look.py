@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from proxima.cli.list import catalogue
 from proxima.config.describe import kinds_of
 from proxima.config.presets import ALGORITHMS
 from proxima.config.slots import Slot
 from proxima.core.surrogate import SURROGATES
 from proxima.engine.protocol import Sampling
 from proxima.system.recipe_files import shipped_layouts, shipped_recipes
+
+
+@pytest.fixture(scope="module")
+def slots():
+    """What `proxima list --json` prints."""
+    return catalogue()
 
 
 def test_explain(done, proxima, recipe):
@@ -81,8 +88,8 @@ def test_list_of_a_kind_shows_it_in_each_slot_that_has_it(done, proxima):
     assert "critic" in proxima("list", "critic")[1]  # a slot comes before a kind
 
 
-def test_list_fits_a_hundred_columns(proxima):
-    slots = json.loads(proxima("list", "--json")[1])
+def test_list_fits_a_hundred_columns(proxima, slots, monkeypatch):
+    monkeypatch.setattr("proxima.cli.list.catalogue", lambda: slots)
     for words in [(), ("recipes",), *((slot,) for slot in slots)]:
         code, out, _ = proxima("list", *words)
         assert code == 0 and max(map(len, out.splitlines())) <= 100, words
@@ -104,23 +111,16 @@ def test_list_of_one_slot_shows_fields(done):
     assert ["delta", "0.15", "threshold"] in [line[:3] for line in lines]
 
 
-def test_list_says_which_advantages_need_a_critic(proxima):
-    lines = {
-        line.split()[0]: line
-        for line in proxima("list", "advantage")[1].splitlines()
-        if line.startswith("  ") and line[2] != " "
-    }
-    assert {kind for kind, line in lines.items() if "Needs `critic`" in line} == {"gae"}
-    assert "Needs `critic`. Generalised advantage estimation with a critic" in lines["gae"]
+def test_list_says_which_advantages_need_a_critic(slots):
+    said = {kind: facts["summary"] for kind, facts in slots["advantage"]["kinds"].items()}
+    assert {kind for kind, summary in said.items() if "Needs `critic`" in summary} == {"gae"}
+    assert said["gae"].startswith("Needs `critic`. Generalised advantage estimation with a critic")
 
 
-def test_list_has_no_fragment(proxima):
+def test_list_has_no_fragment(slots):
     """What a field means is said where it stands, not in the docstring of another class."""
-    import re
-
-    code, out, _ = proxima("list", "--json")
-    texts = [text for slot in json.loads(out).values() for kind in slot["kinds"].values() for text in words_of(kind)]
-    assert code == 0 and len(texts) > 150
+    texts = [text for slot in slots.values() for kind in slot["kinds"].values() for text in words_of(kind)]
+    assert len(texts) > 150
     assert [
         text for text in texts if re.match(r"(`\w+` )?as (for|above|in)\b", text) or re.search(r"\bas for `", text)
     ] == []
@@ -142,13 +142,12 @@ def test_list_of_recipes(proxima, here):
     assert json.loads(proxima("list", "recipes", "--json")[1])["cpu/grpo"].startswith("GRPO on two cores")
 
 
-def test_list_json(proxima):
-    code, out, _ = proxima("list", "--json")
-    output = json.loads(out)
-    assert code == 0
-    slots = "task reward algorithm advantage surrogate aggregate correction critic divergence preference selection"
-    slots += " reference_kl penalty engine reference_engine loss optimizer sets monitor placement sharding"
-    assert set(output) == set(slots.split())
+def test_list_json(done, slots):
+    output = json.loads(done("list", "--json"))
+    assert output == slots
+    names = "task reward algorithm advantage surrogate aggregate correction critic divergence preference selection"
+    names += " reference_kl penalty engine reference_engine loss optimizer sets monitor placement sharding"
+    assert set(output) == set(names.split())
     assert output["task"]["paths"] == ["task", "eval.task"]
     assert output["surrogate"]["kinds"]["cppo"]["fields"]["delta"]["default"] == 0.15
     summaries = [
