@@ -11,7 +11,7 @@ from proxima.view.comparison_page import write_comparison
 from proxima.view.report import write_report
 from tests.campaigns import campaign
 from tests.experiments.runs import CONFIG, curve, make_sweep
-from tests.view.microscope.test_page import LOOKS, UNNAMED, browser, needs_browser, serious  # noqa: F401
+from tests.view.microscope.test_page import LOOKS, UNNAMED, browser, listened, needs_browser, serious  # noqa: F401
 from tests.view.microscope.test_stages import written
 from tests.view.synthetic import group, make_run, records
 from tests.view.test_report import HOSTILE
@@ -49,19 +49,12 @@ def comparison(tmp_path_factory):
 @contextmanager
 def opened(browser, file, **options):  # noqa: F811
     """The page of a file, offline; at the end nothing was said in its console, and it has asked for nothing."""
-    context = browser.new_context(offline=True, **{"viewport": {"width": 1280, "height": 800}, **options})
-    page, said = context.new_page(), []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: said.append(request.url) if request.url != file.as_uri() else None)
-    page.goto(file.as_uri())
-    if options.get("java_script_enabled", True):
-        page.wait_for_selector("#curves svg")
-    try:
+    with listened(browser, file.as_uri(), offline=True, **options) as (page, said):
+        page.goto(file.as_uri())
+        if options.get("java_script_enabled", True):
+            page.wait_for_selector("#curves svg")
         yield page
-        assert said == []
-    finally:
-        context.close()
+    assert said == []
 
 
 def test_the_report_has_the_curves_of_the_viewer_and_opens_samples(browser, report):  # noqa: F811

@@ -52,15 +52,24 @@ def browser():
 
 
 @contextmanager
+def listened(browser, address, **options):
+    """A page, and the list of what it says in its console, its errors, and what it asks of another address."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+    page, said = context.new_page(), []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.append(request.url) if address not in request.url else None)
+    try:
+        yield page, said
+    finally:
+        context.close()
+
+
+@contextmanager
 def opened(browser, run, refused=False, **options):
     """A page at the made run's server; at the end nothing was said in its console, and nothing failed, but what the
     browser itself says of a request that was `refused`."""
-    server, said = serve(run), []
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-    page = context.new_page()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: said.append(request.url) if server.address not in request.url else None)
+    server = serve(run)
 
     def visit(name):
         page.goto("about:blank")
@@ -68,14 +77,14 @@ def opened(browser, run, refused=False, **options):
         page.wait_for_selector("#crumbs li")
         page.wait_for_selector("#view > *")
 
-    page.visit, page.server = visit, server
     try:
-        yield page
+        with listened(browser, server.address, **options) as (page, said):
+            page.visit, page.server = visit, server
+            yield page
         refusals = [line for line in said if "server responded with a status of 400" in line]
         assert bool(refusals) == refused
         assert [line for line in said if line != "about:blank" and line not in refusals] == []
     finally:
-        context.close()
         server.shutdown()
         server.server_close()
 
@@ -532,32 +541,26 @@ def test_the_exported_file_needs_no_server(browser, tmp_path):
     (run,) = open_runs([tmp_path / "run"])
     file = tmp_path / "shared.html"
     file.write_text(exported_page(run, 1), encoding="utf-8")
-    context = browser.new_context(offline=True)
-    page = context.new_page()
-    said = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(file.as_uri())
-    page.wait_for_selector(".lists")
-    page.click('[aria-label="Completions"] [data-index="1"]')
-    page.wait_for_selector(".tok.at")
-    page.keyboard.press("ArrowRight")
-    page.wait_for_selector(".reason:has-text('kept'), .reason:has-text('masked')")
-    assert page.evaluate("window.ran") is None and said == []
-    page.close()
-    page = context.new_page()
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.set_content('<iframe sandbox="allow-scripts" width="1200" height="700"></iframe>')
-    page.eval_on_selector("iframe", "(frame, text) => { frame.srcdoc = text; }", file.read_text())  # W&B shows it so
-    frame = page.frame_locator("iframe")
-    frame.locator(".lists").wait_for()
-    frame.locator("th, [role=columnheader]").first.click()  # the order is written into the address
-    frame.locator('[aria-label="Completions"] [data-index="1"]').click()
-    frame.locator(".tok.at").wait_for()
-    lacks = "no server: no search, notes or further steps; no storage: the theme is not kept; no history"
-    assert frame.locator("#missing").inner_text().startswith(f"This frame has {lacks}")
-    assert said == []
-    context.close()
+    with listened(browser, file.as_uri(), offline=True) as (page, said):
+        page.goto(file.as_uri())
+        page.wait_for_selector(".lists")
+        page.click('[aria-label="Completions"] [data-index="1"]')
+        page.wait_for_selector(".tok.at")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector(".reason:has-text('kept'), .reason:has-text('masked')")
+        assert page.evaluate("window.ran") is None and said == []
+        page = page.context.new_page()
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.set_content('<iframe sandbox="allow-scripts" width="1200" height="700"></iframe>')
+        page.eval_on_selector("iframe", "(frame, text) => { frame.srcdoc = text; }", file.read_text())  # as W&B does
+        frame = page.frame_locator("iframe")
+        frame.locator(".lists").wait_for()
+        frame.locator("th, [role=columnheader]").first.click()  # the order is written into the address
+        frame.locator('[aria-label="Completions"] [data-index="1"]').click()
+        frame.locator(".tok.at").wait_for()
+        lacks = "no server: no search, notes or further steps; no storage: the theme is not kept; no history"
+        assert frame.locator("#missing").inner_text().startswith(f"This frame has {lacks}")
+        assert said == []
 
 
 def test_with_the_server_of_the_command(browser, tmp_path):
@@ -569,29 +572,24 @@ def test_with_the_server_of_the_command(browser, tmp_path):
     command = [sys.executable, "-m", "proxima", "view", str(tmp_path), "--port", "0", "--key", "secret", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            port = int(re.search(r":(\d+)/", process.stdout.readline())[1])
-            walk(browser, port)
+            address = re.search(r"http://.*:\d+/", process.stdout.readline())[0]
+            with listened(browser, address) as (page, said):
+                walk(page, address)
+            assert [line for line in said if line != "about:blank"] == []
         finally:
             process.terminate()
 
 
-def walk(browser, port):
-    """Every view of the run at a port, and the reason of a token as the server gives it."""
-    context = browser.new_context()
-    page = context.new_page()
-    said = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
+def walk(page, address):
+    """Every view of the run at an address, and the reason of a token as the server gives it."""
     for route in ("", "0", "0/step/1", "0/step/1/group/1", "0/step/1/completion/1.2.0?t=0"):
         page.goto("about:blank")
-        page.goto(f"http://127.0.0.1:{port}/?key=secret#/{route}")
+        page.goto(f"{address}?key=secret#/{route}")
         page.wait_for_selector("#view > *")
         assert page.locator("[role=alert]:not(:empty)").count() == 0, route
     page.wait_for_selector(".reason")
     answer = json.loads(page.evaluate("fetch('/api/0/step/1/completion/1.2.0/token/0').then((one) => one.text())"))
     page.wait_for_selector(f".reason:has-text('{answer['reason'][:12]}')")
     assert answer["reason"] in page.inner_text(".reason")
-    page.goto(f"http://127.0.0.1:{port}/?key=secret#/0/compare?step=1&c=1.2.0&run2=1&step2=1")
+    page.goto(f"{address}?key=secret#/0/compare?step=1&c=1.2.0&run2=1&step2=1")
     page.wait_for_selector("text=The tokens are the same.")
-    assert said == []
-    context.close()
