@@ -13,7 +13,7 @@ import runpy
 import shlex
 import shutil
 import sys
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 import pytest
@@ -196,13 +196,10 @@ def shrink(file):
 @pytest.fixture(scope="module")
 def given(checkout, tmp_path_factory):
     """`run`: a run of the quickstart with a second reward, called style."""
-    folder, current = tmp_path_factory.mktemp("given"), Path.cwd()
-    os.chdir(checkout)
-    try:
-        rewards = "reward=[number, {kind: length, name: style, weight: 0}]"
+    folder = tmp_path_factory.mktemp("given")
+    rewards = "reward=[number, {kind: length, name: style, weight: 0}]"
+    with chdir(checkout):
         assert main(["train", "recipes/quickstart.yaml", rewards, f"folder={folder}/run", "--quiet"]) == 0
-    finally:
-        os.chdir(current)
     return folder
 
 
