@@ -8,13 +8,13 @@ import pytest
 
 from proxima.api import local_answers
 from proxima.api.episode_chat import EpisodeChat, episodes_of, make_table, play_episodes
-from proxima.cli.main import main
 from proxima.config import resolve
 from proxima.config.partial_schemas import PlayedConfig
 from proxima.config.sections.model_section import ModelConfig
 from proxima.data import Completion, Prompt, UserError
 from proxima.engine.protocol import Request, Sampling
-from tests.rollout.episodes.test_player import ids
+from tests.cli.conftest import proxima  # noqa: F401
+from tests.rollout.episodes.test_player import Engine
 from tests.tiny import tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
@@ -22,32 +22,21 @@ TOOL = ["task.kind=arithmetic", "task.tools=[proxima.environment.calculator:calc
 GAME = ["task={kind: seeds, count: 3, environment: {kind: guess, low: 1, high: 2, guesses: 2}}"]
 XML = "<function=calculate><parameter=expression>6*7</parameter></function>"
 CALL = "```calculate\n6*7\n```"
-END = tiny_tokenizer().eos_token_id
 
 
-class Says:
-    """An engine; a text that ends with "…" is cut off, an exception is raised after a token."""
+class Says(Engine):
+    """Says one text after the other, or raises it; `contexts` are what it was shown."""
 
     def __init__(self, *texts):
-        self.texts, self.contexts = [*texts], []
+        super().__init__(*texts)
+        self.contexts = []
 
-    async def generate(self, requests):
-        for request in requests:
-            self.contexts.append(tiny_tokenizer().decode(request.prompt.tokens))
-            text = self.texts.pop(0)
-            if isinstance(text, BaseException):
-                raise text
-            cut = text.endswith("…")
-            text = text.removesuffix("…")
-            made = Completion.of_text(
-                request.prompt.uid,
-                request.sample,
-                text,
-                [*ids(text), *([] if cut else [END])],
-                "length" if cut else "stop",
-            )
-            object.__setattr__(made, "turn", request.turn)
-            yield made
+    def text_of(self, request):
+        text = self.texts[len(self.contexts)]
+        self.contexts.append(tiny_tokenizer().decode(request.prompt.tokens))
+        if isinstance(text, BaseException):
+            raise text
+        return text
 
     async def in_flight(self):
         return []
@@ -82,11 +71,6 @@ def table(tiny_model):
     yield make
     for table in made:
         table.world.close()
-
-
-@pytest.fixture
-def proxima(capsys):
-    return lambda *words: (main([str(word) for word in words]), *capsys.readouterr())
 
 
 @pytest.fixture
@@ -140,7 +124,7 @@ def test_an_episode_whose_last_path_begins_at_a_later_turn_is_not_lost():
     assert [completion.key for completion in episodes_of(Forking(), asked)] == [(3, 0, 0), (3, 1, 1)]
 
 
-def test_a_whole_episode(table, roomy, proxima, tiny_model, monkeypatch):
+def test_a_whole_episode(table, roomy, proxima, tiny_model, monkeypatch):  # noqa: F811
     engine = Says(CALL, "42")
     (made,) = play_episodes(table(*TOOL), engine, ["6*7?"], sampling=Sampling(max_tokens=40), samples=1, seed=0)
     assert made.text == "42" and made.episode.reward is None and [s.role for s in made.episode.spans][1] == "user"
@@ -153,7 +137,7 @@ def test_a_whole_episode(table, roomy, proxima, tiny_model, monkeypatch):
     assert sum(row["sampled"]) == len(row["sampled"]) - row["episode"]["spans"][1]["tokens"]
 
 
-def test_what_is_wrong_is_said_before_weights_load(proxima, tiny_model, monkeypatch):
+def test_what_is_wrong_is_said_before_weights_load(proxima, tiny_model, monkeypatch):  # noqa: F811
     monkeypatch.setattr(local_answers, "local_engine", lambda *_, **__: pytest.fail("loads"))
     model = tiny_model("llama")
     code, out, err = proxima("generate", model, "--chat", "--tools", "nowhere:lookup")
