@@ -37,6 +37,13 @@ def pages(folder, step=1):
     return {key: CompletionPage(run, run.step(step), key) for key in run.step(step).rows}
 
 
+@pytest.fixture
+def page(tmp_path):
+    """The first completion of a step."""
+    make_step(tmp_path, SURROGATES["cppo"]())
+    return next(iter(pages(tmp_path).values()))
+
+
 def digits(value):
     return f"{value:.5g}"
 
@@ -83,9 +90,7 @@ def test_the_prefix_of_cppo_is_its_definition(tmp_path):
         np.testing.assert_allclose(c, bound, atol=2e-6)
 
 
-def test_columns_travel_as_bytes(tmp_path):
-    make_step(tmp_path, SURROGATES["cppo"]())
-    page = next(iter(pages(tmp_path).values()))
+def test_columns_travel_as_bytes(page):
     answer = page.answer()
     coded = answer["columns"]
     for name, kind, dtype in (("log_prob", "f32", "<f4"), ("keep", "u8", "u1"), ("policy_version", "i32", "<i4")):
@@ -104,9 +109,7 @@ def test_columns_travel_as_bytes(tmp_path):
         ({"log_prob": None, "keep": None}, "the trainer ran no forward pass of it"),
     ],
 )
-def test_why_there_are_no_reasons(change, words, tmp_path):
-    make_step(tmp_path, SURROGATES["cppo"]())
-    page = next(iter(pages(tmp_path).values()))
+def test_why_there_are_no_reasons(change, words, page):
     page.row.update(change)
     assert page.token(0)["reason"].startswith(words)
     assert page.answer()["band"] is None
@@ -121,9 +124,7 @@ def test_why_there_are_no_reasons(change, words, tmp_path):
         ({"surrogate": {"kind": "ppo_clip"}, "proximal": "recompute"}, "the proximal log-prob was recomputed"),
     ],
 )
-def test_recipes_of_which_nothing_can_be_said(algorithm, words, tmp_path):
-    make_step(tmp_path, SURROGATES["cppo"]())
-    page = next(iter(pages(tmp_path).values()))
+def test_recipes_of_which_nothing_can_be_said(algorithm, words, page):
     recipe = {"algorithm": algorithm, "train": {"updates_per_step": 2}}
     stored = StoredTokens(row=page.row, specs=LossSpecs.of(recipe), step=1, recomputed={})
     assert words in stored.problem()
