@@ -54,11 +54,13 @@ def done(proxima: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
 
 
 @pytest.fixture(autouse=True)
-def quick_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's rate is measured with one small product, not for a fifth of a second with large ones."""
+def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's rates are not measured for half a second: products with one small one, copies not at all."""
     from proxima.system.machine import gemm_rate
+    from proxima_plan import devices
 
     monkeypatch.setattr(gemm_rate, "__defaults__", ("cpu", 64, 1e-4))
+    monkeypatch.setattr(devices, "_copy_rate", lambda device: 1e10)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ BAD_PATHS = {
     "not UTF-8": "\udcff\udc80",
     "a home that is not": "~nobody_such/x",
     "a NUL": "a\0b",
-    "huge": "x" * 300_000,
+    "huge": "x" * 70_000,
     "a device": "/dev/null",
     "a socket": "socket",
     "a device's folder": "/dev/null/x",
@@ -76,7 +76,7 @@ train dpo.yaml folder=o preference.cache={}
 init {}
 sweep sweep.yaml --folder {}
 reward score rows.jsonl --reward number --json-out {}
-plot surrogate cppo --out {}.svg
+plot surrogate cppo --only loss --over ratio --out {}.svg
 peers convert verl.yaml --from verl --out {}
 """
 KINDS = ("below a file", "below /proc", "a NUL", "huge", "a device's folder")
@@ -90,7 +90,7 @@ FILES = {
     "verl.yaml": "actor_rollout_ref: {model: {path: a/b}}\nalgorithm: {adv_estimator: grpo}\n",
     "both.yaml": "extends: sft.yaml\npreference: {loss: ipo}\n",
     "bad.yaml": "extends: bad.yaml\n",
-    "deep.yaml": "a: " + "[" * 5000 + "]" * 5000,
+    "deep.yaml": "a: " + "[" * 700 + "]" * 700,
     "escape.yaml": "seed: 1\x1b",
     "bomb.yaml": f"extends: tiny.yaml\n{BOMB}\n",
     "surrogate.yaml": 'extends: tiny.yaml\ndata: {system: "\\ud83d"}\n',

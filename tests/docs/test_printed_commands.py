@@ -24,9 +24,8 @@ from transformers.utils import logging
 from proxima.cli.main import main
 from proxima.config import resolve
 from proxima.system import recipe_files
-from proxima.system.machine import gemm_rate
 from proxima_plan.rehearsal import rehearsal
-from tests.cli.conftest import few_cases  # noqa: F401
+from tests.cli.conftest import few_cases, quick_rates  # noqa: F401
 from tests.cli.warm_rehearsals import WarmExecutor
 from tests.docs.printed import ROOT, Printed, fence, pages
 from tests.tiny import tiny, tiny_tokenizer
@@ -204,7 +203,7 @@ def given(checkout, tmp_path_factory):
 
 
 @pytest.fixture
-def here(checkout, tmp_path, monkeypatch, few_cases):  # noqa: F811
+def here(checkout, tmp_path, monkeypatch, few_cases, quick_rates):  # noqa: F811
     """A copy of the checkout as the current folder; proxima finds its recipes there."""
     top = tmp_path / "proxima"
     shutil.copytree(checkout, top, symlinks=True)
@@ -214,7 +213,6 @@ def here(checkout, tmp_path, monkeypatch, few_cases):  # noqa: F811
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(rehearsal, "ProcessPoolExecutor", WarmExecutor)
-    monkeypatch.setattr(gemm_rate, "__defaults__", ("cpu", 64, 1e-4))  # of `explain` and `doctor`
     modules = set(sys.modules)
     yield top
     for name in set(sys.modules) - modules:
