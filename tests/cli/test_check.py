@@ -74,6 +74,7 @@ def test_what_a_spec_says_of_itself_is_not_believed(stranger, capsys, change, la
     assert results[law]["status"] == "FAILED" and message in results[law]["detail"]
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_an_exempt_law_is_run(capsys):
     assert main(["check", "dro"]) == 0
     assert "skipped  scale: exempt, and indeed fails: loss at 4 times the advantage" in capsys.readouterr().out

@@ -61,6 +61,7 @@ def test_the_cause_comes_first_and_alone(stranger, capsys, name):
     ]
 
 
+@pytest.mark.usefixtures("few_cases")
 def test_independent_defects_are_told_together(stranger, capsys):
     stranger("two_defects", returns("b.masked('advantage') * r + 1.0 * b.loss_mask * (b.entropy is None)"))
     main(["check", "two_defects:Mine"])
