@@ -26,9 +26,14 @@ PAGES = sorted(
 )
 
 
-def test_every_made_page_is_what_the_code_says():
-    """`make docs` writes them; a page of a method that is gone is removed by hand."""
-    made = method_pages.pages()
+@pytest.fixture(scope="module")
+def made():
+    """The pages that `make docs` writes."""
+    return method_pages.pages()
+
+
+def test_every_made_page_is_what_the_code_says(made):
+    """A page of a method that is gone is removed by hand."""
     stale = [path.name for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     assert not stale, "run make docs"
     assert set((DOCS / "algorithms").glob("*.md")) == {path for path in made if path.parent.name == "algorithms"}
@@ -86,11 +91,11 @@ def test_the_recipe_of_an_agent_resolves(tmp_path, monkeypatch):
     assert all((ROOT / word).is_file() for word in config.task.environment["command"][1:])
 
 
-def test_what_a_page_shows_of_a_recipe_resolves():
+def test_what_a_page_shows_of_a_recipe_resolves(made):
     """The keys are those of the schema, and the numbers beside them are what they make."""
     by_name = {}
     for kind in ("drop_uniform_groups", "prune"):
-        text = method_pages.pages()[DOCS / "algorithms" / f"{kind}.md"]
+        text = made[DOCS / "algorithms" / f"{kind}.md"]
         recipe = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
         recipe["algorithm"]["surrogate"] = "ppo_clip"
         by_name[kind] = resolve({"model": {"path": "a/b"}, "task": "arithmetic", "reward": ["number"], **recipe}).config
@@ -103,8 +108,8 @@ def test_what_a_page_shows_of_a_recipe_resolves():
     assert (pruned.kept(16), factor, train.prompts_per_step * factor) == (2, 8, 64)
 
 
-def test_a_method_is_one_screen():
-    for path, text in method_pages.pages().items():
+def test_a_method_is_one_screen(made):
+    for path, text in made.items():
         if path.parent.name == "algorithms" and path.name != "README.md":
             assert len(text.splitlines()) <= 60, path.name
 
