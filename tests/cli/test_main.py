@@ -80,6 +80,13 @@ def test_the_help_groups_the_commands(proxima):
     assert re.findall(r"^    ([\w-]+) ", out, re.MULTILINE) == [*COMMANDS] and len(COMMANDS) == 20
 
 
+def test_the_help_has_the_actions_of_a_command_and_the_groups_of_their_options(done):
+    text = " ".join(done("reward", "--help").split())
+    assert "actions: ACTION score score the texts of a file" in text and "serve serve a reward model over HTTP" in text
+    text = done("reward", "serve", "--help")
+    assert text.count("limits of a request:\n") == 1 and "until it is scored; default: 300" in text
+
+
 def test_the_help_of_train_names_the_section_of_each_family(proxima):
     _, out, _ = proxima("train", "--help")
     assert all(f"`{family.own}`" in out for family in OFFLINE)
