@@ -4,8 +4,6 @@ import io
 import subprocess
 import sys
 
-from proxima.cli import main as command_line
-from proxima.data import UserError
 from proxima.view.run_views import lines_to
 
 PROGRAM = """
@@ -28,26 +26,6 @@ def test_a_run_says_it_before_the_load_call_and_before_transformers_is_imported(
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
     lines = done.stdout.splitlines()
     assert lines[0].endswith("  checking recipe and data") and lines[1] == "loading begins False", done.stderr
-
-
-def test_every_training_says_it_before_it_begins(monkeypatch, capsys, tmp_path):
-    import proxima.api.run_config as run_config
-    import proxima.runtime.launch.run as launch
-    from proxima.config import resolve
-
-    messages = []
-
-    def begin(*_, **__):
-        messages.append(capsys.readouterr().out)
-        raise UserError("enough")
-
-    monkeypatch.setattr(launch, "train", begin)
-    monkeypatch.setattr(run_config, "resolve_run", lambda *_, **__: resolve("quickstart", []))
-    assert command_line.main(["train", "quickstart"]) == 2
-    assert messages[0].endswith("  checking recipe and data\n")
-    monkeypatch.setattr(launch, "train", lambda *_, **__: messages.append(capsys.readouterr().out) or 1 / 0)
-    command_line.main(["train", "quickstart", "--quiet"])
-    assert messages[1] == ""
 
 
 def test_each_stage_before_the_start_is_said_once():
