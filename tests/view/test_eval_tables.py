@@ -2,11 +2,9 @@
 
 import io
 
-import pytest
-
 from proxima.evaluate.intervals import Interval
 from proxima.evaluate.question_pairs import PairedComparison
-from proxima.view.eval_tables import EvalProgress, comparison_table, p_value, results_table, verdict
+from proxima.view.eval_tables import EvalProgress, comparison_table, results_table, verdict
 from proxima.view.terminal import StageProgress
 from tests.manual_clock import ManualClock
 from tests.terminal import Terminal
@@ -218,11 +216,6 @@ def test_comparison():
         "p: McNemar, exact and sign flips, two-sided; the interval of the difference: bootstrap over the "
         "questions as pairs",
     ]
-
-
-@pytest.mark.parametrize(("p", "text"), [(0.0123, "0.012"), (0.00099, "< 0.001"), (1.0, "1.000")])
-def test_p(p, text):
-    assert p_value(p) == text
 
 
 def test_equal_scores_are_said():

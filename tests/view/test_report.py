@@ -404,10 +404,3 @@ def test_samples_of_episodes_are_shown_turn_by_turn(tmp_path):
     assert (
         "<code>→ add(a=1)</code>" in shown and "&lt;b&gt;2&lt;/b&gt;" in shown and '<li class="given error">' in shown
     )
-
-
-def test_an_accuracy_that_is_no_count_is_of_examples_without_a_verdict():
-    """Ties of DPO before the first step count half."""
-    tied = {"kind": "eval", "step": 0, "examples": 8, "accuracy": 0.5, "answers": 8, "correct": 0}
-    (side,) = headline([tied])["sides"]
-    assert (side["of"], side["when"]) == ("8 examples", "before the first step")
