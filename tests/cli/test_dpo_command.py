@@ -14,7 +14,6 @@ def test_a_run_with_its_log_and_its_report(file, tmp_path, capsys):
     page = (tmp_path / "run" / "report.html").read_text()
     for name in ("rewards/accuracies", "rewards/margins", "rewards/chosen", "logps/rejected"):
         assert f'"{name}": [' in page
-    assert main(["train", str(tmp_path / "run"), "--resume", "train.steps=5", "--quiet"]) == 0
 
 
 def test_explain_counts_both_sides_of_a_pair(file, capsys):
