@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from proxima.data import Episode, Score, Span, ToolCall, UserError
-from proxima.evaluate import read_result
+from proxima.evaluate import read_result, wilson
 from proxima.evaluate.group_metrics import eval_metrics
 from proxima.evaluate.question_pairs import compare_results, metrics_of
 from proxima.runtime.state.rollouts import write_evals
@@ -71,3 +71,10 @@ def test_one_known_verdict_makes_it_accuracy(tmp_path):
     judged = [Score(value=0.3, correct=True), *[Score(value=0.1)] * 3]
     (comparison,) = compare_results(*results(tmp_path, judged, judged))
     assert (comparison.metric, comparison.test, comparison.questions) == ("accuracy", "McNemar, exact", 1)
+
+
+def test_single_answers_are_compared_by_mcnemar_and_have_wilsons_intervals(tmp_path):
+    right, wrong = Score(value=1.0, correct=True), Score(value=0.0, correct=False)
+    (comparison,) = compare_results(*results(tmp_path, [right, wrong, wrong, wrong], [right, right, wrong, wrong]))
+    assert (comparison.first.low, comparison.first.high) == wilson(1, 4)
+    assert (comparison.second.low, comparison.second.high) == wilson(2, 4) and comparison.test == "McNemar, exact"
