@@ -55,8 +55,8 @@ def test_calibration_by_hand():
 
 def test_scores_that_know_their_confidence_are_calibrated():
     draw = np.random.default_rng(0)
-    leads = np.abs(draw.normal(0, 2, 4000))
-    signs = np.where(draw.random(4000) < 1 / (1 + np.exp(-leads)), 1, -1)
+    leads = np.abs(draw.normal(0, 2, 2000))
+    signs = np.where(draw.random(2000) < 1 / (1 + np.exp(-leads)), 1, -1)
     honest = pair_metrics([pair(i, float(x)) for i, x in enumerate(leads * signs)])
     boasting = pair_metrics([pair(i, float(3 * x)) for i, x in enumerate(leads * signs)])
     assert honest["calibration/error"] < 0.03 < 0.08 < boasting["calibration/error/low"]
