@@ -17,6 +17,7 @@ import pytest
 from proxima.core.surrogate import SURROGATES
 from tests.campaigns import campaign
 from tests.view.microscope.made_run import MadeRun, coded, serve
+from tests.warm import WarmPopen
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PLAYWRIGHT = importlib.util.find_spec("playwright")
@@ -569,8 +570,9 @@ def test_with_the_server_of_the_command(browser, tmp_path):
 
     for name in ("a", "b"):
         make_step(tmp_path / name, SURROGATES["cppo"](), prompts=2, samples=3)
-    command = [sys.executable, "-m", "proxima", "view", str(tmp_path), "--port", "0", "--key", "secret", "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    options = ["--port", "0", "--key", "secret", "--no-browser"]
+    command = [sys.executable, "-m", "proxima.cli.main", "view", str(tmp_path), *options]
+    with WarmPopen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             address = re.search(r"http://.*:\d+/", process.stdout.readline())[0]
             with listened(browser, address) as (page, said):
