@@ -1,7 +1,9 @@
+import importlib.metadata
 import shutil
 from collections.abc import Callable
 from contextlib import chdir, redirect_stdout
 from dataclasses import replace
+from functools import cache
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -53,14 +55,19 @@ def done(proxima: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
     return run
 
 
+INSTALLED = cache(importlib.metadata.entry_points)
+
+
 @pytest.fixture(autouse=True)
-def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's rates are not measured for half a second: products with one small one, copies not at all."""
+def quick_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's rates are not measured for half a second: products with one small one, copies not at all. And its
+    packages are not read again for each command that another distribution brings."""
     from proxima.system.machine import gemm_rate
     from proxima_plan import devices
 
     monkeypatch.setattr(gemm_rate, "__defaults__", ("cpu", 64, 1e-4))
     monkeypatch.setattr(devices, "_copy_rate", lambda device: 1e10)
+    monkeypatch.setattr(importlib.metadata, "entry_points", INSTALLED)
 
 
 @pytest.fixture

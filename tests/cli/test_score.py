@@ -11,6 +11,7 @@ from pyarrow import parquet
 from proxima.data import Completion, Episode, Group, Prompt, Score, Span
 from proxima.runtime.state.rollouts import read_rows, write_evals
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
 ROWS = [
     {"question": "7 + 5?", "gold": "12", "difficulty": 1, "completion": "12"},
     {"question": "17 + 5?", "gold": "22", "difficulty": 2, "completion": "It is\n20."},

@@ -25,7 +25,7 @@ from proxima.cli.main import main
 from proxima.config import resolve
 from proxima.system import recipe_files
 from proxima_plan.rehearsal import rehearsal
-from tests.cli.conftest import few_cases, quick_rates  # noqa: F401
+from tests.cli.conftest import few_cases, quick_machine  # noqa: F401
 from tests.cli.warm_rehearsals import WarmExecutor
 from tests.docs.printed import ROOT, Printed, fence, pages
 from tests.tiny import tiny, tiny_tokenizer
@@ -203,7 +203,7 @@ def given(checkout, tmp_path_factory):
 
 
 @pytest.fixture
-def here(checkout, tmp_path, monkeypatch, few_cases, quick_rates):  # noqa: F811
+def here(checkout, tmp_path, monkeypatch, few_cases, quick_machine):  # noqa: F811
     """A copy of the checkout as the current folder; proxima finds its recipes there."""
     top = tmp_path / "proxima"
     shutil.copytree(checkout, top, symlinks=True)

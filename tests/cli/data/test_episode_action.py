@@ -4,11 +4,14 @@ import json
 import shutil
 from types import SimpleNamespace
 
+import pytest
+
 from proxima.cli.data.episode_action import MadeTurns
 from proxima.data import ToolCall
 from proxima.environment.tool_calls import read_calls
 from tests.tiny import CHAT_TEMPLATE
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
 THOUGHTLESS = CHAT_TEMPLATE.replace(
     "message['content']", "(message['content'] if loop.last else message['content'].split('</think>')[-1])"
 )
