@@ -18,7 +18,7 @@ from proxima.config import resolve
 from proxima.config.validate import warnings
 from tests.cli.conftest import TINY
 from tests.cli.test_score import write_scored
-from tests.prepare.published import gsm8k_folder
+from tests.prepare.published import go_offline, gsm8k_folder
 from tests.runtime.offline import tiny_dpo, tiny_reward, tiny_sft
 
 BAD_PATHS = {
@@ -136,8 +136,6 @@ def given(tiny_model, tmp_path_factory):
 @pytest.fixture
 def place(given, monkeypatch, tmp_path):
     """The folder as the current one, without a network, with empty caches; nobody may read weights."""
-    datasets = pytest.importorskip("datasets")
-    from huggingface_hub import constants
 
     def read(*_, **__):
         raise AssertionError("weights were read")
@@ -146,10 +144,7 @@ def place(given, monkeypatch, tmp_path):
     users = ("model.model_source", "api.local_answers", "runtime.state.export")
     for module in (*users, "model"):
         monkeypatch.setattr(f"proxima.{module}.load", read)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "no-hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "no-datasets")
+    go_offline(monkeypatch, tmp_path / "no-caches")
     monkeypatch.chdir(given)
     for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # the cluster of a `submit` that names none
         monkeypatch.delenv(name, raising=False)

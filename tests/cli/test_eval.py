@@ -11,6 +11,7 @@ from proxima.data import Group, Score
 from proxima.evaluate.results import completions_table
 from tests.evaluate.test_group_metrics import FAILED, RIGHT, WRONG, group
 from tests.experiments.runs import make_run, make_sweep, step
+from tests.prepare.published import gsm8k_folder, write_parquet
 from tests.reward.make import completion, prompt
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
@@ -24,26 +25,15 @@ def rows(*answers):
 @pytest.fixture
 def gsm8k(here):
     """Six questions as the hub's GSM8K has them: the answer is a whole solution."""
-    folder = here / "data" / "gsm8k"
-    folder.mkdir(parents=True)
-    lines = [
-        json.dumps({"question": r["question"], "answer": f"It is simple.\n#### {r['answer']}"})
-        for r in rows(0, 2, 4, 6, 8, 10)
-    ]
-    (folder / "test.jsonl").write_text("\n".join(lines) + "\n")
-    return folder
+    test = [row | {"answer": f"It is simple.\n#### {row['answer']}"} for row in rows(0, 2, 4, 6, 8, 10)]
+    return gsm8k_folder(here / "data" / "gsm8k", test=test)
 
 
 @pytest.fixture
 def amc23(here):
     """Three questions as `proxima data prepare` writes them."""
-    import pyarrow
-
-    folder = here / "data" / "amc23"
-    folder.mkdir(parents=True)
     table = [row | {"level": i, "source": "made", "messages": "not read"} for i, row in enumerate(rows("1/2", 2, 4))]
-    parquet.write_table(pyarrow.Table.from_pylist(table), folder / "test.parquet")
-    return folder
+    return write_parquet(here / "data" / "amc23" / "test.parquet", table)
 
 
 SMALL = ("engine.slots=8", "engine.dtype=float32", "runtime.threads=1", "--max-tokens", "6")

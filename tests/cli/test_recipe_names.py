@@ -7,6 +7,7 @@ import pytest
 
 from proxima.config import resolve
 from proxima.system.recipe_files import shipped_folder
+from tests.reward.make import completions, prompt
 
 
 def test_a_name_is_a_recipe_of_proxima(here, proxima):
@@ -82,11 +83,8 @@ def test_init_writes_what_runs_and_overwrites_nothing(here, done, proxima, monke
 def test_the_starters_reward():
     from proxima.cli.starter.reward import brief_answer
 
-    class Text:
-        def __init__(self, text):
-            self.answer, self.text = "yes", text
-
-    values = [brief_answer(Text(""), Text(text)) for text in ("Yes.", "Yes, it is.", "No.", "")]
+    texts = completions("Yes.", "Yes, it is.", "No.", "")
+    values = [brief_answer(prompt("yes"), completion) for completion in texts]
     assert [(round(value["value"], 3), value["correct"]) for value in values] == [
         (1.0, True),
         (0.667, True),

@@ -6,7 +6,6 @@ overrides is resolved; so is what `NOT_RUN` lists, with the reason.
 """
 
 import importlib.util
-import json
 import os
 import re
 import runpy
@@ -28,6 +27,7 @@ from proxima_plan.rehearsal import rehearsal
 from tests.cli.conftest import few_cases, quick_machine  # noqa: F401
 from tests.cli.warm_rehearsals import WarmExecutor
 from tests.docs.printed import ROOT, Printed, fence, pages
+from tests.prepare.published import write_jsonl
 from tests.tiny import tiny, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("lent_servers", "warm_processes")
@@ -146,10 +146,9 @@ def data(folder):
     """GSM8K, its published solutions, and two sets of one problem each."""
     rows = [{"question": f"{i} + {i}?", "answer": f"It is {2 * i}.\n#### {2 * i}"} for i in range(1, 13)]
     for name in ("gsm8k", "math500", "aime24"):
-        (folder / name).mkdir(parents=True)
         for side, part in (("train", rows[:9]), ("test", rows[9:])):
             short = part if name == "gsm8k" else [part[0] | {"answer": part[0]["answer"].split()[-1]}]
-            write_rows(folder / name / f"{side}.jsonl", short)
+            write_jsonl(folder / name / f"{side}.jsonl", short)
     solved = [
         {
             "question": f"{i} + {i} = ?",
@@ -160,12 +159,7 @@ def data(folder):
         for i in range(40)
     ]
     for place in (".", "runs/classic/pairs"):
-        write_rows(folder.parent / place / "example_model_solutions.jsonl", solved)
-
-
-def write_rows(file, rows):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(folder.parent / place / "example_model_solutions.jsonl", solved)
 
 
 def shrink(file):

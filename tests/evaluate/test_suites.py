@@ -1,21 +1,14 @@
 """Named sets: where their data are found, how the question is put, and the line when there are none."""
 
-import json
 import re
 from pathlib import Path
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from proxima.evaluate.suites import SUITES, parse_tasks, suite
 from proxima.reward import REWARDS
 from proxima.task.prepared import PREPARED
-
-
-def lines(path, *rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+from tests.prepare.published import write_jsonl, write_parquet
 
 
 @pytest.mark.parametrize("name", sorted(SUITES))
@@ -29,7 +22,9 @@ def test_every_suite_is_complete(name):
 
 
 def test_a_prepared_folder(tmp_path):
-    lines(tmp_path / "test.jsonl", {"question": "How many?", "answer": "3", "level": 2, "solution": "long", "id": "a"})
+    write_jsonl(
+        tmp_path / "test.jsonl", [{"question": "How many?", "answer": "3", "level": 2, "solution": "long", "id": "a"}]
+    )
     task, place = SUITES["math500"].find(tmp_path, None)
     (row,) = task.rows(0)
     asked = "How many?\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -40,7 +35,7 @@ def test_a_prepared_folder(tmp_path):
 def test_a_raw_copy_of_the_hub(tmp_path):
     """MATH-500 calls the question `problem` and has a worked solution in braces, which is no template."""
     given = {"problem": "What is {1, 2} \\cup {3}?", "answer": "\\{1,2,3\\}", "unique_id": "t/1"}
-    lines(tmp_path / "test.jsonl", given)
+    write_jsonl(tmp_path / "test.jsonl", [given])
     (row,) = SUITES["math500"].find(tmp_path / "test.jsonl", None)[0].rows(0)
     assert row.messages[0]["content"].startswith("What is {1, 2} \\cup {3}?\nPlease") and row.answer == "\\{1,2,3\\}"
 
@@ -48,9 +43,9 @@ def test_a_raw_copy_of_the_hub(tmp_path):
 def test_where_data_are_looked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert SUITES["aime24"].find(None, None)[1] == "HuggingFaceH4/aime_2024"  # nothing here: the hub
-    lines(tmp_path / "data" / "aime24" / "test.jsonl", {"question": "a", "answer": "1"})
+    write_jsonl(tmp_path / "data" / "aime24" / "test.jsonl", [{"question": "a", "answer": "1"}])
     assert SUITES["aime24"].find(None, None)[1] == "data/aime24"
-    lines(tmp_path / "mine" / "aime24" / "test.jsonl", {"question": "a", "answer": "1"})
+    write_jsonl(tmp_path / "mine" / "aime24" / "test.jsonl", [{"question": "a", "answer": "1"}])
     assert SUITES["aime24"].find(None, tmp_path / "mine")[1].endswith("mine/aime24")
     assert SUITES["aime24"].find(None, tmp_path / "mine" / "aime24")[1].endswith("mine/aime24")
     (tmp_path / "empty").mkdir()
@@ -65,9 +60,7 @@ def test_where_data_are_looked_for(tmp_path, monkeypatch):
 
 
 def test_the_hubs_own_split_files(tmp_path):
-    (tmp_path / "main").mkdir()
-    table = pyarrow.Table.from_pylist([{"question": "a", "answer": "b\n#### 1"}])
-    parquet.write_table(table, tmp_path / "main" / "test-00000-of-00001.parquet")
+    write_parquet(tmp_path / "main" / "test-00000-of-00001.parquet", [{"question": "a", "answer": "b\n#### 1"}])
     (row,) = SUITES["gsm8k"].find(tmp_path, None)[0].rows(0)
     assert row.messages[0]["content"] == "a\nThink step by step, then give the final number after ####."
 
