@@ -1,36 +1,24 @@
 """A run as the page sees it: answers of the shapes that the server gives, of random numbers, and a server of them."""
 
-import base64
 import json
 from collections import defaultdict
 from contextlib import suppress
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 
-import proxima.view
+from proxima.view.microscope.app import HEADERS, TYPES
+from proxima.view.microscope.completion_page import base64_column, first_difference
 from proxima.view.microscope.metric_meanings import VITAL, metric_meanings
+from proxima.view.microscope.single_file import PAGE
 
-PAGE = Path(proxima.view.__file__).parent / "microscope" / "page"
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:;"
-    " base-uri 'none'; form-action 'none'"
-)
-TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css"}
 WORDS = ["The", " sum", " of", " two", " numbers", " is", " therefore", " 1", "2", ",", " so", " we", " add", ".\n"]
 HOSTILE = (
     '</script><script>window.ran=1</script><img src=x onerror="window.ran=2"><svg onload=window.ran=3> {{7*7}} \u2028'
 )
-
-
-def coded(values):
-    kind = {"f": "f32", "i": "i32", "b": "u8"}[values.dtype.kind]
-    array = values.astype({"f32": "<f4", "i32": "<i4", "u8": "u1"}[kind])
-    return {kind: base64.b64encode(array.tobytes()).decode()}
 
 
 class MadeRun:
@@ -212,7 +200,7 @@ class MadeRun:
             "tokens": {"ids": list(range(n)), "text": texts},
             "parts": {"math": 1.0, "format": 0.1},
             **{key: self.completions[key][row] for key in ("reward", "advantage", "outcome", "finish_reason")},
-            "columns": {key: coded(value) for key, value in columns.items()} | {"reference_log_prob": None},
+            "columns": {key: base64_column(value) for key, value in columns.items()} | {"reference_log_prob": None},
             "reasons_available": True,
             "band": {
                 "kind": "cppo",
@@ -313,10 +301,9 @@ class MadeRun:
                 return self.token(name, int(index))
             case [_, "step", n, "completion", name, "compare"]:
                 other = int(query["step"])
-                both = [self.completion(name, at)["tokens"]["text"] for at in (int(n), other)]
-                first = next((i for i, (a, b) in enumerate(zip(*both, strict=True)) if a != b), None)
                 result = self.completion(name, other)
-                return {"run": int(query["run"]), "step": other, "completion": result, "first_difference": first}
+                texts = [np.array(made["tokens"]["text"]) for made in (self.completion(name, int(n)), result)]
+                return {"run": int(query["run"]), "step": other, "completion": result, **first_difference(*texts)}
         return None
 
 
@@ -345,7 +332,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def reply(self, body, kind="text/plain", status=200):
         self.send_response(status)
-        headers = {"Content-Type": kind, "Content-Length": len(body), "Content-Security-Policy": POLICY}
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": len(body), **HEADERS}
         for name, value in headers.items():
             self.send_header(name, str(value))
         self.end_headers()

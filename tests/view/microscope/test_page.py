@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from proxima.core.surrogate import SURROGATES
+from proxima.view.microscope.completion_page import base64_column
 from tests.campaigns import campaign
-from tests.view.microscope.made_run import MadeRun, coded, serve
+from tests.view.microscope.made_run import MadeRun, serve
 from tests.warm import WarmPopen
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -207,7 +208,7 @@ class Skipped(MadeRun):
         n = 0 if self.empty else len(made["tokens"]["text"])
         columns = {"advantage": np.zeros(n), "behavior_log_prob": np.full(n, -0.5), "policy_version": np.full(n, 3)}
         tokens = {key: values[:n] for key, values in made["tokens"].items()}
-        columns = {key: coded(value) for key, value in columns.items()}
+        columns = {key: base64_column(value) for key, value in columns.items()}
         return {
             **made,
             "tokens": tokens,
