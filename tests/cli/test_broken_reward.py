@@ -1,6 +1,5 @@
 """A reward that fails on everything: before the run, during it, and once its file is repaired."""
 
-import json
 import re
 import threading
 
@@ -10,6 +9,7 @@ import yaml
 from proxima.cli.main import main
 from proxima.rollout import reward_trial
 from proxima.rollout.reward_trial import PLAIN
+from tests.cli.test_run import steps
 from tests.runtime.tiny_run import recipe
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
@@ -56,11 +56,6 @@ def test_a_ctrl_c_waits_for_no_reward_that_is_tried(monkeypatch):
     thread.join()
 
 
-def steps(folder):
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    return [record["step"] for record in map(json.loads, lines) if record["kind"] == "train"]
-
-
 def test_a_reward_that_raises_on_everything_is_refused_before_the_weights_are_loaded(command, tmp_path, monkeypatch):
     monkeypatch.setattr("proxima.model.model_source.load", None)
     code, error = command(RAISES)
@@ -80,7 +75,7 @@ def test_a_reward_that_hangs_is_refused_with_its_timeout(command):
 
 def test_a_run_without_scores_ends_and_resumes_with_the_repaired_file(command, tmp_path):
     code, error = command(TRIAL_ALONE, runtime__max_unscored_steps=2)
-    assert code == 1 and steps(tmp_path) == [1, 2]
+    assert code == 1 and steps(tmp_path / "run") == [1, 2]
     assert "no completion of the last 2 steps has a score (mine: RuntimeError: no opinion (mine.py:5))" in error
     assert "--resume, with --accept-changes where its file or fields have changed" in error
     log = (tmp_path / "run" / "log.txt").read_text()
@@ -91,7 +86,7 @@ def test_a_run_without_scores_ends_and_resumes_with_the_repaired_file(command, t
     assert code == 2 and "reward.0: mine.py: changed since the run" in error and "--accept-changes" in error
 
     code, error = command(REPAIRED, "--resume", "--accept-changes", runtime__max_unscored_steps=2)
-    assert code == 0 and steps(tmp_path) == [1, 2, 3]
+    assert code == 0 and steps(tmp_path / "run") == [1, 2, 3]
 
 
 @pytest.mark.filterwarnings("error:coroutine:RuntimeWarning", "error::pytest.PytestUnraisableExceptionWarning")
@@ -105,7 +100,7 @@ def test_dynamic_sampling_without_scores_ends_early_and_blames_the_reward(comman
     assert "mine: RuntimeError: no opinion" in error
     assert "Fix the reward and resume (--resume, with --accept-changes" in error and "easier" not in error
     code, error = command(REPAIRED, "--resume", "--accept-changes", **refill)
-    assert code == 0 and steps(tmp_path) == [1, 2, 3]
+    assert code == 0 and steps(tmp_path / "run") == [1, 2, 3]
 
 
 def test_a_reward_that_refuses_made_up_texts_rightly_is_let_through(command, tmp_path):
