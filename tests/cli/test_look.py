@@ -120,7 +120,7 @@ def test_list_says_which_advantages_need_a_critic(slots):
 def test_list_has_no_fragment(slots):
     """What a field means is said where it stands, not in the docstring of another class."""
     texts = [text for slot in slots.values() for kind in slot["kinds"].values() for text in words_of(kind)]
-    assert len(texts) > 150
+    assert len(texts) > 150 and "" not in texts
     assert [
         text for text in texts if re.match(r"(`\w+` )?as (for|above|in)\b", text) or re.search(r"\bas for `", text)
     ] == []
@@ -150,13 +150,6 @@ def test_list_json(done, slots):
     assert set(output) == set(names.split())
     assert output["task"]["paths"] == ["task", "eval.task"]
     assert output["surrogate"]["kinds"]["cppo"]["fields"]["delta"]["default"] == 0.15
-    summaries = [
-        (slot, kind)
-        for slot, facts in output.items()
-        for kind, description in facts["kinds"].items()
-        if not description["summary"]
-    ]
-    assert summaries == []
 
 
 def test_doctor(done, proxima):
