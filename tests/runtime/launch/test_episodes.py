@@ -29,8 +29,8 @@ SAYS = {
     "and tools has a function of this name; rename one of them",
     "task.environment=calculator episode.seconds=5": "must be >= call_seconds=30, or no call could take as long",
     "task.environment=calculator episode.tokens=5": "is less than one turn may have, sampling.max_tokens=6",
-    "task.environment=calculator model.path=toolless": "in a form that isn't known here; set episode.tool_format",
-    "task.environment=calculator model.path=toolless episode.tool_format=hermes": "can't be played with this model",
+    "task.environment=calculator model.path={top}/toolless": "in a form that isn't known here; set episode.tool_format",
+    "task.environment=calculator model.path={top}/toolless episode.tool_format=hermes": "can't be played with this model",
 }
 
 
@@ -43,13 +43,14 @@ def weightless(tiny_model, tmp_path_factory):
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
     shutil.copytree(folder, top / "toolless")
     (top / "toolless" / "chat_template.jinja").write_text(TEMPLATE)
-    (top / "recipe.yaml").write_text(json.dumps(recipe(Path("model"))))
+    (top / "recipe.yaml").write_text(json.dumps(recipe(folder)))
     return top
 
 
 @pytest.mark.parametrize("words", SAYS)
-def test_one_line_before_weights_load(words, weightless, monkeypatch, capsys):
-    monkeypatch.chdir(weightless)
-    assert main(["train", "recipe.yaml", "folder=run", *words.split()]) == 2
+def test_one_line_before_weights_load(words, weightless, capsys):
+    """In the folder of all tests: in another, no server would be lent."""
+    given = words.format(top=weightless).split()
+    assert main(["train", f"{weightless}/recipe.yaml", f"folder={weightless}/run", *given]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert SAYS[words] in line and not Path("run").exists()
+    assert SAYS[words] in line and not (weightless / "run").exists()
