@@ -36,14 +36,16 @@ def watching(size: int, *, own: dict[str, Any] = IDLE, in_call: bool = False) ->
     before = threading.enumerate()
     status = SimpleNamespace(beat=lambda: dict(own), call=own["call"], part=own["part"])
     ranks: Any = SimpleNamespace(size=size, in_call=in_call, status=status)
-    watch = RankWatch(ranks, 600.0)
-    (thread,) = (each for each in threading.enumerate() if each not in before)
-    try:
-        yield watch
-    finally:
-        watch.take()  # the watch would end this process
-        watch.close()
-        thread.join()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_watch, "TICK", 0.01)
+        watch = RankWatch(ranks, 600.0)
+        (thread,) = (each for each in threading.enumerate() if each not in before)
+        try:
+            yield watch
+        finally:
+            watch.take()  # the watch would end this process
+            watch.close()
+            thread.join()
 
 
 @contextmanager
