@@ -1,4 +1,4 @@
-"""Experts of tokens in Parquet: exact there and back, and in no file of a run without them."""
+"""Experts of tokens in Parquet: exact there and back, and in no file that needs none."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import pytest
 
 from proxima.data import Group
 from proxima.runtime.state.pending_files import read_groups, write_groups
-from proxima.runtime.state.rollouts import write_evals, write_rollouts
+from proxima.runtime.state.rollouts import EVAL_SCHEMA, write_evals, write_rollouts
 from proxima.runtime.state.stored_completions import stored_groups
 from tests.runtime.state.test_rollouts import RECORDS, make_group
 
@@ -34,12 +34,8 @@ def test_there_and_back(tmp_path, dtype):
         assert read.completions[1].routed_experts is None  # no token
 
 
-def test_only_where_they_are(tmp_path):
-    write_rollouts(tmp_path / "a.parquet", 1, [make_group()], RECORDS)
-    write_rollouts(tmp_path / "b.parquet", 1, [routed("int8")], RECORDS)
-    write_evals(tmp_path / "c.parquet", 1, [routed("int8")])
-    names = [set(pq.read_schema(tmp_path / f"{file}.parquet").names) for file in "abc"]
-    routes = {"routed_experts", "prompt_routed_experts", "routed_layers", "routed_per_token"}
-    assert names[1] - names[0] == routes and not names[2] & routes
+def test_not_where_nothing_reads_them(tmp_path):
+    write_evals(tmp_path / "evals.parquet", 1, [routed("int8")])
+    assert set(pq.read_schema(tmp_path / "evals.parquet").names) == set(EVAL_SCHEMA.names)
     write_groups(tmp_path / "groups.parquet", [make_group()])
-    assert not routes & set(pq.read_schema(tmp_path / "groups.parquet").names)
+    assert not any("routed" in name for name in pq.read_schema(tmp_path / "groups.parquet").names)
