@@ -1,6 +1,7 @@
 """What summary.json calls a run."""
 
 import json
+import shutil
 
 import pytest
 
@@ -9,7 +10,7 @@ from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.runtime.state.export import find_checkpoint
 from proxima.runtime.state.summary import algorithm_name
-from tests.runtime.tiny_run import Watcher, go, recipe, summary_of
+from tests.runtime.tiny_run import Watcher, evals_of, go, recipe, summary_of
 
 
 @pytest.mark.parametrize(
@@ -45,18 +46,15 @@ def test_warnings_are_kept_over_a_resume(tiny_model, tmp_path):
     assert warnings == [(0, "first", 1), (1, "17 % truncated", 2), (2, "last", 1)]
 
 
-def test_the_best_that_was_not_kept_is_refused(tiny_model, tmp_path):
-    folder = tmp_path / "run"
-    go(folder, recipe(tiny_model("llama"), train__steps=2, eval__every=1, checkpoint__every=2))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for record in lines:
-        if record["kind"] == "eval":
-            record["accuracy"] = {0: 1.0, 1: 0.75, 2: 0.5}[record["step"]]
+def test_the_best_that_was_not_kept_is_refused(runs, tmp_path):
+    folder = shutil.copytree(runs.finished("plain"), tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints" / "000002")
+    lines = [record | {"accuracy": {0: 1.0, 2: 0.75, 3: 0.5}[record["step"]]} for record in evals_of(folder)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
-    with pytest.raises(UserError, match="the best evaluation is that of step 1, whose checkpoint was not kept"):
+    with pytest.raises(UserError, match="the best evaluation is that of step 2, whose checkpoint was not kept"):
         find_checkpoint(folder, "best")
     config = folder / "config.yaml"
     config.write_text(config.read_text().replace("keep_best: false", "keep_best: true"))
-    assert find_checkpoint(folder, "best").step == 2
+    assert find_checkpoint(folder, "best").step == 3
     model = LoadedModel(model=None, tokenizer=None, path=str(find_checkpoint(folder).model))
-    assert model.name == "run step 2"
+    assert model.name == "run step 3"
