@@ -1,17 +1,19 @@
 """A replay trains on the stored rollouts of another run: the same run again to the bit, or another loss on them."""
 
 import shutil
+from contextlib import closing
 
 import pytest
 import yaml
 
 from proxima.cli.main import main
-from proxima.config import load_recipe
+from proxima.config import load_recipe, resolve
 from proxima.core import health
 from proxima.data import UserError
 from proxima.engine.local import Local
 from proxima.experiments.run_comparison import compare_runs
 from proxima.experiments.run_reader import read_run
+from proxima.runtime.launch.run_data import load_run_data
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.replay import StoredRollouts
@@ -20,7 +22,7 @@ from proxima.system.checksum import Checksum
 from proxima.view.report import write_report
 from tests.campaigns import campaign
 from tests.runtime.runs import EPOCHS, RUNS
-from tests.runtime.tiny_run import assert_same, go, recipe
+from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe
 from tests.tiny import tiny_tokenizer
 
 STEPS = 4  # of the run called "policy"
@@ -131,14 +133,13 @@ def test_a_reward_file_that_changed_would_score_the_held_out_answers_and_is_refu
     file = tmp_path / "own.py"
     file.write_text("def length(completion: str): return len(completion)\n")
     own = {"reward": [{"kind": "function", "path": f"{file}:length"}], "train__steps": 1}
-    go(tmp_path / "run", recipe(tiny_model("llama"), **EPOCHS | own))
+    go(tmp_path / "run", recipe(tiny_model("llama"), **EPOCHS | own, **NO_EVAL))
     before = times(tmp_path / "run")
-    go(tmp_path / "same", replay(tiny_model("llama"), tmp_path / "run", **own))
     file.write_text("def length(completion: str): return -len(completion)\n")
     with pytest.raises(UserError, match="another version of reward.0: own.py, which would score .*eval.task=null"):
         go(tmp_path / "other", replay(tiny_model("llama"), tmp_path / "run", **own))
     assert not (tmp_path / "other").exists()
-    go(tmp_path / "blind", replay(tiny_model("llama"), tmp_path / "run", **own, eval__task=None, eval__every=0))
+    go(tmp_path / "blind", replay(tiny_model("llama"), tmp_path / "run", **own, **NO_EVAL))
     assert times(tmp_path / "run") == before
 
 
@@ -180,22 +181,23 @@ def test_a_run_that_is_being_trained_is_refused_and_a_replayed_one_is_kept(gener
 
 def test_other_rollouts_at_a_resume_are_found(generated, tiny_model, tmp_path):
     source = changed(tmp_path / "source", generated, lambda folder: None)
-    config = replay(tiny_model("llama"), source, eval__task=None)
-    go(tmp_path / "run", config | {"train": config["train"] | {"steps": 2}})
-    shutil.copy(source / "rollouts" / "000003.parquet", source / "rollouts" / "000002.parquet")
-    with pytest.raises(UserError, match="needs rollouts/000002.parquet, which (has|differs)"):
-        go(tmp_path / "run", config | {"train": config["train"] | {"steps": 2}}, resume=True)
+    config = replay(tiny_model("llama"), source, eval__task=None, train__steps=1)
+    go(tmp_path / "run", config)
+    first = source / "rollouts" / "000001.parquet"
+    shutil.copy(source / "rollouts" / "000003.parquet", first)
+    with pytest.raises(UserError, match="needs rollouts/000001.parquet, which (has|differs)"):
+        go(tmp_path / "run", config, resume=True)
     with Journal(RunFolder(source).journal) as journal, journal._transaction():  # as if it had been trained again
-        journal.checksums.files["rollouts/000002.parquet"] = 2, Checksum.of(source / "rollouts" / "000002.parquet")
+        journal.checksums.files["rollouts/000001.parquet"] = 1, Checksum.of(first)
         journal.checksums.record_files()
-    with pytest.raises(UserError, match=r"rollouts: 000002.parquet: changed since the run"):
-        go(tmp_path / "run", config | {"train": config["train"] | {"steps": 2}}, resume=True)
+    with pytest.raises(UserError, match=r"rollouts: 000001.parquet: changed since the run"):
+        go(tmp_path / "run", config, resume=True)
 
 
 def test_the_seed_may_name_the_run(generated, tiny_model, tmp_path):
-    shutil.copytree(generated, tmp_path / "seed-3")
-    config = replay(tiny_model("llama"), tmp_path / "seed-{seed}", eval__task=None, train__steps=1)
-    assert go(tmp_path / "run", config).replay["run"] == str(tmp_path / "seed-3")
+    (tmp_path / "seed-3").symlink_to(generated)
+    with closing(load_run_data(resolve(replay(tiny_model("llama"), tmp_path / "seed-{seed}")).config).source) as source:
+        assert source.folder.path == tmp_path / "seed-3"
 
 
 def test_the_flag_is_short_for_the_field(generated, tiny_model, tmp_path, capsys):
