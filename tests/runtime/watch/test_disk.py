@@ -15,7 +15,7 @@ from proxima.runtime.watch.disk import Disk, StoppedWaiting
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from proxima.system.full_disk import as_disk_full, is_disk_full
 from tests.runtime.interruptions import press
-from tests.runtime.tiny_run import Watcher, assert_same, go, traces
+from tests.runtime.tiny_run import Watcher, assert_same, traces
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 WRITES = (  # all that a run writes, by where it is called from
@@ -76,22 +76,12 @@ def failing(monkeypatch, target):
     return calls
 
 
-@pytest.fixture
-def tree(runs):
-    return runs.tree("plain")
-
-
-@pytest.fixture
-def whole(runs):
-    return runs.traces("plain")
-
-
-def test_a_write_that_finds_no_space_is_made_again(tree, whole, tmp_path, monkeypatch):
+def test_a_write_that_finds_no_space_is_made_again(runs, tmp_path, monkeypatch):
     monkeypatch.setattr("proxima.runtime.watch.disk.RETRY_SECONDS", 0.001)
     calls, watcher = {target: failing(monkeypatch, target) for target in WRITES}, Watcher()
-    assert go(tmp_path / "run", tree, observer=watcher).status == "done"
+    assert runs.go("plain", tmp_path / "run", observer=watcher).status == "done"
     monkeypatch.undo()
-    assert_same(traces(tmp_path / "run"), whole)
+    assert_same(traces(tmp_path / "run"), runs.traces("plain"))
     assert all(count > 0 and count % 3 == 0 for (count,) in calls.values()), calls
     warnings = [text for text in watcher.warnings if "No space left" in text or "space again" in text]
     assert "MiB free): the run waits, and tries again" in warnings[0]
@@ -100,7 +90,7 @@ def test_a_write_that_finds_no_space_is_made_again(tree, whole, tmp_path, monkey
     assert len(warnings) <= 2 * pauses  # once a pause, not once an attempt
 
 
-def test_all_of_them_on_a_disk_that_is_really_full(tree, whole, small, monkeypatch):
+def test_all_of_them_on_a_disk_that_is_really_full(runs, small, monkeypatch):
     """The disk is filled at every file of the run, and emptied by whoever reads the warning."""
     monkeypatch.setattr("proxima.runtime.watch.disk.RETRY_SECONDS", 0.001)
     filler, paused, waiting = small / "filler", [], []
@@ -115,26 +105,26 @@ def test_all_of_them_on_a_disk_that_is_really_full(tree, whole, small, monkeypat
         elif not waiting:
             fill(small)
 
-    assert go(small / "run", tree, observer=Watcher(on)).status == "done"
+    assert runs.go("plain", small / "run", observer=Watcher(on)).status == "done"
     filler.unlink(missing_ok=True)
-    assert_same(traces(small / "run"), whole)
+    assert_same(traces(small / "run"), runs.traces("plain"))
     named = {Path(text.split(": ")[0]).name for text in paused}
     assert named >= {"run.sqlite", "000001.parquet", "000001", "000003-after.parquet"}, named
     assert not list((small / "run").rglob("*.part"))
 
 
-def test_ctrl_c_ends_a_run_that_waits(tree, whole, tmp_path, monkeypatch):
+def test_ctrl_c_ends_a_run_that_waits(runs, tmp_path, monkeypatch):
     """In the middle of a step, and again while the last checkpoint is written; a resume finds what there was."""
     monkeypatch.setattr("proxima.runtime.state.journal.Journal.consume", full_at(2, Journal.consume))
     for _ in range(2):
         watcher = Watcher(lambda event, *facts: event == "warning" and "run waits" in facts[0] and press())
-        summary = go(tmp_path / "run", tree, observer=watcher, resume=True)
+        summary = runs.go("plain", tmp_path / "run", observer=watcher, resume=True)
         assert (summary.status, summary.steps) == ("stopped", 1)
         end = "without another checkpoint; --resume continues from the checkpoint of step 1"
         assert watcher.warnings[-1].endswith(end)
     monkeypatch.undo()
-    assert go(tmp_path / "run", tree, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), whole)
+    assert runs.go("plain", tmp_path / "run", resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), runs.traces("plain"))
 
 
 def full_at(step, consume):
