@@ -53,10 +53,11 @@ def test_overwrite_never_deletes_what_is_no_run(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.begin()
     run.write_config("seed: 1\n")
+    run.timeline.write_text("[\n")
     (run.path / "notes.md").write_text("mine")
     run.release()
     run.begin(overwrite=True)
-    assert (run.path / "notes.md").read_text() == "mine"
+    assert (run.path / "notes.md").read_text() == "mine" and not run.timeline.exists()
     run.release()
 
 
