@@ -69,9 +69,9 @@ def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rank_0_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     port = kept_port()
     as_rank(monkeypatch, 1, port)
-    line = rf"^rank 0 \(127\.0\.0\.1:{port}\) could not be reached within 1 s; see its"
+    line = rf"^rank 0 \(127\.0\.0\.1:{port}\) could not be reached within 0\.01 s; see its"
     with pytest.raises(UserError, match=line):
-        meeting._store(1)
+        meeting._store(0.01)
 
 
 def test_ranks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +80,9 @@ def test_ranks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_store", lambda seconds: SimpleNamespace(set=lambda key, value: None))
     monkeypatch.setattr(meeting, "RankWatch", lambda *watched: watches.append(make(*watched)) or watches[0])
     monkeypatch.setattr(meeting, "rank_facts", lambda config: {})
-    config = SimpleNamespace(placement=TorchrunPlacement(timeout=1.0))
-    line = r"^ranks 1-2 of 3 did not call port \d+ of .* within 1 s; its node has left or can't reach this one: "
+    monkeypatch.setattr(meeting, "MEET_SECONDS", 0.01)
+    config = SimpleNamespace(placement=TorchrunPlacement())
+    line = r"^ranks 1-2 of 3 did not call port \d+ of .* within 0.01 s; its node has left or can't reach this one: "
     with pytest.raises(UserError, match=line), meeting.met_ranks(config):
         pass
     watches[0].close()
