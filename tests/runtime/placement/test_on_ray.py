@@ -30,23 +30,20 @@ def refused(tiny_model, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "line"),
+    ("kind", "teacher", "changes", "line"),
     [
-        ("llama", {"tensor_parallel": 3}, "tensor_parallel=3 (mine.yaml): must divide the 4 attention heads of"),
-        ("qwen3_moe", {"expert_parallel": 3}, "expert_parallel=3 (mine.yaml): must divide the 8 experts; set it to 2"),
+        ("llama", None, {"tensor_parallel": 3}, "tensor_parallel=3 (mine.yaml): must divide the 4 attention heads of"),
+        ("qwen3_moe", None, {"expert_parallel": 3}, "expert_parallel=3 (mine.yaml): must divide the 8 experts; set"),
+        ("llama", "gpt2", {"ranks": 4, "tensor_parallel": 2}, "gpt2, of algorithm.distillation.path, has none; set it"),
     ],
 )
-def test_a_model_that_the_ranks_can_not_split(refused, tmp_path, kind, changes, line):
-    err = refused(kind, **{f"placement__{name}": value for name, value in changes.items()})
-    (said,) = err.splitlines()
-    assert re.sub(r"yaml:\d+", "yaml", said).startswith(f"error: placement.{line}")
+def test_a_model_that_the_ranks_can_not_split(refused, tiny_model, tmp_path, kind, teacher, changes, line):
+    settings = {f"placement__{name}": value for name, value in changes.items()}
+    if teacher:
+        settings["algorithm__distillation"] = {"path": str(tiny_model(teacher)), "coefficient": 0.5}
+    (said,) = refused(kind, **settings).splitlines()
+    assert line in re.sub(r"yaml:\d+", "yaml", said) and said.startswith("error: placement.")
     assert not (tmp_path / "used").exists()
-
-
-def test_a_teacher_that_they_can_not_split(refused, tiny_model):
-    teacher = {"path": str(tiny_model("gpt2")), "coefficient": 0.5}
-    err = refused(placement__ranks=4, placement__tensor_parallel=2, algorithm__distillation=teacher)
-    assert "gpt2, of algorithm.distillation.path, has none; set it to 1\n" in err
 
 
 def test_a_folder_with_a_run(refused, tmp_path):

@@ -34,6 +34,7 @@ def test_what_an_actor_that_does_not_start_says():
     for error, line in (
         (errors.GetTimeoutError("Get timed out"), "the ranks did not start within placement.start_timeout=5 s; see"),
         (RuntimeError(f"ray::RankHost\n  {missing}"), f"{failed}{missing}; install the same packages on all nodes"),
-        (RuntimeError("The actor died:\n\tpid: 3"), f"{failed}The actor died"),
     ):
         assert str(_not_started(error, spec)).startswith(line)
+    for error, line in ((RuntimeError("\n  The actor died:\n\tpid: 3\n"), "The actor died"), (KeyError(), "KeyError")):
+        assert str(_not_started(error, spec)) == f"{failed}{line}"

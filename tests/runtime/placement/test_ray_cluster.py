@@ -7,7 +7,7 @@ import pytest
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import ray_cluster
-from proxima.runtime.placement.ray_cluster import connected, first_line_of, fitted, python_path, reserve
+from proxima.runtime.placement.ray_cluster import connected, fitted, python_path, reserve
 from tests.manual_clock import ManualClock
 
 pytest.importorskip("ray")
@@ -94,11 +94,6 @@ def test_a_second_connection(monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: True)
     with pytest.raises(ValueError, match="uses a Ray cluster already"), connected(RayPlacement()):
         pass
-
-
-def test_the_first_line_of_an_error_of_many():
-    assert first_line_of(RuntimeError("\n  The actor died:\n\tpid: 3\n")) == "The actor died"
-    assert first_line_of(KeyError()) == "KeyError"
 
 
 def test_modules_of_this_process_beside_the_installed_ones(monkeypatch, tmp_path):

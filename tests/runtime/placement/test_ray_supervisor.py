@@ -36,13 +36,6 @@ def end(rank: int, code: int | None) -> RankEnd:
 PLACES = [ActorPlace(node=name, address=name, host=name) for name in "ab"]
 
 
-def test_the_last_line_of_a_rank_is_told(monkeypatch):
-    monkeypatch.setattr("ray.nodes", list)
-    group = RankGroup(hosts=(), places=PLACES, reports=())
-    ended = RankEnd(rank=1, exit_code=1, reason="RuntimeError: a bad day")
-    assert describe_end(ended, group) == "rank 1 on b ended with exit code 1; its last line: RuntimeError: a bad day"
-
-
 @pytest.mark.parametrize(
     ("ends", "cause"),
     [
@@ -61,6 +54,7 @@ def test_the_first_cause(ends, cause):
     assert first_cause(ends).rank == cause
 
 
+BAD_DAY = RankEnd(rank=1, exit_code=1, reason="RuntimeError: a bad day")
 KILLED = "rank 1 on b died: SIGKILL, which the kernel sends when memory runs out"
 ENDS_OF_STARTS = {
     "killed": ([[end(1, -9)], [end(0, 0)]], 1, 0, [f"{KILLED}; all ranks restart from the last checkpoint, restart 1"]),
@@ -74,12 +68,25 @@ ENDS_OF_STARTS = {
     "lost": ([[end(1, None)], [end(0, 0)]], 1, 0, ["rank 1 on b died: its node was lost; all ranks restart"]),
     "actor": ([[end(0, None)], [end(0, 0)]], 1, 0, ["rank 0 on a died: its actor was killed; all ranks restart"]),
     "raised": ([[end(1, 1)]], 2, 1, ["error: rank 1 on b ended with exit code 1: the run ends, --resume"]),
+    "said why": (
+        [[BAD_DAY]],
+        2,
+        1,
+        [f"error: rank 1 on b ended with exit code 1; its last line: {BAD_DAY.reason}: the"],
+    ),
     "reported": ([[end(1, 1), end(0, 1)]], 2, 1, []),
     "rank 0 raised": ([[end(0, 70)]], 2, 70, []),
     "refused": ([[end(0, 2), end(1, -6)]], 2, 2, []),
     "failed": ([[end(0, 1)]], 2, 1, []),
     "interrupted": ([[end(0, 130), end(1, -9)]], 2, 130, []),
 }
+
+
+def started_by(start_group, monkeypatch):
+    """Without a cluster."""
+    monkeypatch.setattr(ray_supervisor, "connected", lambda spec: contextlib.nullcontext())
+    monkeypatch.setattr(ray_supervisor, "fitted", lambda spec: spec)
+    monkeypatch.setattr(ray_supervisor, "start_group", start_group)
 
 
 @pytest.mark.parametrize("case", ENDS_OF_STARTS)
@@ -96,9 +103,7 @@ def test_what_restarts_and_what_ends_a_run(case, monkeypatch, capsys):
         begun.append(arguments)
         return Group(hosts=(), places=PLACES, reports=())
 
-    monkeypatch.setattr(ray_supervisor, "connected", lambda spec: contextlib.nullcontext())
-    monkeypatch.setattr(ray_supervisor, "fitted", lambda spec: spec)
-    monkeypatch.setattr(ray_supervisor, "start_group", start_group)
+    started_by(start_group, monkeypatch)
     monkeypatch.setattr(ray_supervisor, "watch", lambda *_: starts[len(begun) - 1])
     monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}, {"NodeID": "b", "Alive": False}])
     assert supervise("a:b", RayPlacement(**PLACE, restarts=restarts), {"x": 1}) == code
@@ -187,9 +192,7 @@ def test_ctrl_c_before_there_are_ranks(monkeypatch):
     def start_group(*_):
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(ray_supervisor, "connected", lambda spec: contextlib.nullcontext())
-    monkeypatch.setattr(ray_supervisor, "fitted", lambda spec: spec)
-    monkeypatch.setattr(ray_supervisor, "start_group", start_group)
+    started_by(start_group, monkeypatch)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         supervise("a:b", RayPlacement(**PLACE), {})

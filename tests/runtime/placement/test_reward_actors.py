@@ -18,6 +18,7 @@ from tests.reward.test_runner import THOUGHT
 
 psutil = pytest.importorskip("psutil")
 pytestmark = pytest.mark.waits
+KILLED = "tests/runtime/placement/test_reward_actors.py::test_an_actor_that_is_killed_costs_its_job_and_is_replaced"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,9 +40,7 @@ def results(pool, jobs):
         pool.close()
 
 
-@pytest.mark.campaign(
-    "tests/runtime/placement/test_reward_actors.py::test_an_actor_that_is_killed_costs_its_job_and_is_replaced"
-)
+@pytest.mark.campaign(KILLED)
 def test_results_and_limits_are_those_of_processes(tmp_path):
     hungry = code(tmp_path, "x = bytearray(1 << 30)")
     jobs = [*(regex(f"x{i}") for i in range(9)), replace(HANGS, cpu_seconds=0.2), hungry, regex("5")]
@@ -69,9 +68,7 @@ def test_an_actor_that_is_killed_costs_its_job_and_is_replaced(tmp_path):
     assert after.value == {"answer": "2"} and pool.started == 2
 
 
-@pytest.mark.campaign(
-    "tests/runtime/placement/test_reward_actors.py::test_an_actor_that_is_killed_costs_its_job_and_is_replaced"
-)
+@pytest.mark.campaign(KILLED)
 def test_a_score_that_was_lost_is_invalid_and_never_0(monkeypatch):
     (score,) = scored([Format()], None, THOUGHT, pool=ActorPool)
     assert score.valid and score.value == 1.0
