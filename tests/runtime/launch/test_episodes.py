@@ -30,7 +30,7 @@ SAYS = {
     "task.environment=calculator episode.seconds=5": "must be >= call_seconds=30, or no call could take as long",
     "task.environment=calculator episode.tokens=5": "is less than one turn may have, sampling.max_tokens=6",
     "task.environment=calculator model.path={top}/toolless": "in a form that isn't known here; set episode.tool_format",
-    "task.environment=calculator model.path={top}/toolless episode.tool_format=hermes": "can't be played with this model",
+    "task.environment=calculator model.path={top}/toolless episode.tool_format=hermes": "can't be played with this",
 }
 
 
