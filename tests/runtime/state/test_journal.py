@@ -200,18 +200,6 @@ def synchronous_steps(journal, last, batch=2):
         journal.consume(step, first + batch, {"step": step}, version=step)
 
 
-def test_rewind_forgets_what_came_later(journal):
-    synchronous_steps(journal, 5)
-    advance_to_scored(journal, 10, 11)
-    journal.rewind(3)
-    assert (journal.step, journal.version, last_cursor(journal), unconsumed(journal)) == (3, 3, 6, [])
-    assert [*journal.history()] == [{"step": 3}, {"step": 2}, {"step": 1}]
-    synchronous_steps(journal, 5)  # the same uids come again and are legal
-    assert [e.uid for e in consumed_prompts(journal, 5)] == [8, 9]
-    journal.rewind(0)
-    assert (journal.step, journal.counts(), last_cursor(journal)) == (0, {}, None)
-
-
 def test_rewind_queues_again_what_the_cursor_has_passed(journal):
     """Asynchronous: prompts 2 and 3 were admitted before step 1 ended, 4 after it; step 2 consumed 2."""
     advance_to_scored(journal, 0, 1, 2)
