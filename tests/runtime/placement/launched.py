@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.engine.http.ranked_run import until
 from tests.ports import kept_port
 from tests.runtime.tiny_run import changed, recipe
 from tests.warm import LAUNCHER, WarmPopen
@@ -104,11 +104,3 @@ def end(words: list[str]) -> None:
     for pid in processes(words):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def until(condition: Callable[[], object], output: Path) -> None:
-    """Wait for it; what was printed says why it never came."""
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.05)

@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.kills.ranks import campaign, weights
 from proxima.cli.main import main
-from tests.runtime.placement.launched import launched, one_by_one, ours, processes, ranked, started, until
+from tests.engine.http.ranked_run import until
+from tests.runtime.placement.launched import launched, one_by_one, ours, processes, ranked, started
 
 FAULTY = "tests.runtime.placement.faulty_loss:Faulty"
 HOST = os.uname().nodename
@@ -45,6 +46,7 @@ def test_a_rank_that_is_killed_is_named_before_torchrun_says_anything(tiny_model
     assert '"status": "failed"' in (tmp_path / "run" / "summary.json").read_text()
 
 
+RANKS = "tests/runtime/placement/test_failing_ranks.py"
 WATCH = "tests/runtime/placement/test_rank_watch.py::"
 
 
@@ -68,6 +70,7 @@ def test_a_rank_that_hangs_is_named_and_ends_the_run(tiny_model: Tiny, tmp_path:
     assert "longer than placement.timeout=20; if it is only slow, raise placement.timeout; resume with" in printed
 
 
+@pytest.mark.campaign("tests/runtime/placement/test_lifeline.py::test_a_rank_ends_with_rank_0_and_is_done_only_then")
 def test_the_other_ranks_end_when_rank_0_is_killed(tiny_model: Tiny, tmp_path: Path) -> None:
     code, printed = launched(short(tiny_model(), tmp_path / "run", "kill", 0), output=tmp_path / "out")
     assert code == 1
@@ -103,7 +106,7 @@ def test_several_processes_of_a_local_run(tiny_model: Tiny, tmp_path: Path, caps
     assert capsys.readouterr().err == f"error: placement.kind=local (command line): {line}\n"
 
 
-@pytest.mark.campaign("tests/runtime/state/test_resume.py::test_ctrl_c_in_a_real_process")
+@pytest.mark.campaign("tests/cli/test_main.py::test_a_signal_leaves_a_checkpoint_and_130")
 def test_ctrl_c_writes_a_checkpoint_and_the_resumed_run_is_an_unbroken_one(tiny_model: Tiny, tmp_path: Path) -> None:
     """In the unbroken one a rank warns."""
     hold, held = tmp_path / "hold", tmp_path / "hold.held"
@@ -129,6 +132,6 @@ def test_ctrl_c_writes_a_checkpoint_and_the_resumed_run_is_an_unbroken_one(tiny_
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
-@pytest.mark.campaign("tests/runtime/placement/test_failing_ranks.py::test_the_other_ranks_end_when_rank_0_is_killed")
+@pytest.mark.campaign(f"{RANKS}::test_a_rank_that_is_killed_is_named_before_torchrun_says_anything")
 def test_kills_of_ranks_lose_and_double_nothing(tmp_path: Path) -> None:
     campaign(kills=1, ranks=2, seed=1, root=tmp_path)
