@@ -1,6 +1,5 @@
 """How a run begins: from the command to the loop."""
 
-import json
 import shutil
 import sys
 import threading
@@ -15,7 +14,12 @@ from proxima.reward.runner import RewardRunner
 from proxima.runtime.launch import rl_workload, run
 from proxima.runtime.launch.rl_workload import RlWorkload
 from proxima.runtime.loop.controller import Controller
-from tests.runtime.tiny_run import recipe
+from tests.runtime.tiny_run import NO_EVAL, recipe
+
+
+def short(tiny_model, tmp_path):
+    size = {"train__steps": 1, "train__prompts_per_step": 2, "train__completions_per_prompt": 2}
+    return recipe(tiny_model("llama"), folder=str(tmp_path / "run"), **size, **NO_EVAL)
 
 
 def proxima_calls(frame):
@@ -38,7 +42,7 @@ def test_at_most_five_frames_lie_between_the_command_and_the_loop(tiny_model, tm
         await inner(self)
 
     monkeypatch.setattr(Controller, "train", train)
-    config = recipe(tiny_model("llama"), train__steps=1, folder=str(tmp_path / "run"))
+    config = short(tiny_model, tmp_path)
     assert train_recipe(config, quiet=True) == 0
     calls = seen[0][seen[0].index("proxima.cli.train.train_recipe") :]
     assert len(calls) <= 5, calls
@@ -53,41 +57,11 @@ def test_the_files_are_hashed_once_though_the_ranks_compare_them_too(tiny_model,
 
     monkeypatch.setattr(RlWorkload, "hashes", hashes)
     monkeypatch.setattr(run, "_compare_files", lambda hashes, ranks: hashes())  # as with several ranks
-    config = recipe(tiny_model("llama"), train__steps=1, folder=str(tmp_path / "run"))
+    config = short(tiny_model, tmp_path)
     assert train_recipe(config, quiet=True) == 0
     assert len(made) == 1
     assert train_recipe(config, quiet=True, resume=True) == 0
     assert len(made) == 2
-
-
-def test_a_run_that_has_nothing_left_to_do_loads_no_model(tiny_model, tmp_path, monkeypatch, capsys):
-    config = recipe(tiny_model("llama"), train__steps=1, folder=str(tmp_path / "run"))
-    assert train_recipe(config, quiet=True) == 0
-    before = json.loads((tmp_path / "run/summary.json").read_text())
-
-    def load(work, checkpoint):
-        raise UserError("a model was loaded")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "load_models", load)
-        assert train_recipe(config, resume=True) == 0
-        assert "already finished: 1 step; set train.steps=M to continue" in capsys.readouterr().out
-        after = json.loads((tmp_path / "run/summary.json").read_text())
-        assert after.pop("peak_memory_bytes") >= before.pop("peak_memory_bytes") and after == before
-        with pytest.raises(UserError, match="a model was loaded"):
-            train_recipe(config["folder"], ["train.steps=2"], resume=True)
-    (tmp_path / "run/summary.json").unlink()  # as after a kill at the end
-    assert train_recipe(config, quiet=True, resume=True) == 0
-    assert json.loads((tmp_path / "run/summary.json").read_text())["eval"] == before["eval"]
-
-
-def test_an_evaluation_that_a_finished_run_lacks_is_made(tiny_model, tmp_path):
-    place = {"folder": str(tmp_path / "run"), "train__steps": 1}
-    config = recipe(tiny_model("llama"), **place, eval__after=False, eval__before=False, eval__every=0)
-    assert train_recipe(config, quiet=True) == 0
-    assert json.loads((tmp_path / "run/summary.json").read_text())["eval"] in ({}, None, [])
-    assert train_recipe(config["folder"], ["eval.every=1"], resume=True, quiet=True) == 0
-    assert json.loads((tmp_path / "run/summary.json").read_text())["eval"]
 
 
 def test_what_was_begun_before_the_loop_could_not_be_made_is_ended(tiny_model, tmp_path, monkeypatch):
@@ -103,7 +77,7 @@ def test_what_was_begun_before_the_loop_could_not_be_made_is_ended(tiny_model, t
     noting(RewardRunner, "start", begun)
     noting(Executor, "close", ended), noting(RewardRunner, "close", ended)
     monkeypatch.setattr(rl_workload, "make_collector", fail)
-    config = recipe(tiny_model("llama"), train__steps=1, folder=str(tmp_path / "run"))
+    config = short(tiny_model, tmp_path)
     with pytest.raises(RuntimeError, match="no collector"):
         run.train(resolve(config).config)
     assert [type(each).__name__ for each in ended][-2:] == ["RewardRunner", "Executor"]

@@ -10,19 +10,13 @@ from proxima.cli.main import main
 from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_check import check_run_files
-from tests.runtime.tiny_run import assert_same, go, recipe, traces
+from tests.runtime.tiny_run import assert_same, traces
 
 
 @pytest.fixture
-def whole(runs):
-    """A finished run of three steps; read-only by agreement."""
-    return runs.finished("plain")
-
-
-@pytest.fixture
-def run(whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "run")
-    return RunFolder(tmp_path / "run")
+def run(runs, tmp_path):
+    """A finished run of three steps."""
+    return RunFolder(shutil.copytree(runs.finished("plain"), tmp_path / "run"))
 
 
 def statuses(run):
@@ -73,26 +67,29 @@ def test_a_flipped_bit_is_found(run, name, kind, at, capsys):
         ),
     ],
 )
-def test_other_content_in_the_journal_is_found_and_a_resume_refused(run, tiny_model, statement, part):
+def test_other_content_in_the_journal_is_found_and_a_resume_refused(run, runs, statement, part):
     db = sqlite3.connect(run.journal)
     db.executescript("DROP TRIGGER prompts_move; " + statement)
     db.close()
     journal_finding = next(finding for finding in check_run_files(run) if finding.kind == "run.sqlite")
     assert journal_finding.status == "damaged" and part in journal_finding.detail
     with pytest.raises(UserError, match=rf"run.sqlite is damaged \({part}\): .*; move it away, and a resume restores"):
-        go(run.path, recipe(tiny_model("llama")), resume=True)
+        runs.go("plain", run.path, resume=True)
 
 
-def test_a_resume_restores_damaged_metrics(run, whole, tiny_model):
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_resume_restores_damaged_metrics(lost, run, runs):
     lines = run.metrics.read_text().splitlines()
     first = json.loads(lines[1]) | {"loss": 7.0}
     run.metrics.write_text("\n".join([lines[0].replace('"label":', '"labl":'), json.dumps(first), *lines[2:]]) + "\n")
+    if lost:
+        run.metrics.unlink()
     run.rollout_file(1).unlink()
-    go(run.path, recipe(tiny_model("llama")), resume=True)
-    assert run.metrics.read_text() == RunFolder(whole).metrics.read_text()
+    runs.go("plain", run.path, resume=True)
+    assert run.metrics.read_text() == RunFolder(runs.finished("plain")).metrics.read_text()
 
 
-def test_a_kill_between_file_and_journal_is_no_damage(run, whole, tiny_model):
+def test_a_kill_between_file_and_journal_is_no_damage(run, runs):
     """What a kill leaves: the files of a step that the journal does not have, half a line, and an evaluation in the
     journal alone."""
     shutil.copy(run.rollout_file(3), run.rollout_file(4))
@@ -102,8 +99,8 @@ def test_a_kill_between_file_and_journal_is_no_damage(run, whole, tiny_model):
     step = json.loads(lines[-2]) | {"step": 4}
     run.metrics.write_text("".join([*lines[:-1], json.dumps(step) + "\n", '{"kind": "ev']))
     assert set(statuses(run).values()) == {"ok"}
-    go(run.path, recipe(tiny_model("llama")), resume=True)
-    assert_same(traces(run.path), traces(whole))
+    runs.go("plain", run.path, resume=True)
+    assert_same(traces(run.path), runs.traces("plain"))
     assert {kind for kind, status in statuses(run).items() if status != "ok"} == set()
 
 

@@ -13,12 +13,15 @@ from proxima.config import resolve
 from proxima.data import UserError
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.restored_journal import RestoredJournal
+from proxima.runtime.state.resume import check_resume
 from tests.campaigns import campaign
-from tests.runtime.interruptions import press, start, start_and_hold
-from tests.runtime.tiny_run import Watcher, assert_same, changed, go, recipe, saved_in, steps_of, summary_of, traces
+from tests.runtime.interruptions import press, start_and_hold
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, saved_in, steps_of, summary_of, traces
 
 STEPS = 4  # of the run called "policy"
 SHORT = {"train__steps": 1, "eval__every": 0, "eval__before": False, "eval__after": False}
+TWO_STEPS = SHORT | {"train__steps": 2}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,7 @@ def test_before_the_first_step_no_checkpoint_is_promised(runs, tmp_path, monkeyp
     for step, promise in ((1, "there is a checkpoint only if step 1 can end"), (2, "a checkpoint is written first")):
         watcher = Watcher()
         at_first_score_of(step, lambda: os.kill(os.getpid(), signal.SIGTERM), monkeypatch)
-        summary = go(tmp_path / str(step), runs.tree("policy", checkpoint__every=0), observer=watcher)
+        summary = runs.go("policy", tmp_path / str(step), observer=watcher, **TWO_STEPS, checkpoint__every=0)
         assert (summary.status, summary.steps) == ("stopped", step - 1)
         (said,) = [text for text in watcher.warnings if text.startswith("stopping: ")]
         assert said.startswith(f"stopping: {promise}; send SIGTERM again to quit now")
@@ -68,22 +71,38 @@ def test_a_closed_terminal_stops_a_run_with_a_checkpoint_unless_nohup_ignores_it
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
         at_first_score_of(2, lambda: os.kill(os.getpid(), signal.SIGHUP), monkeypatch)
-        summary = go(tmp_path / "run", runs.tree("policy", checkpoint__every=0))
+        summary = runs.go("policy", tmp_path / "run", **TWO_STEPS, checkpoint__every=0)
         assert signal.getsignal(signal.SIGHUP) == (signal.SIG_IGN if ignored else signal.SIG_DFL)
     finally:
         signal.signal(signal.SIGHUP, before)
     saved = [checkpoint.step for checkpoint in saved_in(tmp_path / "run")]
-    assert (summary.status, saved) == (("done", [STEPS]) if ignored else ("stopped", [1]))
+    assert (summary.status, saved) == (("done", [2]) if ignored else ("stopped", [1]))
 
 
 @pytest.mark.parametrize("name", ["policy", "sft"])
-def test_resume_of_a_finished_run_changes_nothing(name, runs, tmp_path):
-    shutil.copytree(runs.finished(name), tmp_path / "run")
+def test_resume_of_a_finished_run_changes_nothing_and_loads_no_model(name, runs, tmp_path, monkeypatch):
+    folder = shutil.copytree(runs.finished(name), tmp_path / "run")
     watcher = Watcher()
-    summary = runs.go(name, tmp_path / "run", resume=True, observer=watcher)
-    assert (summary.status, summary.steps, watcher.records) == ("done", STEPS, [])
-    assert summary.seconds == runs.made(name).summary.seconds
-    assert_same(traces(tmp_path / "run"), runs.traces(name))
+    monkeypatch.setattr("proxima.runtime.launch.run.load_models", lambda *_: pytest.fail("a model was loaded"))
+    assert runs.go(name, folder, resume=True, observer=watcher).steps == STEPS
+    before, after = summary_of(runs.finished(name)), summary_of(folder)
+    assert after.pop("peak_memory_bytes") >= before.pop("peak_memory_bytes")
+    assert after == before | {"folder": str(folder)}
+    assert watcher.records == []
+    assert_same(traces(folder), runs.traces(name))
+
+
+def test_a_finished_run_whose_summary_a_kill_prevented_has_one_again(runs, tmp_path):
+    folder = shutil.copytree(runs.finished("policy"), tmp_path / "run")
+    (folder / "summary.json").unlink()
+    runs.go("policy", folder, resume=True)
+    assert summary_of(folder)["eval"] == summary_of(runs.finished("policy"))["eval"]
+
+
+def test_an_evaluation_that_a_finished_run_lacks_is_made(copy, runs):
+    assert not summary_of(copy)["eval"]
+    runs.go("policy", copy, resume=True, **SHORT | {"eval__every": 1})
+    assert summary_of(copy)["eval"]
 
 
 def test_damaged_weights_without_a_checkpoint_before_are_one_line(copy, runs):
@@ -140,7 +159,7 @@ def test_a_refusal_lists_all_differences_and_says_which_can_be_accepted(one_step
 
 def test_an_accepted_change_is_reported_from_then_on(copy, runs):
     changes = {"algorithm": {"preset": "grpo"}, "train__optimizer__lr": 1e-4, "reward": [{"kind": "length"}]}
-    other = resolve({**runs.tree("policy", **SHORT | {"train__steps": 2}, **changes), "folder": str(copy)})
+    other = resolve({**runs.tree("policy", **TWO_STEPS, **changes), "folder": str(copy)})
     watcher = Watcher()
     summary = train(other.config, resolved=other, observer=watcher, resume=True, accept_changes=True)
     assert (summary.status, summary.steps, summary.algorithm) == ("done", 2, "grpo")
@@ -164,11 +183,13 @@ def test_resume_with_another_model_is_refused_before_weights_are_loaded(one_step
 
 def test_another_spelling_of_the_models_path_is_the_same_model(copy, runs, tiny_model, monkeypatch):
     monkeypatch.chdir(tiny_model("llama").parent)
-    tree = runs.tree("policy", **SHORT | {"train__steps": 2}, model__path="llama-0")
+    tree = runs.tree("policy", **TWO_STEPS, model__path="llama-0")
     assert go(copy, tree, resume=True).steps == 2
 
 
 def test_what_only_changes_how_long_or_how_watched_may_differ(copy, runs):
+    """With a learning rate that falls towards the end, another end is pointed out."""
+    watcher = Watcher()
     free = {
         "train__steps": 2,
         "eval__limit": 3,
@@ -176,23 +197,17 @@ def test_what_only_changes_how_long_or_how_watched_may_differ(copy, runs):
         "runtime__reward_timeout": 3.0,
         "engine__prefill_tokens": 64,
     }
-    assert runs.go("policy", copy, resume=True, **free).steps == 2
+    assert runs.go("policy", copy, resume=True, observer=watcher, **free).steps == 2
+    said = "train.steps=2, and the run was started with 1: from here on the cosine learning rate falls towards step 2"
+    assert [text.startswith(said) for text in watcher.warnings if "train.steps" in text] == [True]
 
 
 def test_an_infinite_field_can_be_resumed(runs, tmp_path):
-    tree = runs.tree("policy", **SHORT, algorithm={"preset": "drpo", "surrogate": {"epsilon": float("inf")}})
-    go(tmp_path / "run", tree)
-    assert go(tmp_path / "run", changed(tree, {"train__steps": 2}), resume=True).steps == 2
-
-
-# ---- real processes --------------------------------------------------------------------------------------------------
-
-
-def write_held(runs, name, folder, **changes):
-    """Write a recipe whose rewards wait where the file `hold` says."""
-    held = runs.tree(name, reward=[{"kind": "tests.runtime.tiny_run:Even", "hold": str(folder / "hold")}], **changes)
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(held))
-    return held
+    algorithm = {"preset": "drpo", "surrogate": {"epsilon": float("inf")}}
+    config = resolve(runs.tree("policy", algorithm=algorithm)).config
+    for _ in range(2):
+        with RestoredJournal(tmp_path / "run.sqlite") as journal:
+            assert check_resume(journal, config) == []
 
 
 KILLED = "tests/runtime/state/test_resume.py::test_kill_9_in_a_real_process[policy]"
@@ -200,7 +215,8 @@ KILLED = "tests/runtime/state/test_resume.py::test_kill_9_in_a_real_process[poli
 
 @pytest.mark.parametrize("name", ["policy", *campaign(KILLED, ["adapter"])])
 def test_kill_9_in_a_real_process(name, runs, tmp_path):
-    write_held(runs, name, tmp_path)
+    held = runs.tree(name, reward=[{"kind": "tests.runtime.tiny_run:Even", "hold": str(tmp_path / "hold")}])
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(held))
     folder = tmp_path / "run"
     process = start_and_hold(folder, 9, "--resume")  # a prompt of the third step
     process.kill()
@@ -208,91 +224,67 @@ def test_kill_9_in_a_real_process(name, runs, tmp_path):
     assert process.returncode == -signal.SIGKILL and not (folder / "summary.json").exists()
     assert steps_of(folder)[-1]["step"] == 2
     (tmp_path / "hold").unlink()
-    process = start(folder, "--resume")
-    _, err = process.communicate()
-    assert process.returncode == 0, err
-    assert summary_of(folder)["status"] == "done"
+    assert go(folder, held, resume=True).status == "done"
     assert_same(traces(folder), runs.traces(name))
 
 
-def test_ctrl_c_in_a_real_process(runs, tmp_path):
-    config = write_held(runs, "policy", tmp_path, checkpoint__every=0)
-    folder = tmp_path / "run"
-    process = start_and_hold(folder, 9)
-    process.send_signal(signal.SIGINT)
-    (tmp_path / "hold").unlink()
-    _, err = process.communicate()
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    summary = summary_of(folder)
-    saved = [c.step for c in saved_in(folder)]
-    assert summary["status"] == "stopped" and saved == [summary["steps"]]
-    go(folder, config, resume=True)
-    assert_same(traces(folder), runs.traces("policy"))
-
-
-def at_step_2(act):
-    return Watcher(lambda event, *facts: act() if event == "step" and facts[0]["step"] == 2 else None)
+def of_two_steps(act, at):
+    """How a run of two steps is begun in which something happens at a step, before its checkpoint."""
+    watcher = Watcher(lambda event, *facts: act() if event == "step" and facts[0]["step"] == at else None)
+    return TWO_STEPS | {"observer": watcher}
 
 
 def test_a_folder_that_is_moved_under_a_run_is_said_and_resumes_where_it_is(runs, tmp_path):
-    watcher = at_step_2(lambda: os.rename(tmp_path / "run", tmp_path / "moved"))
+    moving = of_two_steps(lambda: os.rename(tmp_path / "run", tmp_path / "moved"), at=2)
     with pytest.raises(UserError, match="run was moved or deleted .*; resume it where it is now .* or start it again"):
-        runs.go("policy", tmp_path / "run", observer=watcher)
+        runs.go("policy", tmp_path / "run", **moving)
     assert not (tmp_path / "run").exists()
-    assert runs.go("policy", tmp_path / "moved", resume=True).status == "done"
-    assert_same(traces(tmp_path / "moved"), runs.traces("policy"))
+    watcher = Watcher()
+    assert runs.go("policy", tmp_path / "moved", resume=True, observer=watcher, **TWO_STEPS).status == "done"
+    assert [record["step"] for record in watcher.records] == [2]
 
 
 def test_rollouts_that_are_deleted_under_a_run_cost_nothing_else(runs, tmp_path):
     rollouts = tmp_path / "run" / "rollouts"
-    assert runs.go("policy", tmp_path / "run", observer=at_step_2(lambda: shutil.rmtree(rollouts))).status == "done"
-    assert sorted(os.listdir(rollouts)) == ["000003.parquet", "000004.parquet"]
+    deleting = of_two_steps(lambda: shutil.rmtree(rollouts), at=1)
+    assert runs.go("policy", tmp_path / "run", **deleting).status == "done"
+    assert os.listdir(rollouts) == ["000002.parquet"]
 
 
 def test_a_journal_that_is_deleted_under_a_run_is_said(runs, tmp_path):
-    watcher = at_step_2((tmp_path / "run" / "run.sqlite").unlink)
+    deleting = of_two_steps((tmp_path / "run" / "run.sqlite").unlink, at=1)
     with pytest.raises(UserError, match="run.sqlite was deleted during the run; resume the run"):
-        runs.go("policy", tmp_path / "run", observer=watcher)
-    assert runs.go("policy", tmp_path / "run", resume=True).status == "done"
-    assert [r["step"] for r in steps_of(tmp_path / "run")] == [1, 2, 3, 4]
+        runs.go("policy", tmp_path / "run", **deleting)
+    assert runs.go("policy", tmp_path / "run", resume=True, **TWO_STEPS).status == "done"
+    assert [r["step"] for r in steps_of(tmp_path / "run")] == [1, 2]
 
 
 def test_a_second_ctrl_c_ends_at_once(runs, tmp_path, monkeypatch):
     """While the first one's checkpoint is being written: half of it is nobody's checkpoint, and the run can be
     resumed."""
-    config = runs.tree("policy", checkpoint__every=0)
-    at_first_score_of(3, press, monkeypatch)
+    settings = TWO_STEPS | {"checkpoint__every": 0}
+    at_first_score_of(2, press, monkeypatch)
 
     def again(event, *facts):
         if event == "progress" and facts[0] == "checkpoint":
             press()
 
     with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "run", config, observer=Watcher(again))
+        runs.go("policy", tmp_path / "run", observer=Watcher(again), **settings)
     assert saved_in(tmp_path / "run") == []
     watcher = Watcher()
-    assert go(tmp_path / "run", config, observer=watcher, resume=True).status == "done"
-    assert watcher.warnings[0].startswith(
-        "resuming from the start, because no checkpoint exists: 2 finished steps are repeated"
-    )
-    assert_same(traces(tmp_path / "run"), runs.traces("policy"))
+    assert runs.go("policy", tmp_path / "run", observer=watcher, resume=True, **settings).status == "done"
+    said = "resuming from the start, because no checkpoint exists: 1 finished step is repeated"
+    assert watcher.warnings[0].startswith(said)
+    assert [r["step"] for r in steps_of(tmp_path / "run")] == [1, 2]
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "constant"])
-def test_more_steps_than_at_first(schedule, tiny_model, tmp_path):
-    """With a constant learning rate the longer run is the one that asked for them at once; else it is pointed out."""
+def test_more_steps_than_at_first(tiny_model, tmp_path):
+    """With a constant learning rate the longer run is the one that asked for them at once."""
     watcher = Watcher()
     for steps in (1, 2):
-        tree = recipe(tiny_model("llama"), **SHORT | {"train__steps": steps, "train__schedule": schedule})
-        assert not any("train.steps" in text for text in watcher.warnings)
+        tree = recipe(tiny_model("llama"), **SHORT | {"train__steps": steps, "train__schedule": "constant"})
         go(tmp_path / "run", tree, resume=True, observer=watcher)
-    warnings = [text for text in watcher.warnings if "train.steps" in text]
-    if schedule == "constant":
-        go(tmp_path / "long", tree)
-        assert_same(traces(tmp_path / "run"), traces(tmp_path / "long"))
-        assert not warnings
-        return
-    (warning,) = warnings
-    said = "train.steps=2, and the run was started with 1: from here on the cosine learning rate falls towards step 2"
-    assert warning.startswith(said)
+    assert not any("train.steps" in text for text in watcher.warnings)
+    go(tmp_path / "long", tree)
+    assert_same(traces(tmp_path / "run"), traces(tmp_path / "long"))

@@ -10,96 +10,84 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.restored_journal import RestoredJournal
 from proxima.train.checkpoint import checkpoints
-from tests.runtime.runs import CARRIED
+from tests.campaigns import campaign
 from tests.runtime.state.test_folder_check import flip
-from tests.runtime.tiny_run import Watcher, assert_same, changed, go, recipe, traces
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 
 @pytest.fixture
-def whole(runs):
-    """A finished run of three steps that carries groups over; read-only by agreement."""
-    return runs.finished("carried groups")
-
-
-@pytest.fixture
-def two_steps(whole, tmp_path):
-    """The same run as it was after two of its steps."""
-    shutil.copytree(whole, tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
+def two_steps(runs, tmp_path):
+    """A run of three steps that carries groups over, as it was after two of them."""
+    run = RunFolder(shutil.copytree(runs.finished("carried groups"), tmp_path / "run"))
     shutil.rmtree(run.checkpoint(3))
     return run
 
 
-def resume(run, tiny_model, **changes):
-    watcher = Watcher()
-    go(run.path, recipe(tiny_model("llama"), **CARRIED, **changes), resume=True, observer=watcher)
-    return watcher.warnings
+@pytest.fixture
+def resume(two_steps, runs):
+    """Resume it, and return the warnings."""
+
+    def resumed():
+        watcher = Watcher()
+        runs.go("carried groups", two_steps.path, resume=True, observer=watcher)
+        return watcher.warnings
+
+    return resumed
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("carried groups", "optimizer.safetensors"),
-        ("critic", "critic/model.safetensors"),
-        ("adapter", "model/adapter_model.safetensors"),
-    ],
-)
+FLIPPED = "tests/runtime/state/test_resume_damage.py::test_a_flipped_bit_costs_a_checkpoint_not_the_run"
+OTHERS = [("critic", "critic/model.safetensors"), ("adapter", "model/adapter_model.safetensors")]
+
+
+@pytest.mark.parametrize(("name", "file"), [("carried groups", "optimizer.safetensors"), *campaign(FLIPPED, OTHERS)])
 def test_a_flipped_bit_costs_a_checkpoint_not_the_run(name, file, runs, tmp_path):
     run, watcher = RunFolder(shutil.copytree(runs.finished(name), tmp_path / "run")), Watcher()
     *before, last = (checkpoint.step for checkpoint in checkpoints(run.checkpoints))
     flip(run.checkpoint(last) / file, at=1.0, bit=2)
     shutil.copytree(run.checkpoint(1), run.checkpoints / "000001 copy")
-    runs.go(name, run.path, resume=True, observer=watcher, checkpoint__keep_best=name == "adapter")
+    runs.go(name, run.path, resume=True, observer=watcher, checkpoint__keep_best=True)
     said = f"{last:06}: {file} is damaged; it is now {last:06}.damaged, and the checkpoint before it, {last - 1:06}"
     assert said in watcher.warnings[0]
     assert [c.step for c in checkpoints(run.checkpoints)] == [*before, last]
     assert_same(traces(run.path), runs.traces(name))
 
 
-@pytest.mark.parametrize("left", [0, 1])
-def test_a_journal_without_its_wal_is_restored_from_the_metrics(left, two_steps, whole, tiny_model):
+WITHOUT_WAL = "tests/runtime/state/test_resume_damage.py::test_a_journal_without_its_wal_is_restored_from_the_metrics"
+
+
+@pytest.mark.parametrize("left", [1, *campaign(f"{WITHOUT_WAL}[1]", [0])])
+def test_a_journal_without_its_wal_is_restored_from_the_metrics(left, two_steps, runs, resume):
     assert checkpoints(two_steps.checkpoints)[-1].facts["pending"]
     if left:
         with RestoredJournal(two_steps.journal) as journal:
             journal.rewind(left)
     else:
         two_steps.journal.unlink()
-    first, *_ = resume(two_steps, tiny_model)
+    first, *_ = resume()
     assert first.startswith(
         f"run.sqlite ended at step {left}: was it copied without run.sqlite-wal? Steps {left + 1} to 2"
     )
-    lost, restored = {"consumed", "counts"}, traces(two_steps.path)
-    assert_same(restored, {name: value for name, value in traces(whole).items() if name not in lost})
-    assert restored["consumed"][3] == traces(whole)["consumed"][3]
+    lost, restored, whole = {"consumed", "counts"}, traces(two_steps.path), runs.traces("carried groups")
+    assert_same(restored, {name: value for name, value in whole.items() if name not in lost})
+    assert restored["consumed"][3] == whole["consumed"][3]
     with Journal(two_steps.journal) as journal:
         assert journal.step == 3 and journal.counts().get("generating") is None
-    resume(two_steps, tiny_model)  # and again, from the end
+    resume()  # and again, from the end
 
 
-def test_a_journal_that_nothing_can_restore_is_one_line(two_steps, tiny_model):
+def test_a_journal_that_nothing_can_restore_is_one_line(two_steps, resume):
     two_steps.journal.unlink()
     two_steps.metrics.unlink()
     with pytest.raises(UserError, match=r"run.sqlite ends at step 0, metrics.jsonl lacks step 1, .*; restore run"):
-        resume(two_steps, tiny_model)
+        resume()
 
 
-def test_metrics_are_written_again_from_the_journal(two_steps, whole, tiny_model):
-    two_steps.metrics.unlink()
-    resume(two_steps, tiny_model)
-    restored, expected = (traces(folder)["metrics"] for folder in (two_steps.path, whole))
-    assert restored == expected
-    assert [r["step"] for r in restored if r["kind"] == "eval"] == [0, 2, 3]
-
-
-def test_a_damaged_line_of_the_metrics_is_one_line(two_steps, tiny_model):
+def test_a_damaged_line_of_the_metrics_is_one_line(two_steps, resume):
     lines = two_steps.metrics.read_text().splitlines(keepends=True)
     two_steps.metrics.write_text("".join([lines[0], lines[1][:20] + "\n", *lines[2:]]))
     said = r"metrics.jsonl:2 is not a JSON object .*; restore the file or delete the line"
     with pytest.raises(UserError, match=said):
-        resume(two_steps, tiny_model)
-    two_steps.metrics.write_text("".join([lines[0], *lines[2:]]))
-    resume(two_steps, tiny_model)
-    assert two_steps.metrics.read_text().splitlines()[1] == lines[1].rstrip("\n")
+        resume()
 
 
 QUESTIONS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(12)]
@@ -117,7 +105,7 @@ INPUTS = {  # a file, words in it and others (None: its last byte is another one
 
 @pytest.fixture(scope="module")
 def run_on_files(runs, tiny_model, tmp_path_factory):
-    """A folder with a run of one step and all its inputs, and the recipe of a second step."""
+    """A folder with a run of one step and all its inputs, and its recipe."""
     folder = tmp_path_factory.mktemp("inputs")
     for name, source in {"model": tiny_model("llama"), "scorer": runs.scorer(), "teacher": tiny_model("qwen2")}.items():
         shutil.copytree(source, folder / name)
@@ -141,7 +129,7 @@ def run_on_files(runs, tiny_model, tmp_path_factory):
         train__steps=1,
     )
     go(folder / "run", tree)
-    return folder, changed(tree, {"train__steps": 2})
+    return folder, tree
 
 
 @pytest.mark.parametrize("what", INPUTS)
@@ -160,15 +148,19 @@ def test_inputs_that_changed_are_found_by_content(what, run_on_files):
     (folder / name).write_bytes(content)
 
 
-def test_the_same_rows_in_other_bytes_are_the_same_input(run_on_files, tmp_path):
+def test_the_same_rows_in_other_bytes_are_the_same_input(run_on_files):
     folder, tree = run_on_files
     data = folder / "data.jsonl"
     data.write_text(data.read_text().replace(", ", ",  "))
-    assert go(shutil.copytree(folder / "run", tmp_path / "run"), tree, resume=True).steps == 2
+    assert go(folder / "run", tree, resume=True).status == "done"
 
 
-def test_settings_that_change_the_last_bits_are_listed(two_steps, tiny_model):
-    warnings = resume(two_steps, tiny_model, model__log_prob_chunk=64, engine__prefill_tokens=32)
-    (note,) = [text for text in warnings if "last bits" in text]
-    assert note.startswith("model.log_prob_chunk=64 (was 512), engine.prefill_tokens=32 (was 2048): the run continues")
-    assert resume(two_steps, tiny_model, model__log_prob_chunk=64, engine__prefill_tokens=32) == []
+def test_settings_that_change_the_last_bits_are_listed(runs, tmp_path):
+    """Once, here at a resume of a finished run."""
+    folder = shutil.copytree(runs.finished("carried groups"), tmp_path / "run")
+    other = {"model__log_prob_chunk": 64, "engine__prefill_tokens": 32}
+    said = "model.log_prob_chunk=64 (was 512), engine.prefill_tokens=32 (was 2048): the run continues"
+    for notes in (1, 0):
+        watcher = Watcher()
+        runs.go("carried groups", folder, resume=True, observer=watcher, **other)
+        assert [text.startswith(said) for text in watcher.warnings] == [True] * notes
