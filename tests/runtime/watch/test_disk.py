@@ -151,6 +151,7 @@ def test_calls_are_made_in_order_and_as_often_as_needed(tmp_path):
         asyncio.get_running_loop().call_later(12, room.append, True)
         asyncio.get_running_loop().call_later(7, disk.enqueue, call, "c")
         assert await disk.write(call, "b") == "b" and clock.now() == 15.0
+        assert clock.wall() == "2026-01-01T00:00:15.000+00:00"
         assert await disk.write(call, "d") == "d" and clock.now() == 15.0
         room.clear()
         disk.stop.set()
