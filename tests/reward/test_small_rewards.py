@@ -229,13 +229,8 @@ def test_tagged_and_fractions():
     [
         (Length, {"tokens": 0}, "must be >= 1"),
         (Length, {"mode": "short"}, "must be 'penalty' or 'target'"),
-        (Accuracy152, {"tag": "a b"}, "must be a plain name such as 'answer'"),
         (Overlong, {"buffer_tokens": 1, "max_tokens": 0}, "must be >= 1"),
         (Overlong, {"max_tokens": 8, "buffer_tokens": 0}, r"must be in \[1, max_tokens=8\]"),
-        (Overlong, {"max_tokens": 8, "buffer_tokens": 9}, r"must be in \[1, max_tokens=8\]"),
-        (Overlong, {"max_tokens": 8, "buffer_tokens": 4, "factor": -1.0}, "must be >= 0 and finite; it is subtracted"),
-        (Repetition, {"n": 0}, "must be >= 1"),
-        (Repetition, {"unit": "letters"}, "must be 'words' or 'tokens'"),
         (Repetition, {"max_penalty": -1.0}, "must be >= 0 and finite; it is subtracted"),
         (Exact, {"weight": float("nan")}, "must be finite"),
         (Exact, {"name": " "}, "must not be empty"),
