@@ -4,7 +4,7 @@ import dataclasses
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
-from functools import cache
+from functools import cache, cached_property
 from pkgutil import resolve_name
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -40,7 +40,7 @@ class FieldInfo:
 
         return self.note or documented(self.owner).get(self.name, "")
 
-    @property
+    @cached_property
     def section(self) -> type | None:
         """The dataclass (of `C` or `C | None`) whose fields are nested in this field; None for a slot or a value."""
         classes = (option for option in options_of(self.hint) if isinstance(option, type))

@@ -142,6 +142,7 @@ BY_HAND = {
     "expected": {"loss": -2.0},
 }
 ADVANTAGE = {"name": "x", "source": "by hand", "advantage": "rloo", "expected": {"advantage": [1, -1]}}
+SLOT = {"name": "x", "source": "by hand", "expected": {"loss": 0}}
 
 
 @pytest.mark.parametrize(
@@ -173,6 +174,15 @@ ADVANTAGE = {"name": "x", "source": "by hand", "advantage": "rloo", "expected": 
         (
             ADVANTAGE | {"advantage": "gae", "inputs": {"reward": [1, 0], "loss_mask": [1, 1], "cu_seqlens": [0, 2]}},
             "refused: Gae needs `value`: ",
+        ),
+        (SLOT | {"reward_kl": {}, "inputs": {"log_prob": [-1]}}, "refused: inputs: score is missing"),
+        (
+            SLOT | {"proximal": "next", "inputs": {"old_log_prob": [-1]}},
+            "refused: inputs: there is no 'old_log_prob' here; did you mean",
+        ),
+        (
+            SLOT | {"preference": "hinge", "inputs": {"chosen": [-1]}},
+            "refused: inputs: rejected is missing; PreferencePairs documents it",
         ),
     ],
 )

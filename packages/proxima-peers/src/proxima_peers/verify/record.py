@@ -41,6 +41,7 @@ class Check:
     scale: float = 0.0
     where: Tensor | None = None
 
+    @cached_property
     def error(self) -> float:
         """The distance from the tolerance, 0 inside it; infinite if the shapes differ."""
         candidates = self.ours if isinstance(self.ours, tuple) else (self.ours,)

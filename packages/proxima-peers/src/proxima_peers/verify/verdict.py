@@ -71,7 +71,7 @@ def uncovered(record: Record, compared: Iterable[str]) -> list[str]:
 
 def closest(attempts: Sequence[Attempt]) -> list[Check]:
     """The checks of the attempt with the fewest failures; on a tie, of our own."""
-    return min((checks for _, checks in attempts), key=lambda checks: sum(c.error() > 0 for c in checks), default=[])
+    return min((checks for _, checks in attempts), key=lambda checks: sum(c.error > 0 for c in checks), default=[])
 
 
 def judge(name: str, attempts: Iterable[Attempt]) -> RecordVerdict:
@@ -79,12 +79,12 @@ def judge(name: str, attempts: Iterable[Attempt]) -> RecordVerdict:
     tried: list[Attempt] = []
     for peculiarity, checks in attempts:
         tried.append((peculiarity, checks))
-        if checks and all(check.error() == 0 for check in checks):
+        if checks and all(check.error == 0 for check in checks):
             status: Status = "matched" if peculiarity is None else "differs"
             return RecordVerdict(name, status, peculiarity, tuple(check.name for check in checks))
     nearest = closest(tried)
     compared = tuple(check.name for check in nearest)
-    wrong = sorted((check for check in nearest if check.error()), key=Check.error, reverse=True)
-    text = ", ".join(f"{check.name} off by {check.error():.3g}" for check in wrong[:3]) or "nothing to compare"
-    differences = tuple(Difference.of(check) for check in nearest if check.error())
+    wrong = sorted((check for check in nearest if check.error), key=lambda check: check.error, reverse=True)
+    text = ", ".join(f"{check.name} off by {check.error:.3g}" for check in wrong[:3]) or "nothing to compare"
+    differences = tuple(Difference.of(check) for check in nearest if check.error)
     return RecordVerdict(name, "failed" if nearest else "unsupported", text, compared, differences)
