@@ -108,15 +108,16 @@ def test_a_plan_downloads_no_model(proxima, here, warm_rehearsals):
 
 
 def test_a_model_too_large_for_the_device(proxima, here, warm_rehearsals):
-    """Two layers of Qwen3-4B with a wide MLP, in the recipe of the whole: 1.1e9 weights, four times in float32."""
-    shape = {"hidden_size": 2560, "intermediate_size": 40_000, "num_hidden_layers": 2, "num_attention_heads": 32}
+    """A layer of Qwen3-4B with a wide MLP, in the recipe of the whole: 1.1e9 weights, four times in float32."""
+    shape = {"hidden_size": 2560, "intermediate_size": 80_000, "num_hidden_layers": 1, "num_attention_heads": 32}
     config = Qwen3Config(vocab_size=151936, head_dim=128, num_key_value_heads=8, tie_word_embeddings=True, **shape)
     config.architectures = ["Qwen3ForCausalLM"]
     config.save_pretrained(here / "model")
     words = ("model.path=model", "sampling.max_tokens=1024", "train.tokens_per_micro_batch=2048", "--json")
-    code, out, _ = proxima("plan", RECIPES / "qwen3_4b_grpo.yaml", *words, "--devices", "L4-24G", "--exact")
+    few = ("train.prompts_per_step=1", "train.completions_per_prompt=2", "train.updates_per_step=1")
+    code, out, _ = proxima("plan", RECIPES / "qwen3_4b_grpo.yaml", *words, *few, "--devices", "L4-24G", "--exact")
     memory = json.loads(out)["memory"]
-    weights = (151936 * 2560 + 2 * (2560 * 128 * (32 + 2 * 8) + 32 * 128 * 2560 + 3 * 2560 * 40_000)) * 4
+    weights = (151936 * 2560 + 2560 * 128 * (32 + 2 * 8) + 32 * 128 * 2560 + 3 * 2560 * 80_000) * 4
     assert memory["source"] == "rehearsal" and memory["trainer"]["weights"] == pytest.approx(weights, rel=1e-3)
     assert memory["trainer"]["optimizer"] == pytest.approx(2 * weights, rel=1e-3)
     assert code == 1 and memory["needed"] > memory["memory"]
