@@ -19,13 +19,6 @@ def test_to_a_file(proxima, here):
     assert "  epsilon_hihg: did you mean 'epsilon_high'?" in lines
 
 
-def test_to_standard_output_alone(proxima, here):
-    code, out, err = proxima("peers", "convert", EXAMPLES / "unirl_cppo.yaml", "--from", "unirl")
-    (here / "recipe.yaml").write_text(out)
-    assert code == 0 and resolve("recipe.yaml").config.algorithm.surrogate.delta == 0.15
-    assert "eval_interval" in err
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -35,7 +28,10 @@ def test_to_standard_output_alone(proxima, here):
             ["a.yaml", "--from", "verl", "--out", "no/such/recipe.yaml"],
             "--out=no/such/recipe.yaml (command line): its folder does not exist; make it, or give another path\n",
         ),
-        (["a.yaml", "--from", "verl", "--out", "a.yaml"], "--out=a.yaml (command line): is the input file; give another path\n"),
+        (
+            ["a.yaml", "--from", "verl", "--out", "a.yaml"],
+            "--out=a.yaml (command line): is the input file; give another path\n",
+        ),
         (["a.yaml", "--from", "trl"], "a.yaml: is not such a configuration of TRL: "),
         (
             ["b.yaml"],

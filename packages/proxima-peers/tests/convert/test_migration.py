@@ -10,7 +10,6 @@ from proxima_peers.convert.conversion import module_of
 from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.known import option_rules, sort_out
 from proxima_peers.convert.options import Options
-from proxima_peers.convert.trl_offline import convert_offline
 
 PAGE = (Path(__file__).parents[4] / "docs" / "migration.md").read_text(encoding="utf-8")
 SHORT = {
@@ -30,7 +29,7 @@ CONTEXTS = {
     "areal": [
         {"actor.reward_norm.mean_level": "group"},
         {"actor.use_decoupled_loss": True},
-        {"actor.rejection_sampling.upper": 5.0},
+        {"actor.rejection_sampling.upper": 5.0, "actor.use_decoupled_loss": True},
     ],
     "unirl": [{"algorithm._target_": f"x.{kind}"} for kind in ("CPPO", "DPPO", "DRPO", "GRPO")]
     + [{"backend.lora_cfg.rank": 8}],
@@ -53,10 +52,17 @@ def full(peer, name):
     return name
 
 
-def unknown(o, rules):
+def unknown(title, contexts, convert, rules, peer=""):
+    """The options of a section that neither a conversion of these contexts nor the rules know."""
+    names, asked = [full(peer, name) for name in named(title)], set()
+    assert len(names) >= 15
+    for context in contexts:
+        o = Options(title, context, "file")
+        convert(o)
+        asked |= o.asked
     draft = Draft()
     draft.put("model.path", "x", "")
-    sort_out(draft, o, rules)
+    sort_out(draft, Options(title, dict.fromkeys(names), "file", asked), rules(o))
     return [option.name for option in draft.unknown]
 
 
@@ -65,48 +71,33 @@ def unknown(o, rules):
     [("verl", "verl"), ("trl", "TRL"), ("areal", "AReaL"), ("unirl", "UniRL"), ("prime_rl", "prime-rl")],
 )
 def test_every_option_of_the_tables_is_known(peer, title):
-    names = [full(peer, name) for name in named(title)]
-    assert len(names) >= 15
-    known_names = set()
-    for context in CONTEXTS[peer]:
-        if "actor.rejection_sampling.upper" in context:
-            context = {**context, "actor.use_decoupled_loss": True}
-        o = Options(title, context, "file")
-        module_of(PEERS[peer].online).convert(o)
-        known_names |= o.asked
-    rest = Options(title, dict.fromkeys(names), "file", known_names)
-    assert unknown(rest, option_rules(peer)) == []
+    convert = module_of(PEERS[peer].online).convert
+    assert unknown(title, CONTEXTS[peer], convert, lambda o: option_rules(peer), peer) == []
 
 
-def test_every_option_of_the_trainings_without_rewards_is_known():
-    names = named("TRL without rewards")
-    assert len(names) >= 15
-    known_names = set()
-    for command in ("sft", "dpo", "kto", "reward", "gkd"):
-        o = Options("TRL", {"loss_type": "discopop", "eval_strategy": "steps"} if command == "dpo" else {}, "file")
-        convert_offline(o, command)
-        known_names |= o.asked
-    rest = Options("TRL", dict.fromkeys(names), "file", known_names)
-    assert unknown(rest, option_rules("trl_offline") | option_rules("trl")) == []
+OF_TRL = [
+    {"completion_only_loss": True},
+    {"desirable_weight": 1.0},
+    {"center_rewards_coefficient": 0.1},
+    {"lmbda": 1.0},
+]
 
 
 @pytest.mark.parametrize(
     ("peer", "title", "contexts"),
     [
+        ("trl", "TRL", [{"loss_type": "discopop", "eval_strategy": "steps"}, *OF_TRL]),
         ("areal", "AReaL", [{"train_dataset.type": kind, "valid_dataset.path": "x"} for kind in ("sft", "rw", "dpo")]),
         ("verl", "verl", [{"model.partial_pretrain": "x", "data.prompt_key": "a"}, {"data.messages_key": "x"}]),
     ],
 )
-def test_every_option_of_further_trainings_without_rewards_is_known(peer, title, contexts):
-    names, known_names = named(f"{title} without rewards"), set()
-    assert len(names) >= 15
+def test_every_option_of_the_trainings_without_rewards_is_known(peer, title, contexts):
     offline = module_of(PEERS[peer].offline)
-    for context in contexts:
-        o = Options(title, context, "file")
+
+    def convert(o):
         offline.convert_offline(o, offline.training_of(o))
-        known_names |= o.asked
-    rest = Options(title, dict.fromkeys(names), "file", known_names)
-    assert unknown(rest, offline.rules_of(o)) == []
+
+    assert unknown(f"{title} without rewards", contexts, convert, offline.rules_of) == []
 
 
 def test_the_four_policies_and_the_three_names_are_explained():
