@@ -8,7 +8,7 @@ from typing import Optional
 import pytest
 
 from proxima.data import Episode, Score, Span
-from proxima.reward.function import Function
+from proxima.reward.function import Function, FunctionBatch
 from proxima.reward.length import Length
 from proxima.reward.signature import CallShape, messages_of
 from tests.reward.make import completion, completions, prompt, runner
@@ -95,6 +95,15 @@ def everything(completion: str, prompt: str, **columns):
 def trl_everything(completions, **columns):
     del columns["completion_ids"], columns["prompts"]
     return [sum(one) for one in zip(*columns.values())]
+
+def noargs(): return 1.0
+def one(groups): return 1.0
+def keyword(prompt, *, completion): return 1.0
+def before(prompt, completion, gold, /): return 1.0
+def several(*args, **kwargs): return 1.0
+class Judge:
+    def __call__(self, prompt, completion): return 1.0
+judge = Judge()
 """
 
 
@@ -279,3 +288,31 @@ def test_a_column_named_like_an_argument_does_not_replace_it(file):
     lists = CallShape.of(lambda completions, **columns: []).for_group(row, completions("a"), None)
     given = {"prompts": ["?"], "completions": ["a"], "completion_ids": [[5, 5, 5]]}
     assert lists == given | {"level": [1], "answer": [2]}
+
+
+@pytest.mark.parametrize("name", ["numpy_truth", "objects", "keyword", "named", "by_place", "several", "judge"])
+def test_a_function_that_takes_them(file, name):
+    Function(path=f"{file}:{name}").check_code()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("noargs", "name a parameter completion"),
+        ("one", "name a parameter completion"),
+        ("before", "'gold' is positional-only, but columns are passed by name"),
+    ],
+)
+def test_a_function_that_does_not(file, name, why):
+    called = r"calls with \(prompt, completion\) and columns by name, and it is defined with \(.*\)"
+    with pytest.raises(ValueError, match=rf"mine.py:{name}' names a function that 'function' {called}: {why}$"):
+        Function(path=f"{file}:{name}").check_code()
+
+
+def test_a_function_of_the_whole_batch(file):
+    for name in ("one", "several"):
+        FunctionBatch(path=f"{file}:{name}").check_code()
+    wrong = {"noargs": r"\(\): too many positional arguments", "verdict": "missing a required argument: 'completion'"}
+    for name, message in wrong.items():
+        with pytest.raises(ValueError, match=rf"'function_batch' calls with \(groups\), .*{message}"):
+            FunctionBatch(path=f"{file}:{name}").check_code()

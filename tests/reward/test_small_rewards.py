@@ -1,16 +1,21 @@
-"""`accuracy_1_5_2`, `exact`, `gsm8k`, `boxed`, `length`, `missing_eos`, `overlong`, `repetition`, `format`,
-`regex`: ten real completions each."""
+"""`accuracy_1_5_2`, `exact`, `number`, `gsm8k`, `boxed`, `length`, `missing_eos`, `overlong`, `repetition`, `format`,
+`regex`: ten real completions each; and `environment`."""
 
 import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from proxima.data import Score
+from proxima.data import Episode, Score
+from proxima.reward.environment_reward import EnvironmentReward
 from proxima.reward.exact import Exact
 from proxima.reward.length import Length, MissingEos, Overlong
 from proxima.reward.math.accuracy_1_5_2 import Accuracy152
+from proxima.reward.math.extract import as_number, last_number
 from proxima.reward.math.marked import Boxed, Gsm8kReward, as_fraction, last_boxed, last_tagged
+from proxima.reward.math.number import Number
 from proxima.reward.regex import Format, Regex
 from proxima.reward.repetition import Repetition
 from tests.reward.make import completion, completions, corrects, prompt, rows
@@ -30,6 +35,19 @@ Paris: paris
 """,
     ),
     Exact(ignore_case=True): ("Paris: paris\nstraße: STRASSE", "Paris: Lyon"),
+    Number(): (
+        r"""
+42: 42 | The answer is 42. | 17 + 25 = 42
+1234.5: She pays $1,234.50 in total.
+-5: So the change is -$5.
+3: 10-7=3
+18: Janet makes 9 * 2 = $18 every day
+""",
+        r"""
+42:  | 42, because 17 + 25 is what you get | I don't know. | The answer is 4 2
+0.5: It is 1/2
+""",
+    ),
     Gsm8kReward(): (
         r"""
 72: Natalia sold 48/2 = 24 clips in May.\n#### 72
@@ -83,8 +101,53 @@ def test_real_completions(reward):
 
 
 def test_an_answer_may_be_a_number():
-    for reward, text in ((Exact(), "42"), (Regex(), THOUGHT)):
+    for reward, text in ((Exact(), "42"), (Regex(), THOUGHT), (Number(), "The answer is 42.")):
         assert corrects(reward, 42, text, "43") == [True, False]
+
+
+LAST = rows("""
+3: 1,2,3 | x-3 | 3. | version 1.2.3
+1234567: 1,234,567
+34: about 12,34
+-3: (-3)
+-7: = −7 | $-7
+-7.5: -$7.50
+5: a list:\\n- 5
+1500: 1.5e3
+0.5: 0.50 | .5
+50: 50%
+4: ٣ and 4
+7: 7\0
+""")
+
+
+@pytest.mark.parametrize(("value", "texts"), LAST)
+def test_last_number(value, texts):
+    assert [*map(last_number, texts)] == [as_number(value)] * len(texts)
+
+
+def test_exact_comparison_of_decimals():
+    assert corrects(Number(), "0.1", "0.1000", "0.1000000000000000055511151231257827", "1e-1") == [True, False, True]
+
+
+@pytest.mark.parametrize("answer", [None, "forty-two", "1/2", "", True])
+def test_an_answer_that_is_no_number_is_an_error(answer):
+    with pytest.raises(ValueError, match="prompt 7"):
+        Number().score(prompt(answer), completions("42"))
+
+
+@given(value=st.integers(-(10**12), 10**12))
+def test_any_integer_is_read_back_however_it_is_written(value):
+    texts = (f"It is {value}.", f"It is {value:,}", f"= {value}.00!", f"{value + 1}")
+    assert corrects(Number(), value, *texts) == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9" * 200_000, "1," * 100_000, "1,111" * 40_000, "-" * 200_000, "$" * 200_000, "1e" * 100_000, "." * 200_000],
+)
+def test_a_hostile_number_is_wrong_at_once(text):
+    assert corrects(Number(), 42, text) == [False]
 
 
 FITS = {
@@ -243,3 +306,19 @@ def test_bad_fields(reward, fields, message):
     name, value = [*fields.items()][-1]
     with pytest.raises(ValueError, match=re.escape(f"{name}={value!r} ") + message):
         reward(**fields)
+
+
+@pytest.mark.parametrize(("reward", "correct"), [(1.0, True), (0.5, True), (0.25, False), (-3.0, False), (0.0, False)])
+def test_that_of_an_environment_is_that_of_the_episode(reward, correct):
+    played = replace(completion("x"), episode=Episode(reward=reward))
+    assert EnvironmentReward().score_one(prompt(), played).value == reward
+    assert EnvironmentReward().score_one(prompt(), played).correct is None
+    assert EnvironmentReward(correct_from=0.5).score_one(prompt(), played).correct is correct
+
+
+def test_a_completion_without_an_environments_reward_fails():
+    with pytest.raises(ValueError, match="is not an episode"):
+        EnvironmentReward().score_one(prompt(), completion("x"))
+    with pytest.raises(ValueError, match="got no reward from its environment"):
+        EnvironmentReward().score_one(prompt(), replace(completion("x"), episode=Episode()))
+    assert EnvironmentReward().unreadable(None) is None
