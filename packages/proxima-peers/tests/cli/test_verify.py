@@ -97,7 +97,6 @@ def test_a_record_that_cannot_be_computed_fails_and_the_rest_continues(proxima, 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (None, "can't be read (No such file or directory)"),
         ("{", "not JSON"),
         ('{"a": 1}', "holds a dict, not a list"),
         ("[3]", "entry 0 is a int, not a record"),
@@ -110,8 +109,7 @@ def test_a_record_that_cannot_be_computed_fails_and_the_rest_continues(proxima, 
     ],
 )
 def test_files_that_hold_no_records(proxima, here, text, line):
-    if text is not None:
-        (here / "x.json").write_text(text, encoding="utf-8", errors="surrogateescape")
+    (here / "x.json").write_text(text, encoding="utf-8", errors="surrogateescape")
     code, out, err = proxima("peers", "verify", "x.json")
     assert (code, out) == (2, "")
     assert err.startswith(f"error: x.json: {line}") and len(err.splitlines()) == 1
@@ -119,7 +117,7 @@ def test_files_that_hold_no_records(proxima, here, text, line):
 
 def test_a_wrong_path_among_several_is_found_before_anything_is_computed(proxima, records, here):
     code, out, err = proxima("peers", "verify", records("x.json"), "none.json")
-    assert (code, out) == (2, "") and "none.json" in err
+    assert (code, out) == (2, "") and err.startswith("error: none.json: can't be read (No such file or directory)")
 
 
 def test_a_folder_is_every_file_of_records_in_it(proxima, records, here):

@@ -57,6 +57,9 @@ def test_verl_dapo(example):
     assert isinstance(config.engine, Vllm) and config.engine.serve is not None
     assert names(done.missing) == {"reward.0", "reward_model.reward_manager"}
     assert done.problems == ()
+    assert "    epsilon_high: 0.28  # from actor_rollout_ref.actor.clip_ratio_high\n" in done.text
+    assert "    kind: ppo_clip  # verl's default of actor_rollout_ref.actor.policy_loss.loss_mode\n" in done.text
+    assert "# unknown option:\n#   actor_rollout_ref.actor.clip_ratio_hgih: " in done.text
 
 
 def test_trl_from_a_script_that_is_never_run(example):
@@ -134,10 +137,3 @@ def test_unirl_cppo(example):
     assert config.task.path == "data/dapo_math/train.jsonl"
     assert names(done.unknown) == {"algorithm.cppo_gamma"}
     assert {"eval.task"} <= names(done.missing) and "eval_interval" in " ".join(option.why for option in done.missing)
-
-
-def test_the_text_has_the_origins_of_the_recipe(example):
-    done, _ = example("verl_dapo.yaml", "verl")
-    assert "    epsilon_high: 0.28  # from actor_rollout_ref.actor.clip_ratio_high\n" in done.text
-    assert "    kind: ppo_clip  # verl's default of actor_rollout_ref.actor.policy_loss.loss_mode\n" in done.text
-    assert "# unknown option:\n#   actor_rollout_ref.actor.clip_ratio_hgih: " in done.text
