@@ -73,12 +73,3 @@ def test_an_adapter_is_cheaper_to_train_and_a_reference_takes_memory(tiny_model)
     against = plan_recipe(resolve("qwen3_4b_grpo", [*words, "algorithm.reference_kl=k3"], root=None), devices)
     assert against.memory.trainer["frozen models"] == against.memory.trainer["weights"]
     assert against.load.forwards == whole.load.forwards + 1
-
-
-def test_what_a_rehearsal_counted_replaces_the_formula():
-    resolved = resolve("qwen3_4b_grpo", ["placement=torchrun"], root=None)
-    counted = {"weights": 3 * 2**30, "activations": 5 * 2**30}
-    formula = plan_recipe(resolved, read_devices("8xH100-80G")[0], mean=2000.0)
-    plan = formula.recipe.plan(formula.layout, counted=counted)
-    assert plan.memory.source == "rehearsal" and plan.memory.trainer == counted
-    assert plan.load.mean == 2000 and plan.seconds > 0

@@ -71,10 +71,10 @@ def test_prompts_wait_in_one_queue_for_the_next_replica_with_room():
 
 def test_dynamic_sampling_generates_until_the_batch_is_full():
     times = replace(ByHand(), assumed=Assumptions(accepted=0.5))
-    run = simulated(SYNC, "algorithm=dapo", "train.steps=100", times=times)
+    run = simulated(SYNC, "algorithm=dapo", "train.steps=60", times=times)
     generated = sum(record["prompts_generated"] for record in run)
     accepted = sum(record["prompts_accepted"] for record in run)
-    assert [record["prompts_used"] for record in run] == [PROMPTS] * 100
+    assert [record["prompts_used"] for record in run] == [PROMPTS] * 60
     assert accepted / generated == pytest.approx(0.5, abs=0.06)
 
 
@@ -161,7 +161,7 @@ def test_more_lag_never_lowers_the_throughput_of_constant_lengths(concurrent):
 
 
 def test_long_tails_idle_a_trainer_that_waits_for_them():
-    times, settings = Drawn(update=0.0, update_token=0.04), ("train.steps=30", KEEP)
+    times, settings = Drawn(update=0.0, update_token=0.04), ("train.steps=15", KEEP)
     waiting, beside = simulated(*settings, SYNC, times=times), simulated(*settings, *overlapping(2, 8), times=times)
     assert figures_of(beside).idle_trainer < 0.5 * figures_of(waiting).idle_trainer
     assert figures_of(beside).tokens_per_second > 1.3 * figures_of(waiting).tokens_per_second
@@ -170,7 +170,7 @@ def test_long_tails_idle_a_trainer_that_waits_for_them():
 
 def test_over_age_groups_are_evicted():
     times = Drawn(mean=30.0, spread=1.5, longest=400, update=0.0, update_token=0.002)
-    settings = ("train.steps=30", "sampling.max_tokens=400", KEEP, *overlapping(1, 12))
+    settings = ("train.steps=12", "sampling.max_tokens=400", KEEP, *overlapping(1, 12))
     dropped = figures_of(simulated(*settings, "runtime.over_age=drop", times=times))
     assert dropped.evicted > 0
     assert dropped.max_lag <= 1
