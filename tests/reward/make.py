@@ -57,6 +57,11 @@ def scored(rewards: Sequence[Any], answer: Any, *texts: str, **options: Any) -> 
         return asyncio.run(made.score(prompt(answer), completions(*texts)))
 
 
+def values(scores: Sequence[Score]) -> list[float | str | None]:
+    """The value of each, or why it has none."""
+    return [score.value if score.valid else score.error for score in scores]
+
+
 def corrects(reward: Any, answer: Any, *texts: str) -> list[bool | None]:
     """The verdicts of a reward called directly, in this process."""
     return [score.correct for score in reward.score(prompt(answer), completions(*texts))]

@@ -255,7 +255,11 @@ def test_bad_fields(field, value):
         Math(**{field: value})
 
 
-def test_two_stages_of_parsing_give_the_trees_of_one():
+HERE = "tests/reward/test_math.py::test_two_stages_of_parsing_give_the_trees_of_one"
+
+
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.campaign(f"{HERE}[4]"))])
+def test_two_stages_of_parsing_give_the_trees_of_one(every):
     import latex2sympy2_extended.latex2sympy2 as module
     import sympy
     from math_verify import parse
@@ -273,7 +277,7 @@ def test_two_stages_of_parsing_give_the_trees_of_one():
         return [entry if isinstance(entry, str) else sympy.srepr(entry) for entry in parsed]
 
     def trees():
-        return [*map(tree, texts)]
+        return [*map(tree, texts[::every])]
 
     before, original = trees(), module._Latex2Sympy
     try:

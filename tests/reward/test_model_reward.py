@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import threading
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -33,16 +34,22 @@ def exact(folder, **fields) -> ModelReward:
     return ModelReward(path=folder, compute_dtype="float32", device="cpu", **fields)
 
 
-def asked(tokenizer) -> Prompt:
-    tokens = tokenizer.apply_chat_template(list(MESSAGES), add_generation_prompt=True)["input_ids"]
+@cache
+def tokenizer():
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def prompt() -> Prompt:
+    tokens = tokenizer().apply_chat_template(list(MESSAGES), add_generation_prompt=True)["input_ids"]
     return Prompt(uid=3, messages=MESSAGES, tokens=np.array(tokens, np.int32))
 
 
-def answered(tokenizer, *texts, end: bool = True):
+def answered(*texts, end: bool = True):
     """Completions with their real tokens."""
     out = []
     for i, text in enumerate(texts):
-        tokens = [*tokenizer(text)["input_ids"], *([0] if end else [])]
+        tokens = [*tokenizer()(text)["input_ids"], *([0] if end else [])]
         made = completion(text, tokens=len(tokens), sample=i)
         out.append(replace(made, tokens=np.array(tokens, np.int32), finish_reason="stop" if end else "length"))
     return out
@@ -61,9 +68,8 @@ def logits(folder, rows) -> list[float]:
 
 @pytest.mark.parametrize("encode", ["tokens", "text"])
 @pytest.mark.parametrize("end", [True, False])
-def test_the_score_is_hugging_faces_of_prompt_and_completion(folder, encode, end):
-    tokenizer = tiny_tokenizer()
-    prompt, answers = asked(tokenizer), answered(tokenizer, *TEXTS, end=end)
+def test_the_score_is_hugging_faces_of_prompt_and_completion(folder, prompt, encode, end):
+    answers = answered(*TEXTS, end=end)
     expected = theirs(folder, prompt, answers)
     assert np.std(expected) > 0.1
     for budget in (8192, 20):
@@ -74,10 +80,9 @@ def test_the_score_is_hugging_faces_of_prompt_and_completion(folder, encode, end
 
 
 @pytest.mark.parametrize("encode", ["tokens", "text"])
-def test_a_truncated_completion_is_scored_as_if_it_ended_there(folder, encode):
+def test_a_truncated_completion_is_scored_as_if_it_ended_there(folder, prompt, encode):
     """Reward models are trained on completions that end, and have no opinion of others."""
-    tokenizer = tiny_tokenizer()
-    prompt, cut, whole = asked(tokenizer), answered(tokenizer, *TEXTS, end=False), answered(tokenizer, *TEXTS)
+    cut, whole = answered(*TEXTS, end=False), answered(*TEXTS)
     reward = exact(folder, encode=encode)
     values = [score.value for score in reward.score(prompt, cut)]
     assert values == pytest.approx(theirs(folder, prompt, whole), abs=3e-5)
@@ -87,31 +92,29 @@ def test_a_truncated_completion_is_scored_as_if_it_ended_there(folder, encode):
     assert score.value == pytest.approx(theirs(folder, prompt, cut[:1])[0], abs=3e-5)
 
 
-def test_text_is_read_by_the_reward_models_own_template(folder):
+def test_text_is_read_by_the_reward_models_own_template(folder, prompt):
     """Whatever the policy's tokens are."""
-    tokenizer = tiny_tokenizer()
-    prompt, answers = asked(tokenizer), answered(tokenizer, *TEXTS)
+    answers = answered(*TEXTS)
     other = [replace(answer, tokens=np.full_like(answer.tokens, 9)) for answer in answers]
     without = replace(prompt, tokens=np.array([], np.int32))
     own, scores = (exact(folder, encode="text").score(*both) for both in ((prompt, answers), (without, other)))
     assert own == scores
 
 
-def test_a_template_that_joins_prompt_and_answer_is_read_as_hugging_face_reads_it(folder, tmp_path):
+def test_a_template_that_joins_prompt_and_answer_is_read_as_hugging_face_reads_it(folder, prompt, tmp_path):
     """As one whose generation prompt opens a thought that no finished turn shows."""
     shutil.copytree(folder, tmp_path / "joined")
     file = tmp_path / "joined" / "chat_template.jinja"
     file.write_text(file.read_text() + "{% if add_generation_prompt %}<think>{% endif %}")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "joined")
+    joined = AutoTokenizer.from_pretrained(tmp_path / "joined")
     chats = [[*MESSAGES, {"role": "assistant", "content": text}] for text in ("4", "no")]
-    rows = [tokenizer.apply_chat_template(chat)["input_ids"][:-1] for chat in chats]  # up to the end of the turn
-    scores = exact(str(tmp_path / "joined"), encode="text").score(asked(tokenizer), answered(tokenizer, "4", "no"))
+    rows = [joined.apply_chat_template(chat)["input_ids"][:-1] for chat in chats]  # up to the end of the turn
+    scores = exact(str(tmp_path / "joined"), encode="text").score(prompt, answered("4", "no"))
     assert [score.value for score in scores] == pytest.approx(logits(folder, rows), abs=3e-5)
 
 
-def test_a_completion_that_is_too_long_has_no_score(folder):
-    tokenizer = tiny_tokenizer()
-    prompt, answers = asked(tokenizer), answered(tokenizer, "4", "x" * 60, "5", "x" * CONTEXT)
+def test_a_completion_that_is_too_long_has_no_score(folder, prompt):
+    answers = answered("4", "x" * 60, "5", "x" * CONTEXT)
     size = len(prompt.tokens)
     with runner(exact(folder, max_tokens=size + 20)) as made:
         scores = asyncio.run(made.score(prompt, answers))
@@ -121,12 +124,11 @@ def test_a_completion_that_is_too_long_has_no_score(folder):
     assert "the limit is 256" in exact(folder).score(prompt, answers)[3].error
 
 
-def test_normalised_scores(folder, tmp_path):
+def test_normalised_scores(folder, prompt, tmp_path):
     loaded = load_scalar_model(folder, device="cpu")
     set_score_normalization(loaded.model.config, -0.5, 2.0)
     normal = str(save(loaded.model, loaded.tokenizer, tmp_path))
-    tokenizer = tiny_tokenizer()
-    prompt, answers = asked(tokenizer), answered(tokenizer, *TEXTS)
+    answers = answered(*TEXTS)
     raw, scaled = exact(normal).score(prompt, answers), exact(normal, normalize=True).score(prompt, answers)
     assert [score.value for score in scaled] == pytest.approx([(score.value + 0.5) / 2 for score in raw])
     exact(normal, normalize=True).check()
@@ -139,7 +141,7 @@ def test_what_can_not_score_is_refused_before_the_run(folder, tiny_model):
     with runner(exact(str(tiny_model("qwen3")))) as made, missing:
         made.check()
     exact(folder).check()
-    exact(folder).check_vocabulary(tiny_tokenizer())
+    exact(folder).check_vocabulary(tokenizer())
     other = tiny_tokenizer()
     other.add_tokens(["new"])
     message = r"encode='tokens' needs the policy's vocabulary, and 1 of its .*; set encode=t"
@@ -156,7 +158,7 @@ def test_what_can_not_score_is_refused_before_the_run(folder, tiny_model):
             ModelReward(path=folder, **fields).check()
 
 
-def test_the_model_runs_in_the_thread_of_the_tensor_work(folder, monkeypatch):
+def test_the_model_runs_in_the_thread_of_the_tensor_work(folder, prompt, monkeypatch):
     """Weights are loaded once, before the first score, and frozen; both in that thread."""
     compute, reward, seen = ComputeThread(), exact(folder), []
     plain = type(reward).score
@@ -166,14 +168,13 @@ def test_the_model_runs_in_the_thread_of_the_tensor_work(folder, monkeypatch):
         return plain(*given)
 
     monkeypatch.setattr(type(reward), "score", scored)
-    tokenizer = tiny_tokenizer()
 
     async def run():
         made = RewardRunner([reward], compute=compute)
         try:
             made.start()
             assert not any(p.requires_grad for p in reward._scorer.model.parameters())
-            return await made.score(asked(tokenizer), answered(tokenizer, *TEXTS))
+            return await made.score(prompt, answered(*TEXTS))
         finally:
             made.close()
 

@@ -223,28 +223,32 @@ def test_a_hung_thread_does_not_keep_the_process_alive():
 
 
 def test_a_thread_that_cannot_be_started_costs_its_completion(monkeypatch):
-    class Plain(WeightedReward):
-        def score(self, prompt, completions):
-            return [Score(value=1.0) for _ in completions]
-
     class NoThread(threading.Thread):
         def start(self):
             raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threads.threading, "Thread", NoThread)
     with runner(Plain()) as made:
-        (score,) = asyncio.run(made.score(prompt(), [completion("x")]))
+        (score,) = asyncio.run(made.score(prompt(), [completion("1")]))
     assert score.error == "plain: can't start new thread"
 
 
-def test_a_group_of_thousands_opens_no_more_threads_than_workers():
+@pytest.fixture
+def held():
+    """A reward that waits for `gate`, and what it was called with."""
     gate, entered = threading.Event(), []
 
-    class Waits(WeightedReward):
+    class Hangs(WeightedReward):
         def score(self, prompt, completions):
             entered.append(completions)
             gate.wait()
             return [Score(value=float(c.sample)) for c in completions]
+
+    return Hangs(), gate, entered
+
+
+def test_a_group_of_thousands_opens_no_more_threads_than_workers(held):
+    reward, gate, entered = held
 
     async def scored_group(made):
         before = set(threading.enumerate())
@@ -255,20 +259,14 @@ def test_a_group_of_thousands_opens_no_more_threads_than_workers():
         gate.set()
         return len(started), [score.value for score in await scoring]
 
-    with runner(Waits(), workers=3) as made:
+    with runner(reward, workers=3) as made:
         assert asyncio.run(scored_group(made)) == (3, [float(i) for i in range(2000)])
 
 
-def test_a_scorer_that_always_hangs_does_not_take_all_threads():
-    gate = threading.Event()
-
-    class Hangs(WeightedReward):
-        def score(self, prompt, completions):
-            gate.wait()
-            return [Score(value=1.0) for _ in completions]
-
+def test_a_scorer_that_always_hangs_does_not_take_all_threads(held):
+    reward, gate, _ = held
     before = set(threading.enumerate())
-    made = RewardRunner([Hangs()], timeout=0.005, workers=8)
+    made = RewardRunner([reward], timeout=0.005, workers=8)
     scores = asyncio.run(made.score(prompt(), [completion("x", sample=i) for i in range(1000)]))
     hanging = set(threading.enumerate()) - before
     errors, late = [score.error for score in scores], "hangs: timed out after 0.005 s"
@@ -279,6 +277,6 @@ def test_a_scorer_that_always_hangs_does_not_take_all_threads():
         thread.join(LONG)
     (calls,) = made._calls
     calls.timeout = LONG
-    (again,) = asyncio.run(made.score(prompt(), [completion("x")]))
+    (again,) = asyncio.run(made.score(prompt(), [completion("x", sample=1)]))
     made.close()
     assert again.value == 1.0

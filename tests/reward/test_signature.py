@@ -11,7 +11,7 @@ from proxima.data import Episode, Score, Span
 from proxima.reward.function import Function, FunctionBatch
 from proxima.reward.length import Length
 from proxima.reward.signature import CallShape, messages_of
-from tests.reward.make import completion, completions, prompt, runner
+from tests.reward.make import completion, completions, prompt, runner, values
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 
@@ -122,10 +122,6 @@ def run(file, name, *texts, answer="2", chat=None, **columns):
 def in_workers(file, name, *texts, rewards=(), chat=None, **columns):
     with runner(Function(path=f"{file}:{name}", chat=chat), *rewards) as made:
         return asyncio.run(made.score(prompt("2", **columns), completions(*texts)))
-
-
-def values(scores):
-    return [score.value if score.valid else score.error for score in scores]
 
 
 def test_an_object_a_text_a_column_and_all_columns(file):

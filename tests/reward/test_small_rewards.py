@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxima.data import Episode, Score
@@ -136,6 +136,7 @@ def test_an_answer_that_is_no_number_is_an_error(answer):
         Number().score(prompt(answer), completions("42"))
 
 
+@settings(max_examples=30)
 @given(value=st.integers(-(10**12), 10**12))
 def test_any_integer_is_read_back_however_it_is_written(value):
     texts = (f"It is {value}.", f"It is {value:,}", f"= {value}.00!", f"{value + 1}")
@@ -294,6 +295,7 @@ def test_tagged_and_fractions():
         (Length, {"mode": "short"}, "must be 'penalty' or 'target'"),
         (Overlong, {"buffer_tokens": 1, "max_tokens": 0}, "must be >= 1"),
         (Overlong, {"max_tokens": 8, "buffer_tokens": 0}, r"must be in \[1, max_tokens=8\]"),
+        (Repetition, {"unit": "letters"}, "must be 'words' or 'tokens'"),
         (Repetition, {"max_penalty": -1.0}, "must be >= 0 and finite; it is subtracted"),
         (Exact, {"weight": float("nan")}, "must be finite"),
         (Exact, {"name": " "}, "must not be empty"),

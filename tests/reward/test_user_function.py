@@ -7,7 +7,7 @@ import pytest
 
 from proxima.reward.base import unscored
 from proxima.reward.function import Function, FunctionBatch
-from tests.reward.make import completions, prompt, runner
+from tests.reward.make import completions, prompt, runner, values
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 
@@ -17,10 +17,6 @@ def f(prompt, completion: str):
     if completion == "exit": os._exit(1)
     return VALUE
 """
-
-
-def values(scores):
-    return [score.value if score.valid else score.error for score in scores]
 
 
 def scored(made, *texts):
