@@ -16,7 +16,7 @@ os.environ |= {"TINKER_TELEMETRY": "0", "TINKER_API_KEY": "tml-for-tests"}
 class Served:
     """A running server: its address, its `Service` and the lines of its log."""
 
-    def __init__(self, folder: Path, model: Path, key: str = "", **settings: Any) -> None:
+    def __init__(self, folder: Path, model: Path, key: str = "", threads: int = 1, **settings: Any) -> None:
         from proxima.reward.server.bounded_server import BoundedServer, open_socket
         from proxima_tinker.served_settings import Settings
         from proxima_tinker.service import Service
@@ -31,7 +31,7 @@ class Served:
 
         async def serve() -> None:
             settings = Settings(str(model), name="tests/tiny", folder=folder, **chosen)
-            self.service = Service(settings, 1, self.log.append)
+            self.service = Service(settings, threads, self.log.append)
             self.service.restore()
             self.again = sum(len(model.waiting) for model in self.service.models.values())
             app = ServiceApp(self.service, key)
