@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import httpx
 import numpy as np
 from tinker import types
+from tinker.lib.public_interfaces.training_client import TrainingClient, fetch_training_info
 
 from proxima_tinker.datum import Datum
 from proxima_tinker.losses import ClientLoss
@@ -49,3 +51,19 @@ def examples(loss: str, seeds: Any = range(6), **settings: Any) -> list[Any]:
     return [
         types.Datum(model_input=d.model_input, loss_fn_inputs={n: d.loss_fn_inputs[n] for n in names}) for d in data
     ]
+
+
+def new_model(client: Any, rank: int, **settings: Any) -> Any:
+    """A client's model with adapters of this rank; 0: all weights are trained, which the SDK asks for only through its
+    requests."""
+    if rank:
+        return client.create_lora_training_client("tests/tiny", rank=rank, **settings).result()
+    holder = client.holder
+    number = holder.get_training_client_id()
+    body = {"session_id": holder.get_session_id(), "model_seq_id": number, "base_model": "tests/tiny"}
+    url = f"{holder._base_url}/api/v1"
+    request = httpx.post(f"{url}/create_model", json=body).raise_for_status().json()["request_id"]
+    made = httpx.post(f"{url}/retrieve_future", json={"request_id": request}, timeout=60).json()
+    info = holder.run_coroutine_threadsafe(fetch_training_info(holder, made["model_id"])).result()
+    assert info.is_lora is False
+    return TrainingClient(holder, model_seq_id=number, model_id=made["model_id"], info=info)

@@ -1,6 +1,5 @@
 """What a program of the SDK does, against a server in this process."""
 
-import json
 import pickle
 
 import httpx
@@ -11,7 +10,7 @@ import torch
 from tinker import types
 from transformers import AutoModelForCausalLM
 
-from .data_of_clients import example, examples
+from .data_of_clients import example, examples, new_model
 
 ADAM = types.AdamParams(learning_rate=0.01)
 PROMPT = [7, 8, 9, 10, 11]
@@ -135,11 +134,7 @@ def test_a_custom_loss_runs_in_the_client(served, trainer):
 
 
 def test_a_surrogate_of_the_core_returns_its_mask(trainer):
-    data = [example(seed) for seed in range(4)]
-    names = ("target_tokens", "logprobs", "advantages")
-    data = [
-        types.Datum(model_input=d.model_input, loss_fn_inputs={n: d.loss_fn_inputs[n] for n in names}) for d in data
-    ]
+    data = examples("ppo", range(4))
     result = trainer.forward_backward(data, "ppo", {"surrogate": "cppo", "surrogate.delta": 0.02}).result()
     keep = np.array(result.loss_fn_outputs[0]["keep"].data)
     assert result.metrics["masked_fraction:mean"] > 0 and set(keep) <= {0.0, 1.0} and (keep[:3] == 0).all()
@@ -155,9 +150,9 @@ def test_a_state_is_saved_loaded_listed_and_deleted(served, trainer):
     client = served.client()
     with_moments = client.create_training_client_from_state_with_optimizer(path).result()
     without = client.create_training_client_from_state(path).result()
-    assert trained(trainer) == trained(with_moments)
-    assert trained(without) == trained(client.create_training_client_from_state(path).result())
-    assert trained(without) != trained(with_moments)
+    losses, anew = trained(trainer, 2), trained(without, 2)
+    assert trained(with_moments, 2) == losses != anew
+    assert trained(client.create_training_client_from_state(path).result(), 2) == anew
     rest = tinker.RestClient(base_url=served.url)
     assert [c.tinker_path for c in rest.list_checkpoints(trainer.model_id).result().checkpoints] == [path]
     assert rest.get_training_run(trainer.model_id).result().last_checkpoint.tinker_path == path
@@ -169,11 +164,17 @@ def test_a_state_is_saved_loaded_listed_and_deleted(served, trainer):
         client.create_training_client_from_state(path).result()
 
 
-@pytest.mark.parametrize("rank", [4, 0])
-def test_a_state_is_sampled_as_its_sampler_and_a_folder_to_download_is_not(served, rank):
+@pytest.fixture(scope="module", params=[4, 0])
+def of_a_kind(served, request):
+    """A client, and its model of two steps: of adapters, and of all weights."""
     client = served.client()
-    model = client.create_lora_training_client("tests/tiny", rank=rank).result() if rank else full_model(client)
+    model = new_model(client, request.param)
     trained(model, 2)
+    return client, model
+
+
+def test_a_state_is_sampled_as_its_sampler_and_a_folder_to_download_is_not(of_a_kind):
+    client, model = of_a_kind
     path = model.save_state("sampled").result().path
     samplers = [model.save_weights_and_get_sampling_client(), client.create_sampling_client(model_path=path)]
     prompt, params = types.ModelInput.from_ints(PROMPT), types.SamplingParams(max_tokens=5, seed=1)
@@ -184,59 +185,26 @@ def test_a_state_is_sampled_as_its_sampler_and_a_folder_to_download_is_not(serve
         client.create_sampling_client(model_path=path).result()
 
 
-@pytest.mark.parametrize("rank", [4, 0])
-def test_weights_are_downloaded_in_the_format_of_hugging_face(served, tiny_model, tmp_path, rank):
-    client = served.client()
-    if rank:
-        model = client.create_lora_training_client("tests/tiny", rank=rank).result()
-    else:
-        model = full_model(client)
-    trained(model, 2)
+def test_weights_are_downloaded_in_the_format_of_hugging_face(of_a_kind, served, tiny_model, tmp_path):
+    _, model = of_a_kind
     path = model.save_weights_external("out").result().path
     urls = tinker.RestClient(base_url=served.url).get_external_weights_urls(path).result().urls
     for name, url in urls.items():
         (tmp_path / name).write_bytes(httpx.get(url).raise_for_status().content)
     assert path.endswith("/external_weights/out")
-    there = AutoModelForCausalLM.from_pretrained(tiny_model("llama") if rank else tmp_path)
-    if rank:
+    if model.get_info().is_lora:
         from peft import PeftModel
 
-        there = PeftModel.from_pretrained(there, tmp_path)
-    datum = example(3, weights=None, logprobs=None, advantages=None)
-    datum.loss_fn_inputs["weights"] = types.TensorData.from_numpy(np.ones(12, np.float32))
+        there = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model("llama")), tmp_path)
+    else:
+        there = AutoModelForCausalLM.from_pretrained(tmp_path)
+    datum = example(3, weights=np.ones(12, np.float32), logprobs=None, advantages=None)
     (ours,) = log_probs(model.forward([datum], "cross_entropy").result())
     with torch.no_grad():
         logits = there(torch.tensor([datum.model_input.to_ints()])).logits[0]
     targets = torch.tensor(datum.loss_fn_inputs["target_tokens"].data)
     theirs = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
-
-
-def full_model(client):
-    """A client's model whose weights are all trained; the SDK asks for one only through its requests."""
-    from tinker.lib.public_interfaces.training_client import TrainingClient, fetch_training_info
-
-    holder = client.holder
-    number = holder.get_training_client_id()
-    body = {"session_id": holder.get_session_id(), "model_seq_id": number, "base_model": "tests/tiny"}
-    url = f"{holder._base_url}/api/v1"
-    request = httpx.post(f"{url}/create_model", json=body).raise_for_status().json()["request_id"]
-    made = httpx.post(f"{url}/retrieve_future", json={"request_id": request}, timeout=60).json()
-    info = holder.run_coroutine_threadsafe(fetch_training_info(holder, made["model_id"])).result()
-    assert info.is_lora is False
-    return TrainingClient(holder, model_seq_id=number, model_id=made["model_id"], info=info)
-
-
-def test_a_repeated_request_is_answered_and_not_run_again(served, trainer):
-    """As after a lost answer; the numbers of a client's requests go on."""
-    trained(trainer, 1)
-    body = {"model_id": trainer.model_id, "seq_id": 2, "adam_params": {"learning_rate": 5.0}, "type": "optim_step"}
-    for _ in range(2):
-        answer = httpx.post(f"{served.url}/api/v1/optim_step", json=body).json()
-        result = httpx.post(f"{served.url}/api/v1/retrieve_future", json={"request_id": answer["request_id"]}).json()
-        assert result["metrics"]["grad_norm"] > 0
-    model = served.service.models[trainer.model_id]
-    assert model.record["steps"] == 1 and json.dumps(result)
 
 
 def test_a_setting_that_is_refused_leaves_the_gradient_and_its_record(served, trainer):

@@ -19,9 +19,8 @@ from proxima_tinker.samplers import SampleOrder
 from proxima_tinker.served_settings import Settings
 
 from .conftest import running
-from .data_of_clients import examples
+from .data_of_clients import examples, new_model
 from .plain_client import Client, add
-from .test_served_clients import full_model
 
 ADAM = types.AdamParams(learning_rate=0.02)
 PROMPT = types.ModelInput.from_ints([7, 8, 9])
@@ -29,10 +28,7 @@ PROMPT = types.ModelInput.from_ints([7, 8, 9])
 
 def training(client, rank, seed):
     """What a program sees that trains, saves and samples: losses, log-probs, tokens, final weights."""
-    model = (
-        client.create_lora_training_client("tests/tiny", rank=rank, seed=seed).result() if rank else full_model(client)
-    )
-    seen = []
+    model, seen = new_model(client, rank, seed=seed), []
     for step in range(3):
         data = examples("cross_entropy", range(seed + step, seed + step + 6))
         passed, stepped = model.forward_backward(data, "cross_entropy"), model.optim_step(ADAM)
@@ -46,11 +42,11 @@ def training(client, rank, seed):
     return seen, model.model_id, path
 
 
-def sampling(client, count=6):
+def sampling(client):
     sampler = client.create_sampling_client(base_model="tests/tiny").result()
     found = []
-    for seed in range(count):
-        answer = sampler.sample(PROMPT, 3, types.SamplingParams(max_tokens=20, seed=seed)).result()
+    for seed in range(6):
+        answer = sampler.sample(PROMPT, 3, types.SamplingParams(max_tokens=12, seed=seed)).result()
         found.append([(s.tokens, s.logprobs) for s in answer.sequences])
     return found
 
@@ -79,7 +75,7 @@ def test_clients_side_by_side_get_the_bits_that_each_gets_alone(tmp_path, tiny_m
             base_of_others = pool.submit(sampling, served.client())
             together = list(pool.map(lambda job: training(served.client(), *job), JOBS))
         assert [seen for seen, _, _ in together] == [seen for seen, _, _ in alone]
-        assert base_of_others.result() == drawn == sampling(served.client())
+        assert base_of_others.result() == drawn
         assert all(same(end, weights(served, id)) for end, (_, id, _) in zip(ends, together, strict=True))
         assert same(base, served.service.base.model.state_dict())
         assert len(served.service.samplers._engines) <= 2 and not served.log
@@ -218,7 +214,7 @@ def test_two_servers_and_damaged_files(tmp_path, tiny_model):
         service.Service(settings, 1, print)
 
 
-def test_snapshots_of_one_model_sampled_at_once(tmp_path, tiny_model, monkeypatch):
+def test_snapshots_of_one_model_sampled_at_once(tmp_path, tiny_model):
     with running(tmp_path, tiny_model("llama"), workers=2, engines=1, slots=8) as served:
         client = Client(served, rank=4, seed=1)
         names = [client.sampler]
@@ -256,35 +252,32 @@ def test_snapshots_of_one_model_sampled_at_once(tmp_path, tiny_model, monkeypatc
         assert len(served.service.samplers._engines) == 1 and not served.log
 
 
-def test_a_name_that_is_used_again_has_the_new_weights(tmp_path, tiny_model):
-    with running(tmp_path, tiny_model("llama")) as served:
-        client, drawn = Client(served, rank=4, seed=1), []
-        for step in range(2):
-            passes(client, [step])
-            client.of_model("optim_step", adam_params={"learning_rate": 0.5})
-            saved = client.of_model("save_weights_for_sampler", path="best").json()
-            body = {"session_id": client.session, "sampling_session_seq_id": step + 20, "base_model": "tests/tiny"}
-            name = client.made("create_sampling_session", **body, model_path=saved["path"])["sampling_session_id"]
-            answer = client.sampled({"seed": 1, "max_tokens": 8}, sampling_session_id=name)
-            drawn.append(answer.content)
-            client.http.delete(f"training_runs/{client.model}/checkpoints/sampler_weights/best").raise_for_status()
-        assert drawn[0] != drawn[1]
+def test_a_name_that_is_used_again_has_the_new_weights(served):
+    client, drawn = Client(served, rank=4, seed=1), []
+    for step in range(2):
+        passes(client, [step])
+        client.of_model("optim_step", adam_params={"learning_rate": 0.5})
+        saved = client.of_model("save_weights_for_sampler", path="best").json()
+        body = {"session_id": client.session, "sampling_session_seq_id": step + 20, "base_model": "tests/tiny"}
+        name = client.made("create_sampling_session", **body, model_path=saved["path"])["sampling_session_id"]
+        drawn.append(client.sampled({"seed": 1, "max_tokens": 8}, sampling_session_id=name).content)
+        client.http.delete(f"training_runs/{client.model}/checkpoints/sampler_weights/best").raise_for_status()
+    assert drawn[0] != drawn[1]
 
 
-def test_a_sample_that_is_cancelled_before_it_begins_is_answered(tmp_path, tiny_model):
-    with running(tmp_path, tiny_model("llama")) as served:
-        client, service = Client(served, rank=4, seed=1), served.service
+def test_a_sample_that_is_cancelled_before_it_begins_is_answered(served):
+    client, service = Client(served, rank=4, seed=1), served.service
 
-        async def at_once():
-            prompt = Prompt(uid=0, messages=(), tokens=np.array([7, 8], np.int32))
-            asked = types.SampleRequest.model_validate(sample_body(client.sampler, 77))
-            requests = [Request(prompt=prompt, sample=0, sampling=Sampling(max_tokens=3), seed=0)]
-            request = service.submit_sample(client.sampler, 77, SampleOrder(asked=asked, requests=requests))
-            service.cancel(request)
-            return await service.answer(request, 10)
+    async def at_once():
+        prompt = Prompt(uid=0, messages=(), tokens=np.array([7, 8], np.int32))
+        asked = types.SampleRequest.model_validate(sample_body(client.sampler, 77))
+        requests = [Request(prompt=prompt, sample=0, sampling=Sampling(max_tokens=3), seed=0)]
+        request = service.submit_sample(client.sampler, 77, SampleOrder(asked=asked, requests=requests))
+        service.cancel(request)
+        return await service.answer(request, 10)
 
-        content, _ = asyncio.run_coroutine_threadsafe(at_once(), served._loop).result(30)
-        assert b"cancelled by its client" in content and not service._waiting
+    content, _ = asyncio.run_coroutine_threadsafe(at_once(), served._loop).result(30)
+    assert b"cancelled by its client" in content and not service._waiting
 
 
 def sample_body(sampler, number, tokens=30, **params):
@@ -294,32 +287,30 @@ def sample_body(sampler, number, tokens=30, **params):
 
 
 def test_a_flood_of_one_client_leaves_turns_to_others(tmp_path, tiny_model, monkeypatch):
-    monkeypatch.setattr(service, "MOST_WAITING", 300)
+    monkeypatch.setattr(service, "MOST_WAITING", 100)
     with running(tmp_path, tiny_model("llama"), slots=8) as served:
         flood, other = Client(served), Client(served)
         with ThreadPoolExecutor(8) as pool:
             send = lambda number: flood.post("asample", sample_body(flood.sampler, number))  # noqa: E731
-            accepted = list(pool.map(send, range(400)))
-        assert [a.status_code for a in accepted].count(200) >= 300  # the limit; more if some have ended
+            accepted = list(pool.map(send, range(140)))
+        assert [a.status_code for a in accepted].count(200) >= 100  # the limit; more if some have ended
         assert other.sampled().headers["content-type"] == "application/x-protobuf"
         assert other.forward_backward().headers["content-type"] == "application/x-protobuf"
         assert any(not answer.done() for answer in served.service.answers.values())
 
 
-def test_a_long_request_leaves_turns_to_others(tmp_path, tiny_model):
-    with running(tmp_path, tiny_model("llama")) as served:
-        long, other = Client(served), Client(served)
-        message = protocol.ForwardBackwardRequest(model_id=long.model, seq_id=1, loss_fn="cross_entropy")
-        for _ in range(100):
-            add(message, tokens=[5] * 200, targets=[6] * 200)
-        accepted = long.post("forward_backward", message.SerializeToString())
-        for _ in range(3):
-            assert other.forward_backward().headers["content-type"] == "application/x-protobuf"
-        assert not served.service.journal.request(long.model, 1).answer
-        assert long.answer(accepted).headers["content-type"] == "application/x-protobuf"
+def test_a_long_request_leaves_turns_to_others(served):
+    long, other = Client(served), Client(served)
+    message = protocol.ForwardBackwardRequest(model_id=long.model, seq_id=1, loss_fn="cross_entropy")
+    for _ in range(50):
+        add(message, tokens=[5] * 200, targets=[6] * 200)
+    accepted = long.post("forward_backward", message.SerializeToString())
+    assert other.forward_backward().headers["content-type"] == "application/x-protobuf"
+    assert not served.service.journal.request(long.model, 1).answer
+    assert long.answer(accepted).headers["content-type"] == "application/x-protobuf"
 
 
-def test_requests_without_a_seed_differ_and_the_same_one_does_not(served):
+def test_a_request_without_a_seed_that_is_drawn_again_has_the_same_tokens(served):
     client = Client(served)
 
     def drawn(number):
@@ -328,8 +319,7 @@ def test_requests_without_a_seed_differ_and_the_same_one_does_not(served):
         answer.ParseFromString(client.answer(client.post("asample", body)).content)
         return answer.sequences[0].tokens
 
-    assert len({drawn(number) for number in range(20)}) == 20
-    first = drawn(0)
+    first, other = drawn(0), drawn(1)
     served.service.answers.clear()
     served.service._sampled.clear()
-    assert drawn(0) == first and len(np.frombuffer(first, "<i4")) == 30
+    assert drawn(0) == first != other and len(np.frombuffer(first, "<i4")) == 30
