@@ -2,9 +2,8 @@
 
 from dataclasses import MISSING
 
-from proxima.config.describe import fields_of, kind_of
+from proxima.config.describe import fields_of
 from proxima.config.field_help import args_section, first_sentence, summary_of
-from proxima.core import Cppo
 from tests.config.fakes import Everything, Must, Sums
 
 DOC = """Head.
@@ -53,8 +52,3 @@ def test_summary():
     assert first_sentence("a (Dr. GRPO) b. c") == "a (Dr. GRPO) b"
     assert first_sentence("a. b") == "a"
     assert first_sentence("1 if (x. y") == "1 if (x. y"
-
-
-def test_kind_of():
-    assert kind_of(Cppo()) == "cppo"
-    assert kind_of(Sums()) == "tests.config.fakes:Sums"

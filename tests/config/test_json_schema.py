@@ -75,14 +75,3 @@ def test_accepts(validator, change):
 )
 def test_refuses(validator, recipe):
     assert not validator.is_valid(recipe)
-
-
-def test_every_kind_is_there_with_defaults_and_meanings(schema):
-    cppo = schema["definitions"]["surrogates.cppo"]
-    assert cppo["properties"]["delta"]["default"] == 0.15
-    assert cppo["properties"]["delta"]["type"] == "number"
-    assert cppo["properties"]["delta"]["description"].startswith("threshold of one token")
-    assert cppo["description"]
-    assert {"tasks.arithmetic", "rewards.number", "engines.local", "optimizers.adamw", "penalties.k3"} <= set(
-        schema["definitions"]
-    )

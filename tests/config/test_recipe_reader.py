@@ -152,11 +152,6 @@ def test_extends_that_is_not_there(recipe):
     assert lines_of(error) == ["extends=[a, b] (run.yaml:1): must be the path of one recipe"]
 
 
-def test_a_run_folder_is_its_config(recipe):
-    recipe("a: 1\n", "runs/x/config.yaml")
-    assert [layer.to_python() for layer in read_recipe("runs/x")] == [{"a": 1}]
-
-
 SLOT = root_field(make_dataclass("Config", [("s", Annotated[Any, Slot("")])]))
 
 

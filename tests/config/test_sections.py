@@ -1,38 +1,12 @@
 """A command's config has only the sections that the command uses."""
 
-from dataclasses import dataclass, field, fields
-from typing import Annotated
+from dataclasses import dataclass, fields
 
 import pytest
 
-from proxima.config import ConfigError, EvaluateConfig, RunConfig, check, dump, load_recipe, resolve
+from proxima.config import ConfigError, EvaluateConfig, RunConfig, load_recipe, resolve
 from proxima.config.families import family_name
-from proxima.config.sections.data_section import DataConfig
-from proxima.config.sections.eval_section import CheckpointConfig
-from proxima.config.sections.model_section import ModelConfig
-from proxima.config.sections.train_section import TrainConfig
 from tests.config.conftest import BASE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Supervised:
-    """A command without engine, reward or task."""
-
-    model: Annotated[ModelConfig, "the policy"]
-    data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)
-    train: Annotated[TrainConfig, "batch, optimizer, schedule"]
-    checkpoint: Annotated[CheckpointConfig, "what is kept"] = field(default_factory=CheckpointConfig)
-
-
-def test_a_config_of_four_sections():
-    recipe = {"model": {"path": "org/model"}, "train": {"steps": 3}}
-    resolved = resolve(recipe, ["train.optimizer.lr=1e-4"], root=Supervised)
-    assert resolved.config.train.steps == 3 and resolved.config.train.optimizer.lr == 1e-4
-    assert {entry.path.partition(".")[0] for entry in resolved.entries} == {each.name for each in fields(Supervised)}
-    assert check(resolved) == []
-    assert "steps: 3 " in dump(resolved)
-    with pytest.raises(ConfigError, match=r"train.stepz=3 \(mapping\): 'train' has no field 'stepz'; did you mean"):
-        resolve({**recipe, "train": {"stepz": 3}}, root=Supervised)
 
 
 def test_an_evaluation_needs_a_model_alone():

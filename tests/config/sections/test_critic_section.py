@@ -3,27 +3,13 @@
 import json
 
 from proxima.config import check, resolve
-from proxima.config.sections.critic_section import HeadCritic, ModelCritic
-from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
-from proxima.core.value import ValueLoss
+from proxima.core.aggregate import SequenceMeanTokenMean
 from proxima.train import AdamW
 
 
 def problems(recipe, *overrides):
     chosen = [] if any(word.startswith("algorithm=") for word in overrides) else ["algorithm=ppo"]
     return [str(problem) for problem in check(resolve(recipe(), [*chosen, *overrides]))]
-
-
-def critic_of(recipe, *overrides):
-    return resolve(recipe(), ["algorithm=ppo", *overrides]).config.critic
-
-
-def test_kinds_and_their_fields(recipe):
-    assert critic_of(recipe) is None
-    model = critic_of(recipe, "critic=model")
-    assert model == ModelCritic(loss=ValueLoss(), aggregate=TokenMean()) and model.bootstrap and model.path is None
-    head = critic_of(recipe, "critic={kind: head, coefficient: 0.5, loss: {error: huber, delta: 2}}")
-    assert head == HeadCritic(loss=ValueLoss(error="huber", delta=2.0), aggregate=TokenMean(), coefficient=0.5)
 
 
 def test_a_critic_trains_as_the_policy_unless_it_says_otherwise(recipe):

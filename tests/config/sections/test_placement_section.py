@@ -4,7 +4,6 @@ import pytest
 
 from proxima.config import check, dump, resolve
 from proxima.config.families import OFFLINE
-from proxima.config.sections import PLACEMENTS, SHARDINGS
 from proxima.config.sections.placement_section import LocalPlacement
 from proxima.config.sections.ranks_section import FullSharding, RayPlacement, ReplicatedModel, TorchrunPlacement
 from proxima.data import FieldError
@@ -16,11 +15,7 @@ ROWS = {"model": {"path": "org/model"}, "task": "arithmetic"}
     ("overrides", "placement"),
     [
         ([], LocalPlacement()),
-        (["placement=local"], LocalPlacement()),
-        (["placement=torchrun"], TorchrunPlacement()),
         (["placement=torchrun", "placement.timeout=60"], TorchrunPlacement(timeout=60.0)),
-        (["placement=ray"], RayPlacement()),
-        (["placement={kind: ray, ranks: 2}"], RayPlacement(ranks=2)),
         (
             ["placement=ray", "placement.ranks=4", "placement.env={A: '1'}", "placement.sharding=replicate"],
             RayPlacement(ranks=4, env={"A": "1"}, sharding=ReplicatedModel()),
@@ -45,15 +40,6 @@ def test_runs_on_fixed_data_have_it_too(family):
         root=family.root,
     ).config
     assert config.placement == RayPlacement(ranks=3)
-
-
-def test_every_way_to_share_a_model_says_the_same_things():
-    for kind, spec_class in SHARDINGS.items():
-        spec = spec_class()
-        assert (spec.kind, spec.param_dtype, spec.offload) == (kind, None, False)
-        assert spec.sum_gradients == ("update" if kind == "replicate" else "micro_batch")
-        assert spec.reshard_after_forward == (kind != "replicate")
-    assert set(PLACEMENTS) == {"local", "torchrun", "ray"}
 
 
 @pytest.mark.parametrize(
