@@ -105,7 +105,3 @@ def test_sixteen_bits_become_eight():
     ramp = np.linspace(0, 65535, 256, dtype=np.uint16)[None].repeat(4, 0)
     image = np.asarray(open_image(content(Image.fromarray(ramp), "PNG")))
     assert image.shape == (4, 256, 3) and np.abs(image[0, :, 0] - np.arange(256.0)).max() <= 1
-
-
-def test_there_are_forty_of_them():
-    assert len(HOSTILE) >= 40
