@@ -99,10 +99,10 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | FINITE | TEXTS,
-    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(TEXTS, inside, max_size=3),
-    max_leaves=8,
+    lambda inside: st.lists(inside, max_size=2) | st.dictionaries(TEXTS, inside, max_size=2),
+    max_leaves=4,
 )
-CALLS = st.lists(st.builds(ToolCall, name=NAMES, arguments=st.dictionaries(TEXTS, VALUES, max_size=3)), max_size=4)
+CALLS = st.lists(st.builds(ToolCall, name=NAMES, arguments=st.dictionaries(TEXTS, VALUES, max_size=2)), max_size=3)
 PLAIN = st.text(st.characters(exclude_characters="<`{["), max_size=20)
 WRITE = {
     "hermes": lambda c, key="arguments": f"<tool_call>\n{json.dumps({'name': c.name, key: c.arguments})}\n</tool_call>",

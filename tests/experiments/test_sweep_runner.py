@@ -195,7 +195,7 @@ def test_two_side_by_side_with_their_threads(lab, monkeypatch):
     assert (made.folder / "a" / "seed-1" / "threads").read_text() == "1"
 
 
-def test_a_failure_costs_one_cell_and_waits_to_be_asked_for(lab):
+def test_a_failure_costs_one_cell_waits_to_be_asked_for_and_keeps_what_it_said(lab):
     made = lab(a="fails", b="done", c="dies")
     first = {s.run.cell: s for s in made.run()}
     assert states(first.values()) == {"a": "failed", "b": "done", "c": "failed"}
@@ -208,6 +208,10 @@ def test_a_failure_costs_one_cell_and_waits_to_be_asked_for(lab):
     ear = Ear()
     made.run(ear, retry_failed=True)
     assert "running a" in ear.heard and "running b" not in ear.heard
+    said = made.folder / "a" / "seed-1" / "output.txt"
+    assert said.read_text() == "Traceback\nValueError: no luck\n" * 2
+    (silent,) = lab(a="dies").run(retry_failed=True)
+    assert "no output" in silent.error  # the last word is of this time
 
 
 def test_a_run_that_says_nothing_of_being_done_is_not_done(lab):
@@ -318,17 +322,6 @@ def test_the_folder_is_taken_between_our_look_and_our_run(lab, elsewhere):
     ear = Ear(warning=lambda ear: (folder / "let go").touch())
     (progress,) = run_sweep(made.sweep, made.runs, ear, command=command, poll=0.02)
     assert (progress.state, len(begun)) == (RunState.DONE, 1)
-
-
-def test_what_a_run_said_is_kept_and_the_last_word_is_of_this_time(lab):
-    made = lab(a="fails")
-    made.run()
-    said = made.runs[0].folder / "output.txt"
-    assert said.read_text() == "Traceback\nValueError: no luck\n"
-    made.run(retry_failed=True)
-    assert said.read_text() == "Traceback\nValueError: no luck\n" * 2
-    silent = lab(a="dies")
-    assert "no output" in silent.run(retry_failed=True)[0].error
 
 
 def test_a_run_that_can_not_begin_costs_no_other(lab, monkeypatch):

@@ -88,8 +88,8 @@ def test_same_seed_same_rows_other_seed_others():
 
 @pytest.mark.parametrize("digits", [4, 9])
 def test_ranges_too_large_to_list(digits):
-    asked = questions(Arithmetic(operators=("+", "-"), digits=digits, size=3000))
-    assert len(set(asked)) == 3000
+    asked = questions(Arithmetic(operators=("+", "-"), digits=digits, size=1000))
+    assert len(set(asked)) == 1000
     assert max(len(re.findall(r"\d+", q)[0]) for q in asked) == digits
     tested = questions(Arithmetic(operators=("+", "-"), digits=digits, size=300, split="test", held_out=0.01), 2)
     assert len(set(tested)) == 300

@@ -288,3 +288,29 @@ def test_a_row_says_whether_its_prompt_is_a_list_of_messages(tmp_path):
     for column in ("asked", "as_json", "nested.chat"):
         assert Jsonl(path=path, messages=column, answer=None, metadata=()).rows(1)[0].chat
     assert not Jsonl(path=path, answer=None).rows(1)[0].chat
+
+
+PROMPTS = [{"question": "Say a"}, {"question": "Say b"}]
+
+
+@both
+def test_an_answer_is_null_where_the_data_have_none(cls, tmp_path):
+    path = written(cls, tmp_path, PROMPTS)
+    for task in (cls(path=path), cls(path=path, metadata=["question"])):
+        assert [row.answer for row in task.rows(0)] == [None, None] and task.lacks_answer(task.columns())
+    there = cls(path=written(cls, tmp_path, ROWS, "there"))
+    assert not there.lacks_answer(there.columns())
+
+
+@pytest.mark.parametrize("near", ["Answer", "answers", "anwser"])
+def test_a_column_of_a_similar_name_is_no_absent_one(tmp_path, near):
+    with pytest.raises(ValueError, match=f"did you mean '{near}'"):
+        Jsonl(path=written(Jsonl, tmp_path, [{"question": "Say a", near: "a"}])).rows(0)
+
+
+def test_files_with_and_without_answers(tmp_path):
+    paths = written(Parquet, tmp_path, PROMPTS, "a"), written(Parquet, tmp_path, ROWS, "b")
+    with pytest.raises(UserError, match="a.parquet has no column 'answer', which .*b.parquet has"):
+        Parquet(path=paths).rows(0)
+    some = written(Jsonl, tmp_path, [ROWS[0], PROMPTS[0]])
+    assert [row.answer for row in Jsonl(path=some, answer=None).rows(0)] == [None, None]

@@ -26,14 +26,11 @@ def test_the_prompt_is_the_cards(folder):
     assert (rows[2].answer, rows[2].metadata) == ("2", {"level": 2})
 
 
-def test_every_column_reaches_the_rewards(folder):
+def test_every_column_reaches_the_rewards_with_a_template_of_ones_own_too(folder):
     assert PreparedTask(path=str(folder)).rows(1)[2].metadata == ROWS[2]
-    assert PreparedTask(path=str(folder), template="{question}!").rows(1)[2].metadata == ROWS[2]
-
-
-def test_a_template_of_ones_own(folder):
     row = PreparedTask(path=str(folder), template="{question}\nAnswer in \\boxed{{}}.").rows(1)[1]
     assert row.messages == ({"role": "user", "content": "1 {}?\nAnswer in \\boxed{}."},)
+    assert row.metadata == ROWS[1]
 
 
 @pytest.mark.parametrize(
