@@ -17,7 +17,7 @@ from proxima_peers.verify.record import Record
 from proxima_peers.verify.verification import verify_record
 from tests.golden.altered import altered, numbers, undefined
 
-from ..conftest import Verified, owner_of_call
+from ..verified_records import Verified, owner_of_call
 
 HERE = Path(__file__).parent
 FILES = sorted(HERE.glob("*.json"))
