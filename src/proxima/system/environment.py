@@ -3,6 +3,7 @@
 import platform
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> d
     }
 
 
+@cache  # reading a package's metadata takes a millisecond, and a run asks for a dozen
 def package_version(name: str) -> str | None:
     """The installed version of a package; None if it is not installed."""
     try:
