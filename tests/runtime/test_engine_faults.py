@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass, replace
-from itertools import cycle
 from typing import ClassVar
 
 import numpy as np
@@ -17,37 +16,45 @@ from proxima.train.checkpoint import NEXT_POLICY, checkpoints
 from tests.campaigns import campaign
 from tests.runtime.interruptions import interrupt
 from tests.runtime.test_async_run import assert_whole, tree
+from tests.runtime.test_sdp_run import SHORT
 from tests.runtime.test_sdp_run import tree as sdp_tree
-from tests.runtime.tiny_run import NO_EVAL, Watcher, go, saved_in, steps_of
+from tests.runtime.tiny_run import Watcher, go, saved_in, steps_of
 
 OVERLAP = {"sync": {"runtime__max_concurrent_rollouts": None, "runtime__max_lag": 0}, "async": {}}
-BAD = {
-    "sampled_log_prob": (lambda c: c.sampled_log_prob[:-1], r"Completion.sampled_log_prob: \d values for \d tokens"),
-    "untruncated_log_prob": (
-        lambda c: np.append(c.untruncated_log_prob, -1.0),
-        r"Completion.untruncated_log_prob: \d values for \d tokens",
-    ),
-    "missing": (lambda c: None, r"Completion.policy_version: missing for \d tokens"),
-    "negative": (lambda c: -1, r"Completion.policy_version: -1, but versions begin with 0"),
-    "later": (lambda c: c.policy_version + 7, r"Completion.policy_version: \d+, but the weights are of \d"),
+BAD = {  # field, value, message
+    "sync": [
+        ("sampled_log_prob", lambda c: c.sampled_log_prob[:-1], r"\d values for \d tokens"),
+        ("policy_version", lambda c: None, r"missing for \d tokens"),
+        ("policy_version", lambda c: c.policy_version + 7, r"\d+, but the weights are of \d"),
+    ],
+    "async": [
+        ("untruncated_log_prob", lambda c: np.append(c.untruncated_log_prob, -1.0), r"\d values for \d tokens"),
+        ("policy_version", lambda c: -1, "-1, but versions begin with 0"),
+    ],
 }
 
 
-@pytest.mark.parametrize(("what", "mode"), zip(BAD, cycle(OVERLAP)))
-def test_a_bad_completion_is_named_and_never_trained_on(what, mode, tiny_model, tmp_path, monkeypatch):
-    generate, (value, message) = LocalEngine.generate, BAD[what]
-    field = what if what in ("sampled_log_prob", "untruncated_log_prob") else "policy_version"
+def with_fault(generate, field, value):
+    """`generate` with a wrong field in one completion of the third step."""
 
     async def faulty(self, requests):
         async for completion in generate(self, requests):
             wrong = (completion.prompt_uid, completion.sample) == (9, 2) and len(requests) > 1
             yield replace(completion, **{field: value(completion)}) if wrong else completion
 
-    monkeypatch.setattr(LocalEngine, "generate", faulty)
-    config = tree(tiny_model("llama"), **NO_EVAL, **OVERLAP[mode])
-    with pytest.raises(UserError, match=rf"^prompt 9, sample 2, turn 0: {message}; the engine is at fault: .*resume"):
-        go(tmp_path / "run", config)
-    assert saved_in(tmp_path / "run")[-1].step <= 2  # 9 is of step 3
+    return faulty
+
+
+@pytest.mark.parametrize("mode", OVERLAP)
+def test_bad_completions_are_named_and_never_trained_on(mode, tiny_model, tmp_path, monkeypatch):
+    """One fault after the other at the same place of a run."""
+    generate, config = LocalEngine.generate, tree(tiny_model("llama"), **OVERLAP[mode])
+    for field, value, message in BAD[mode]:
+        monkeypatch.setattr(LocalEngine, "generate", with_fault(generate, field, value))
+        said = rf"^prompt 9, sample 2, turn 0: Completion.{field}: {message}; the engine is at fault: .*resume"
+        with pytest.raises(UserError, match=said):
+            go(tmp_path / "run", config, resume=True)
+        assert saved_in(tmp_path / "run")[-1].step <= 2
     monkeypatch.undo()
     assert go(tmp_path / "run", config, resume=True).status == "done"
     assert_whole(tmp_path / "run")
@@ -88,7 +95,7 @@ def test_a_hook_that_raises_ends_a_whole_step(stage, mode, tiny_model, tmp_path,
         getattr(self, f"register_{stage}_hook")(failing_hook)
 
     monkeypatch.setattr(Executor, "__init__", init)
-    config = tree(tiny_model("llama"), checkpoint__every=0, **NO_EVAL, **OVERLAP[mode])
+    config = tree(tiny_model("llama"), checkpoint__every=0, **OVERLAP[mode])
     message = rf"^after step 2: 1 {stage} hook failed: \S*failing_hook: OSError: no route; repair or remove .*resume"
     with pytest.raises(RunEnded, match=message):
         go(tmp_path / "run", config)
@@ -122,7 +129,7 @@ def test_a_window_that_the_engine_misses_costs_no_run(what, tiny_model, tmp_path
     monkeypatch.setattr(LocalEngine, "in_flight" if what == "in_flight" else "score", broken)
     watcher = Watcher()
     source = "trainer" if what == "in_flight" else "engine"
-    config = sdp_tree(tiny_model("llama"), algorithm__next_from=source, train__steps=4)
+    config = sdp_tree(tiny_model("llama"), algorithm__next_from=source, **SHORT, train__steps=4)
     assert go(tmp_path / "run", config, observer=watcher).status == "done"
     warnings = [w for w in watcher.warnings if "the engine gave no next_log_prob" in w]
     assert messages.get(what, "ConnectionError: gone") in warnings[-1]
@@ -137,18 +144,18 @@ def test_what_the_user_must_fix_still_ends_the_run(error, tiny_model, tmp_path, 
 
     monkeypatch.setattr(LocalEngine, "score", broken)
     with pytest.raises(RunEnded if isinstance(error, NotFiniteError) else UserError, match=str(error)):
-        go(tmp_path / "run", sdp_tree(tiny_model("llama")))
+        go(tmp_path / "run", sdp_tree(tiny_model("llama"), **SHORT))
 
 
 def test_a_torn_file_of_an_asynchronous_checkpoint_costs_its_step(tiny_model, tmp_path):
-    config, watcher = sdp_tree(tiny_model("llama"), sampling={"max_tokens": 12}), Watcher()
-    interrupt(go, tmp_path / "run", config, "after step 5")
+    config, watcher = sdp_tree(tiny_model("llama"), **SHORT), Watcher()
+    interrupt(go, tmp_path / "run", config, "after step 4")
     run = RunFolder(tmp_path / "run")
-    file = run.checkpoint(4) / NEXT_POLICY
+    file = run.checkpoint(3) / NEXT_POLICY
     file.write_bytes(file.read_bytes()[:-9])
     assert go(run.path, config, resume=True, observer=watcher).status == "done"
-    assert f"000004: {NEXT_POLICY} is damaged; it is now 000004.damaged" in watcher.warnings[0]
-    assert_whole(run.path, steps=6, prompts=2, lag=3)
+    assert f"000003: {NEXT_POLICY} is damaged; it is now 000003.damaged" in watcher.warnings[0]
+    assert_whole(run.path, steps=5, prompts=2, lag=3)
 
 
 @pytest.mark.parametrize("step", [1, 3])

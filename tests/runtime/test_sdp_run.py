@@ -19,7 +19,7 @@ from tests.campaigns import campaign
 from tests.runtime.interruptions import interrupt
 from tests.runtime.tiny_run import NO_EVAL, go, recipe_with, rollouts_of, saved_in, steps_of
 
-STEPS = 6
+STEPS = 5
 
 
 tree = recipe_with(  # short and long completions, up to three versions old, under weights that move far in each step
@@ -30,11 +30,12 @@ tree = recipe_with(  # short and long completions, up to three versions old, und
     train__prompts_per_step=2,
     train__schedule="constant",
     train__warmup_steps=0,
-    sampling={"max_tokens": 100, "stop": ["e"]},
-    model__max_length=130,
+    sampling={"max_tokens": 60, "stop": ["e"]},
+    model__max_length=90,
     engine__slots=32,
     **NO_EVAL,
 )
+SHORT = {"sampling": {"max_tokens": 12}}
 
 
 def compared(folder, model, atol):
@@ -45,20 +46,18 @@ def compared(folder, model, atol):
     stacks = {v: TrainStack(Policy(load(str(path)), compute_dtype=torch.float32)) for v, path in weights.items()}
     from_cache = interrupted = missing = 0
     for step in range(1, len(steps_of(folder)) + 1):
-        for row in read_rows(run.rollout_file(step)):
-            if row["next_log_prob"] is None:
-                continue
-            item = Trajectory(
-                group=0, prompt_tokens=row["prompt_tokens"], tokens=row["tokens"], temperature=row["temperature"]
-            )
+        rows = [row for row in read_rows(run.rollout_file(step)) if row["next_log_prob"] is not None]
+        facts = ("prompt_tokens", "tokens", "temperature")
+        items = [Trajectory(group=i, **{name: row[name] for name in facts}) for i, row in enumerate(rows)]
+        log_probs = {version: stack.log_prob(items) for version, stack in stacks.items()}
+        for i, row in enumerate(rows):
             cached, versions = np.array(row["next_log_prob"], np.float32), np.array(row["policy_version"])
             missing += int((np.isnan(cached) & (versions <= step - 1 - 2)).sum())
             for version in set(versions[~np.isnan(cached)].tolist()):
                 assert version <= step - 1 - 1  # of a version whose successor was the newest, before this one's end
                 places = (versions == version) & ~np.isnan(cached)
-                (expected,) = stacks[version + 1].log_prob([item])
+                expected, wrong = log_probs[version + 1][i], log_probs[version][i]
                 np.testing.assert_allclose(cached[places], expected[places], atol=atol)
-                (wrong,) = stacks[version].log_prob([item])
                 from_cache += int(places.sum())
                 interrupted += int(places.sum()) * (len(set(versions.tolist())) > 1)
                 assert np.abs(wrong[places] - expected[places]).max() > 10 * atol
@@ -72,7 +71,7 @@ STEPS_READ = "tests/runtime/test_sdp_run.py::test_what_the_steps_read_is_what_a_
     ("source", "engine"),
     [
         ("engine", "local"),
-        ("trainer", "local"),
+        *campaign("tests/runtime/test_sdp_run.py::test_a_killed_run_has_its_cache_again", [("trainer", "local")]),
         *campaign(f"{STEPS_READ}[engine-local]", [("engine", "local_process"), ("trainer", "local_process")]),
     ],
 )
@@ -96,8 +95,8 @@ def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
 
 def test_a_killed_run_has_its_cache_again(tiny_model, tmp_path, monkeypatch):
     model, folder = tiny_model("llama"), tmp_path / "run"
-    config = tree(model, runtime__max_concurrent_rollouts=6, sampling={"max_tokens": 12})
-    interrupt(go, folder, config, "after step 4")
+    config = tree(model, algorithm__next_from="trainer", runtime__max_concurrent_rollouts=6, **SHORT)
+    interrupt(go, folder, config, "after step 3")
     last = saved_in(folder)[-1]
     kept = read_next_policy(last.path / NEXT_POLICY)
     assert kept and {entry.uid for entry in kept} <= set(last.facts["pending"])
@@ -142,7 +141,7 @@ def test_missing_ones_are_counted_and_handled(tiny_model, tmp_path, monkeypatch)
     model = tiny_model("llama")
     for missing in ("decoupled", "drop_token", "drop_sample"):
         folder = tmp_path / missing
-        assert go(folder, tree(model, algorithm__next_missing=missing, train__steps=3)).status == "done"
+        assert go(folder, tree(model, algorithm__next_missing=missing, **SHORT, train__steps=3)).status == "done"
         assert any(r["next/missing_fraction"] > 0 for r in steps_of(folder))
         for record in steps_of(folder):
             assert record["next/cached_fraction"] == 0
