@@ -20,7 +20,6 @@ LORA = {"rank": 4, "alpha": 8.0}
 ADAPTER = {
     "model__lora": LORA,
     "algorithm": {"preset": "grpo", "reference_kl": {"kind": "k3", "coefficient": 0.1}},
-    "train__steps": 4,
     "train__updates_per_step": 2,
     "train__optimizer": ADAMW | {"weight_decay": 0.01},
 }
@@ -45,6 +44,19 @@ PLATEAU = {
     "train__schedule": "constant",
     "eval__every": 1,
     "eval__stop_after": {"patience": 2, "min_delta": 1e3},  # no evaluation is an improvement
+}
+MIX = {  # two sources, and a reward that sees which one; two epochs in three steps
+    "task": {
+        "kind": "mix",
+        "tasks": [
+            {"name": name, "weight": weight, "task": {"kind": "arithmetic", "operators": [operator], "size": 6}}
+            for name, weight, operator in (("add", 2, "+"), ("times", 1, "*"))
+        ],
+        "size": 6,
+    },
+    "reward": [{"kind": "tests.runtime.tiny_run:BySource"}],
+    "train__completions_per_prompt": 2,
+    **NO_EVAL,
 }
 FEW = {"train__steps": 2, "train__prompts_per_step": 2, **NO_EVAL}
 AGENT = {"kind": "agent", "run": "tests.runtime.echo_agent:play"}
@@ -78,22 +90,6 @@ def shown(runs: "Runs") -> dict[str, Any]:
 def scored_by_a_model(runs: "Runs") -> dict[str, Any]:
     reward = {"kind": "model", "path": runs.scorer(), "compute_dtype": "float32", "device": "cpu"}
     return {"reward": [reward, {"kind": "tests.runtime.tiny_run:Even", "weight": 0}]}
-
-
-def mixed(runs: "Runs") -> dict[str, Any]:
-    """Two sources, and a reward that sees which one; two epochs in three steps."""
-    file = runs.folder / "of.py"
-    file.write_text('def source(completion, source): return {"add": 1, "times": 2}[source]')
-    sources = [
-        {"name": name, "weight": weight, "task": {"kind": "arithmetic", "operators": [operator], "size": 6}}
-        for name, weight, operator in (("add", 2, "+"), ("times", 1, "*"))
-    ]
-    return {
-        "task": {"kind": "mix", "tasks": sources, "size": 6},
-        "reward": [{"kind": "function", "path": f"{file}:source"}],
-        "train__completions_per_prompt": 2,
-        **NO_EVAL,
-    }
 
 
 def replayed(runs: "Runs") -> dict[str, Any]:
@@ -179,7 +175,7 @@ RUNS = {
         }
     ),
     "held-out sets": Run({"eval__sets": SETS}),
-    "mix of tasks": Run(mixed),
+    "mix of tasks": Run(MIX),
     "scored by a model": Run(scored_by_a_model),
     "replay": Run(replayed),
     "replay of asynchronous episodes": Run(replayed_episodes, recipe=episode_recipe, traces=whole),
@@ -196,7 +192,7 @@ RUNS = {
     "dpo of an adapter": dpo({"model__lora": {"rank": 2, "alpha": 4}, "preference__cache": None}),
     "kto": dpo({"preference__loss": [{"kind": "kto", "beta": 0.5, "anchor": "kl"}]}),
     "kto without an anchor": dpo({"preference__loss": [{"kind": "kto", "beta": 0.5, "anchor": "zero"}]}),
-    "episodes": episodes(),
+    "episodes": episodes({"train__steps": 2}),
     "episodes of an agent": episodes(FEW | {"task__environment": AGENT, "train__completions_per_prompt": 2}),
 }
 

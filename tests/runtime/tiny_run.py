@@ -70,6 +70,16 @@ class Share(WeightedReward):
         return Score(value=share, parts={"odd": 1 - share})
 
 
+class BySource(WeightedReward):
+    """1 or 2, by the source of a mix that the prompt is from."""
+
+    kind: ClassVar[str] = "by_source"
+    where: ClassVar[Where] = "inline"
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        return Score(value={"add": 1.0, "times": 2.0}[prompt.metadata["source"]])
+
+
 NO_EVAL = {"eval__task": None, "eval__every": 0}
 
 
