@@ -11,7 +11,7 @@ import pytest
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from tests.runtime.episode_world import episode_recipe, go
-from tests.runtime.tiny_run import steps_of
+from tests.runtime.tiny_run import NO_EVAL, steps_of
 
 SERVER = Path(__file__).parents[1] / "environment" / "adapters" / "mcp_server.py"
 AGENT = Path(__file__).parents[2] / "examples" / "agents" / "adder.py"
@@ -44,7 +44,7 @@ def two_steps(folder, tree):
 
 
 def tree_of(model, world, seeds=False, **changes):
-    own = {"task__environment": world, "train__steps": 2, "eval__task": None, "eval__every": 0}
+    own = {"task__environment": world, "train__steps": 2, "train__prompts_per_step": 2, **NO_EVAL}
     own |= {"task": {**SEEDS, "environment": world}} if seeds else {}
     if world["kind"] == "mcp":
         own["reward"] = [{"kind": "tests.runtime.tiny_run:Even"}]
@@ -59,7 +59,7 @@ def test_two_steps(kind, model, tmp_path):
     if kind != "mcp":
         pytest.importorskip(kind)
     rows = two_steps(tmp_path / "run", tree_of(model, WORLDS[kind], kind in ("textarena", "reasoning_gym")))
-    assert len(rows) == 32 and all(row["valid"] for row in rows)
+    assert len(rows) == 16 and all(row["valid"] for row in rows)
     if kind in ("textarena", "reasoning_gym", "skyrl_gym"):
         assert any(len([s for s in json.loads(row["episode"])["spans"] if s["sampled"]]) == 2 for row in rows)
 
@@ -72,7 +72,7 @@ def test_openenv_trains_two_steps(model, tmp_path):
     with serving(tmp_path) as url:
         world = {"kind": "openenv", "url": url, "python": PYTHON, "action": "message", "show": "heard"}
         rows = two_steps(tmp_path / "run", tree_of(model, world, True, episode__call_seconds=120))
-    assert len(rows) == 32 and any(row["reward"] > 0 for row in rows)
+    assert len(rows) == 16 and any(row["reward"] > 0 for row in rows)
 
 
 def test_an_agent_library_trains_two_steps(model, tmp_path):
@@ -80,8 +80,7 @@ def test_an_agent_library_trains_two_steps(model, tmp_path):
     if not python:
         pytest.skip("PROXIMA_AGENTS_PYTHON names no interpreter with the package openai-agents")
     world = {"kind": "agent", "command": [python, str(AGENT)], "workers": 2}
-    small = {"train__prompts_per_step": 2, "train__completions_per_prompt": 2}
-    rows = two_steps(tmp_path / "run", tree_of(model, world, **small))
+    rows = two_steps(tmp_path / "run", tree_of(model, world, train__completions_per_prompt=2))
     assert len(rows) == 8 and all(row["valid"] and row["reward"] in (0.0, 1.0) for row in rows)
 
 
@@ -93,7 +92,7 @@ def test_verifiers_trains_two_steps(model, tmp_path, monkeypatch):
     seat = {"harness": {"id": "adder_v1"}, "runtime": {"type": "subprocess"}}
     given = json.dumps({"taskset": {"id": "adder_v1"}, "agent": seat})
     command = [python, str(AGENT.with_name("verifiers_episode.py")), given]
-    small = {"train__prompts_per_step": 2, "train__completions_per_prompt": 2, "episode__seconds": 200}
+    small = {"train__completions_per_prompt": 2, "episode__seconds": 200}
     rows = two_steps(
         tmp_path / "run", tree_of(model, {"kind": "agent", "command": command, "workers": 2}, True, **small)
     )

@@ -79,7 +79,8 @@ def server(tiny_model):
 
 def test_episodes_at_a_server_are_resumed(server, tiny_model, tmp_path, mark):
     """A server gives no bits back that it gave before; each prompt is trained on once."""
-    tree = episode_recipe(tiny_model("llama"), engine={"kind": "vllm", "url": server}, train__steps=2, **OVERLAP)
+    small = {"train__steps": 2, "sampling__max_tokens": 6}
+    tree = episode_recipe(tiny_model("llama"), engine={"kind": "vllm", "url": server}, **small, **OVERLAP)
     interrupt_and_resume(go, tmp_path / "run", tree, "after step 2")
     records = assert_whole(tmp_path / "run", steps=2, prompts=2)
     assert all(record["episode/turns/mean"] > 1 and record["sync/probe_max"] < 1e-3 for record in records)
