@@ -52,34 +52,30 @@ def test_the_reference_is_computed_once_and_a_damaged_file_again(tree, tmp_path,
     cache = tmp_path / "cache"
 
     def losses(folder, **changes):
-        go(tmp_path / folder, tree(preference__cache=str(cache), **changes))
+        short = {"train__steps": 2, "eval__after": False} | changes
+        go(tmp_path / folder, tree(preference__cache=str(cache), **short))
         return [timeless(r) for r in steps_of(tmp_path / folder)]
 
     first = losses("first")
-    assert computed == [20, 12] and len(list(cache.iterdir())) == 2
-    assert losses("second") == first and computed == [20, 12]  # reused
+    assert computed == [16, 12] and len(list(cache.iterdir())) == 2
+    assert losses("second") == first and computed == [16, 12]  # reused
     file = max(cache.iterdir(), key=lambda f: f.stat().st_size)
     save_file({"log_prob": load_file(file)["log_prob"] + 1}, file)
-    assert losses("third") == first and computed == [20, 12, 20]  # checked on reading
+    assert losses("third") == first and computed == [16, 12, 16]  # checked on reading
     losses("other", preference__loss=[{"kind": "hinge"}])
-    assert computed == [20, 12, 20]  # another loss, the same reference
+    assert computed == [16, 12, 16]  # another loss, the same reference
     losses("fewer", train__steps=1)
-    assert computed == [20, 12, 20, 8]  # of the rows that the run comes to
+    assert computed == [16, 12, 16, 8]  # of the rows that the run comes to
     shutil.rmtree(cache)
 
 
 @pytest.mark.parametrize(
     "preference",
-    [
-        {"loss": ["ipo", "sft"], "weights": [1.0, 0.2]},
-        {"loss": ["aot"]},
-        {"loss": [{"kind": "sigmoid", "beta": 2.0}], "reduce": "mean"},
-        {"loss": ["sigmoid"], "ld_alpha": 0.5, "on_policy_weights": True},
-        {"loss": [{"kind": "sigmoid"}], "reference": "none"},
-    ],
+    [{"loss": ["ipo", "sft"], "weights": [1.0, 0.2]}, {"loss": [{"kind": "sigmoid"}], "reference": "none"}],
 )
 def test_other_losses_and_conventions(preference, tree, tmp_path):
-    go(tmp_path / "run", tree(preference=preference | {"cache": None}, train__tokens_per_micro_batch=60))
+    small = {"train__steps": 2, "train__tokens_per_micro_batch": 60}
+    go(tmp_path / "run", tree(preference=preference | {"cache": None}, **small))
     steps, evals = steps_of(tmp_path / "run"), evals_of(tmp_path / "run")
     assert all(np.isfinite(r["loss"]) for r in steps) and steps[-1]["grad_norm"] > 0
     assert evals[-1]["rewards/margins"] > evals[0]["rewards/margins"]

@@ -6,12 +6,12 @@ import pytest
 
 from proxima.data import FieldErrors, UserError
 from tests.runtime.offline.tiny_sft import recipe
-from tests.runtime.tiny_run import assert_same, go, steps_of, traces
+from tests.runtime.tiny_run import NO_EVAL, assert_same, go, steps_of, traces
 
 
 def test_more_epochs_than_at_first(runs, tmp_path):
     """The last step of an epoch has the rest of its rows; the longer run is the one that asked for both at once."""
-    settings = {"train__steps": 0, "train__schedule": "constant", "eval__after": False}
+    settings = {"train__steps": 0, "train__schedule": "constant", "eval__samples": 0, **NO_EVAL}
     assert runs.go("sft", tmp_path / "run", **settings).steps == 3
     assert runs.go("sft", tmp_path / "run", **settings, train__epochs=2, resume=True).steps == 6
     records = steps_of(tmp_path / "run")

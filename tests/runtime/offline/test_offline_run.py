@@ -92,17 +92,23 @@ def test_bad_rows_are_counted_and_named(tiny_model, tmp_path):
     assert warning.startswith(skipped) and warning.endswith(f"tokens, the model holds 256 ({file}:3)")
 
 
+NONE_LEFT = r"task: none of its 2 rows can be used: completion is empty \(.*:1, .*:2\)"
+
+
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("rows", "data", "message"),
     [
-        ("unusable", "data.unusable='refuse' refuses .*:2 of task: completion=' ' is empty"),
-        ("over_length", "data.over_length='refuse' refuses .*:3 of task: messages='long long"),
+        ([GOOD, EMPTY], {"unusable": "refuse"}, "data.unusable='refuse' refuses .*:2 of task: completion=' ' is empty"),
+        ([GOOD, LONG], {"over_length": "refuse"}, "data.over_length='refuse' refuses .*:2 of task: messages='long lo"),
+        ([EMPTY, EMPTY], {}, NONE_LEFT),
+        # the remedy is that of the commonest reason
+        ([LONG, LONG, EMPTY], {}, "; shorten it, raise model.max_length, or set data.over_length=truncate$"),
     ],
 )
-def test_bad_rows_are_refused_as_configured(setting, message, tiny_model, tmp_path):
-    changes = bad_rows(tmp_path, GOOD, EMPTY, LONG) | {f"data__{setting}": "refuse"}
-    with pytest.raises(FieldError, match=message):
-        go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", **changes))
+def test_rows_that_end_the_run_before_it_begins(rows, data, message, tiny_model, tmp_path):
+    tree = recipe(tiny_model("llama"), tmp_path / "rows", **bad_rows(tmp_path, *rows), data=data)
+    with pytest.raises(UserError, match=message):
+        go(tmp_path / "run", tree)
     assert not (tmp_path / "run").exists()
 
 
@@ -139,18 +145,6 @@ def test_rows_that_are_no_pairs_are_skipped_and_named(method, tiny_model, tmp_pa
     )
     with pytest.raises(FieldError, match="data.unusable='refuse' refuses .*:2 of task: rejected='same' equals chosen"):
         go(tmp_path / "other", tree | {"data": {"unusable": "refuse"}})
-
-
-def test_rows_of_which_none_can_be_used(tiny_model, tmp_path):
-    changes = bad_rows(tmp_path, EMPTY, EMPTY)
-    with pytest.raises(UserError, match=r"task: none of its 2 rows can be used: completion is empty \(.*:1, .*:2\)"):
-        go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", **changes))
-
-
-def test_the_remedy_is_that_of_the_commonest_reason(tiny_model, tmp_path):
-    changes = bad_rows(tmp_path, LONG, LONG, EMPTY)
-    with pytest.raises(UserError, match="; shorten it, raise model.max_length, or set data.over_length=truncate$"):
-        go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", **changes))
 
 
 def test_a_turn_that_ends_with_another_token_than_generation_is_reported(tiny_model, tmp_path):
