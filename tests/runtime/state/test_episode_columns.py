@@ -12,9 +12,10 @@ from proxima.runtime.state.stored_completions import stored_groups
 from proxima.view.microscope.step_file import StepFile
 from tests.runtime.state.test_rollouts import RECORDS, make_group
 
+CALL = ToolCall(name="f", arguments={"a": 1, "b": [2.5, "\u2028\ud800"]})
 SPANS = (
-    Span(role="assistant", tokens=2, text="a\ud800", sampled=True, reward=0.5, calls=(ToolCall(name="f"),), state="s"),
-    Span(role="tool", tokens=1, text="é", error=True),
+    Span(role="assistant", tokens=2, text="a\ud800", sampled=True, reward=0.5, calls=(CALL,), state="s"),
+    Span(role="tool", tokens=1, text="é", error=True, unreadable=("no JSON",)),
 )
 
 
