@@ -67,20 +67,6 @@ def test_waiting_trains_on_the_lengths_that_were_sampled(kills):
     assert Counter(lengths(run.batches)) == expected
 
 
-def test_dropping_prefers_short_completions():
-    """The very thing that the test above would find."""
-    used, all_of = {}, {}
-    for over_age in ("wait", "drop"):
-        run = Run(Schedule(**LONG_TAIL, over_age=over_age)).go()
-        run.assert_whole()
-        used[over_age] = sum(lengths(run.batches)) / len(lengths(run.batches))
-        admitted = range(len(prompt_rows(run.journal)))
-        values = [run.engine.length(uid, sample) for uid in admitted for sample in range(2)]
-        all_of[over_age] = sum(values) / len(values)
-    assert used["wait"] == pytest.approx(all_of["wait"])
-    assert used["drop"] < 0.7 * all_of["drop"]
-
-
 def test_the_trainer_waits_less_than_it_would_alone():
     """A batch takes less time than an update: all but the first are ready when they are wanted."""
     run = Run(Schedule(prompts=2, concurrent=2, max_lag=1, steps=4, train_seconds=40.0)).go()

@@ -111,14 +111,6 @@ def test_what_runs_is_how_its_paths_begin(agent):
     policy.agree_with(play(policy, agent))
 
 
-def test_one_answer():
-    policy = Scripted(lambda context, request: "four")
-    (completion,) = play(policy, "asks_once")
-    assert completion.text == "four" and completion.episode.reward == 4.0 and completion.finish_reason == "stop"
-    assert completion.opening is None and completion.sampled.all()
-    paths_are_what_the_policy_saw(policy, completion)
-
-
 def test_tools_in_json_and_streamed():
     def says(context, request):
         if request.turn == 3:
