@@ -84,7 +84,7 @@ def test_weights_that_grow_threefold_in_several_updates_of_a_step_have_not_explo
         return inner(self)
 
     monkeypatch.setattr(TrainStack, "_step", grown)
-    go(tmp_path / "run", recipe(tiny_model("llama"), train__updates_per_step=2, train__steps=1))
+    go(tmp_path / "run", recipe(tiny_model("llama"), train__updates_per_step=2, train__steps=1, **NO_EVAL))
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +142,9 @@ def test_a_huge_reward_costs_its_completion(tiny_model, tmp_path):
         "def huge(p, c):\n    return 1e39 if sum(c.tokens) % 5 == 0 else float(sum(c.tokens) % 2)\n"
     )
     reward = [{"kind": "function", "path": f"{tmp_path}/mine.py:huge"}]
-    assert go(tmp_path / "run", recipe(tiny_model("llama"), reward=reward, train__steps=2)).status == "done"
-    steps = steps_of(tmp_path / "run")
-    assert all(0 < r["reward/invalid"] < r["completions"] and r["grad_norm"] > 0 for r in steps)
+    assert go(tmp_path / "run", recipe(tiny_model("llama"), reward=reward, train__steps=1, **NO_EVAL)).status == "done"
+    (step,) = steps_of(tmp_path / "run")
+    assert 0 < step["reward/invalid"] < step["completions"] and step["grad_norm"] > 0
 
 
 def test_a_gradient_of_zero_moves_the_weights_by_momentum_or_not_at_all(tiny_model, tmp_path):

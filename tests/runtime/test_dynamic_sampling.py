@@ -195,9 +195,9 @@ def test_a_partial_batch_is_trained_on_if_so_configured(tmp_path):
 
 
 def test_no_limit_continues_until_the_batch_is_full(tmp_path):
-    world = refilled(tmp_path / "run", every=50, max_num_gen_batches=0, oversample=1)
+    world = refilled(tmp_path / "run", every=20, max_num_gen_batches=0, oversample=1)
     world.run()
-    assert counts(world)[0] == (102, 3, 99, 0, 34) and world.source.drawn == 402
+    assert counts(world)[0] == (42, 3, 39, 0, 14) and world.source.drawn == 162
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "style"])
@@ -303,7 +303,8 @@ def test_what_no_file_can_hold_does_not_cost_the_checkpoint(tmp_path):
 
 def test_the_limits_that_ended_a_run_may_be_changed_to_go_on(tiny_model, tmp_path):
     refill = {"oversample": 1, "max_num_gen_batches": 1}
-    tree = recipe(tiny_model("llama"), **SETTINGS | {"algorithm__dynamic_sampling": refill, "train__steps": 2})
+    changes = {"algorithm__dynamic_sampling": refill, "train__steps": 2, **NO_EVAL}
+    tree = recipe(tiny_model("llama"), **SETTINGS | changes)
     with pytest.raises(RunEnded, match="step [12]: 1 generation batches"):
         go(tmp_path / "run", tree)
     tree["algorithm"]["dynamic_sampling"] |= {"exhausted": "partial"}
@@ -351,6 +352,8 @@ def test_allocation_is_more_prompts_and_nothing_else(tiny_model, tmp_path):
             "train__prompts_per_step": prompts,
             "train__updates_per_step": 2,
             "algorithm": {"preset": "grpo", "selection": selection},
+            "train__steps": 2,
+            **NO_EVAL,
         }
         go(tmp_path / name, recipe(tiny_model("llama"), **changes))
     assert_same(traces(tmp_path / "filled"), traces(tmp_path / "asked"))

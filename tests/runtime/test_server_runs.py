@@ -11,7 +11,7 @@ from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from tests.runtime import server_like
-from tests.runtime.tiny_run import Watcher, changed, go, recipe, recipe_with, saved_in, steps_of, traces
+from tests.runtime.tiny_run import NO_EVAL, Watcher, changed, go, recipe, recipe_with, saved_in, steps_of, traces
 
 KIND = "tests.runtime.server_like:ServerLike"
 
@@ -47,7 +47,8 @@ def test_what_the_engine_measures_is_in_metrics_log_and_report(tiny_model, tmp_p
     watcher = Watcher()
     synced = []
     watcher.synced = synced.append
-    config = tree(tiny_model("llama"), engine__events=("http://b: ejected: status 500",), engine__quantization="fp8")
+    changes = {"engine__events": ("http://b: ejected: status 500",), "engine__quantization": "fp8", **NO_EVAL}
+    config = tree(tiny_model("llama"), **changes)
     go(tmp_path / "run", config, observer=watcher)
     steps = [r for r in watcher.records if r["kind"] == "train"]
     assert [r["sync/probe_mean"] for r in steps] == pytest.approx([0.001, 0.002, 0.003])
@@ -62,14 +63,14 @@ def test_what_the_engine_measures_is_in_metrics_log_and_report(tiny_model, tmp_p
 
 
 def test_an_engine_that_gives_no_completions_ends_the_run_with_a_checkpoint(tiny_model, tmp_path):
-    config = tree(tiny_model("llama"), checkpoint__every=0, eval__every=0)
+    config = tree(tiny_model("llama"), checkpoint__every=0, **NO_EVAL)
     with pytest.raises(UserError, match=r"^http://server/generate: can't be reached; repair the engine and resume"):
         go(tmp_path / "run", {**config, "engine": {"kind": KIND, "fails_at": 2}})
     assert [c.step for c in saved_in(tmp_path / "run")] == [2]
 
 
 def test_a_run_changes_its_engine_only_if_that_is_accepted(tiny_model, tmp_path):
-    base = recipe(tiny_model("llama"), train__schedule="constant")
+    base = recipe(tiny_model("llama"), train__schedule="constant", **NO_EVAL)
     go(tmp_path / "run", changed(base, {"train__steps": 2}))
     resolved = resolve({**base, "engine": {"kind": KIND}, "folder": str(tmp_path / "run")})
     with pytest.raises(UserError, match=r"(?s)engine.kind=.*--accept-changes"):
@@ -86,11 +87,12 @@ RECOMPUTED = {"preset": "grpo", "proximal": "recompute"}
 
 def test_an_absent_log_prob_that_only_metrics_read_is_left_out(tiny_model, tmp_path):
     watcher = Watcher()
-    config = tree(tiny_model("llama"), engine__log_probs="raw", sampling__temperature=0.7, algorithm=RECOMPUTED)
+    changes = {"engine__log_probs": "raw", "sampling__temperature": 0.7, "algorithm": RECOMPUTED, "train__steps": 2}
+    config = tree(tiny_model("llama"), **changes, **NO_EVAL)
     assert not resolve(config).config.algorithm.reads_behavior
     go(tmp_path / "run", config, observer=watcher)
     steps = [r for r in watcher.records if r["kind"] == "train"]
-    assert len(steps) == 3 and not any(key.startswith("mismatch/") for r in steps for key in r)
+    assert len(steps) == 2 and not any(key.startswith("mismatch/") for r in steps for key in r)
     assert all(math.isfinite(v) for r in steps for v in r.values() if isinstance(v, float))
     rows = read_rows(next(RunFolder(tmp_path / "run").rollouts.iterdir()))
     assert all(row["behavior_log_prob"] is None and row["log_prob"] is not None for row in rows if row["keep"])
@@ -110,7 +112,7 @@ def test_an_absent_log_prob_that_the_loss_reads_is_refused(tiny_model, tmp_path)
 
 def test_the_reference_runs_behind_an_engine(tiny_model, tmp_path):
     kl = {"preset": "grpo", "reference_kl": {"kind": "k3", "coefficient": 0.5}}
-    config = recipe(tiny_model("llama"), algorithm=kl, eval__task=None, eval__every=0)
+    config = recipe(tiny_model("llama"), algorithm=kl, train__steps=2, **NO_EVAL)
     go(tmp_path / "forward", config)
     config["algorithm"] = kl | {"reference_engine": {"kind": KIND, "url": "http://reference"}}
     go(tmp_path / "engine", config)
