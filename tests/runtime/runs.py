@@ -174,7 +174,7 @@ RUNS = {
             **NO_EVAL,
         }
     ),
-    "held-out sets": Run({"eval__sets": SETS}),
+    "held-out sets": Run({"eval__sets": SETS, "eval__metric": "few/accuracy"}),
     "mix of tasks": Run(MIX),
     "scored by a model": Run(scored_by_a_model),
     "replay": Run(replayed),
