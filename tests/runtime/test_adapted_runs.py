@@ -55,7 +55,7 @@ OURS = pytest.mark.campaign("tests/runtime/test_adapted_runs.py::test_two_steps[
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[OURS] * (kind != "mcp")) for kind in WORLDS])
-def test_two_steps(kind, model, tmp_path):
+def test_two_steps(kind, model, tmp_path, lent_servers):
     if kind != "mcp":
         pytest.importorskip(kind)
     rows = two_steps(tmp_path / "run", tree_of(model, WORLDS[kind], kind in ("textarena", "reasoning_gym")))

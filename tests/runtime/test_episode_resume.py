@@ -77,7 +77,7 @@ def server(tiny_model):
         thread.join()
 
 
-def test_episodes_at_a_server_are_resumed(server, tiny_model, tmp_path, mark):
+def test_episodes_at_a_server_are_resumed(server, tiny_model, tmp_path, lent_servers):
     """A server gives no bits back that it gave before; each prompt is trained on once."""
     small = {"train__steps": 2, "sampling__max_tokens": 6}
     tree = episode_recipe(tiny_model("llama"), engine={"kind": "vllm", "url": server}, **small, **OVERLAP)

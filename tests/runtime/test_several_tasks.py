@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 
-from tests.runtime.tiny_run import go, recipe, traces
+from tests.runtime.tiny_run import NO_EVAL, go, recipe, traces
 
 FUNCTIONS = """
 def math(completions, kind): return [len(c) if k == "math" else None for c, k in zip(completions, kind)]
@@ -11,7 +11,7 @@ def code(completions, kind): return [len(c) if k == "code" else None for c, k in
 """
 
 
-def test_gdpo_trains_each_group_on_the_reward_that_applies_to_it(tmp_path, tiny_model):
+def test_gdpo_trains_each_group_on_the_reward_that_applies_to_it(tmp_path, tiny_model, lent_servers):
     rows = [{"question": f"q{i}", "kind": "math" if i % 2 else "code"} for i in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "two.py").write_text(FUNCTIONS)
@@ -20,7 +20,9 @@ def test_gdpo_trains_each_group_on_the_reward_that_applies_to_it(tmp_path, tiny_
         "task": {"kind": "jsonl", "path": str(tmp_path / "rows.jsonl"), "answer": None},
         "reward": [{"kind": "function", "path": f"{tmp_path}/two.py:{name}"} for name in ("math", "code")],
         "algorithm": gdpo,
-        "eval__task": None,
+        "train__steps": 1,
+        "train__prompts_per_step": 8,
+        **NO_EVAL,
     }
     go(tmp_path / "run", recipe(tiny_model("llama"), **changes))
     trained = {}
