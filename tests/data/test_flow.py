@@ -85,9 +85,3 @@ def test_outcomes_from_groups():
     assert outcomes.take(torch.tensor([2, 0])).group.tolist() == [1, 0]
     with pytest.raises(ValueError, match=r"Group.scores: 1 scores for 2 completions of prompt 3"):
         Group(prompt=PROMPT, completions=group.completions, scores=scores[:1])
-
-
-def test_outcomes_name_the_wrong_field():
-    message = r"Outcomes.valid: shape \[1\], expected \[S\] with S = 2 set by Outcomes.reward"
-    with pytest.raises(ValueError, match=message):
-        Outcomes.of(torch.zeros(2), torch.zeros(2).long(), valid=torch.ones(1).bool())

@@ -60,13 +60,6 @@ def test_cu_seqlens_that_do_not_cover_the_tokens_are_refused(cut):
         batch(cu_seqlens=torch.tensor(cut))
 
 
-def test_a_loss_token_that_nobody_sampled_is_refused():
-    sampled = torch.tensor([True, True, True, False, True])
-    with pytest.raises(ValueError, match="PolicyBatch.loss_mask: token 3 is in the loss but not sampled"):
-        batch(sampled=sampled)
-    assert batch(sampled=sampled, loss_mask=sampled).sampled.tolist() == sampled.tolist()
-
-
 def test_defaults():
     behavior = torch.full((5,), -0.5)
     b = batch(behavior_log_prob=behavior)

@@ -50,23 +50,6 @@ def test_a_thousand_schedules(schedule):
     Run(schedule).go().assert_whole()
 
 
-def lengths(batches):
-    return [len(c.tokens) for batch in batches for group in batch.groups for c in group.completions]
-
-
-LONG_TAIL = {"prompts": 4, "concurrent": 12, "max_lag": 2, "steps": 40, "long_tail": True, "train_seconds": 4.0}
-
-
-@pytest.mark.parametrize("kills", [0, 6])
-def test_waiting_trains_on_the_lengths_that_were_sampled(kills):
-    """Also after kills: those of the first prompts of the data, each once."""
-    run = Run(Schedule(**LONG_TAIL, kills=kills)).go()
-    run.assert_whole()
-    assert run.killed >= kills / 2
-    expected = Counter(run.engine.length(uid, sample) for uid in range(160) for sample in range(2))
-    assert Counter(lengths(run.batches)) == expected
-
-
 def test_the_trainer_waits_less_than_it_would_alone():
     """A batch takes less time than an update: all but the first are ready when they are wanted."""
     run = Run(Schedule(prompts=2, concurrent=2, max_lag=1, steps=4, train_seconds=40.0)).go()
@@ -75,7 +58,8 @@ def test_the_trainer_waits_less_than_it_would_alone():
 
 
 def test_evicted_groups_are_counted_and_refunded():
-    run = Run(Schedule(**LONG_TAIL, over_age="drop")).go()
+    size = {"prompts": 4, "concurrent": 12, "max_lag": 2, "steps": 40}
+    run = Run(Schedule(**size, long_tail=True, train_seconds=4.0, over_age="drop")).go()
     evicted = sum(batch.measured["async/evicted"] for batch in run.batches)
     assert evicted > 0 and len(prompt_rows(run.journal)) == 160 + evicted
     reasons = Counter(entry.reason for step in range(1, 41) for entry in consumed_prompts(run.journal, step))

@@ -9,7 +9,6 @@ from proxima.config.sections.data_section import DataConfig
 from proxima.data import FieldError
 from proxima.reward import RewardRunner
 from proxima.reward.exact import Exact
-from proxima.reward.http import Http
 from proxima.reward.length import Length
 from proxima.reward.math.marked import Gsm8kReward
 from proxima.reward.math.number import Number
@@ -17,9 +16,7 @@ from proxima.reward.math.symbolic import Math
 from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.protocol import Row
-from tests.ports import kept_port
 from tests.prepare.published import write_jsonl
-from tests.reward.server import lengths, scorer
 from tests.runtime.tiny_run import recipe
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
@@ -164,14 +161,6 @@ def test_above_the_share_the_run_is_refused(bad, share, refused):
 def test_rows_are_not_read_where_no_reward_compares():
     assert survey("many", None, rewards=(Length(),)) == ([], [])
     assert survey("many", None, rewards=(Length(), Number(weight=0.0))) == ([], [])
-
-
-def test_a_scorer_that_is_not_there_is_said_before_any_row_is_read():
-    with scorer(lengths) as server:
-        assert survey("1", rewards=(Http(url=server.url),)) == ([], [])
-    refused = "reward 'http': .* can't be reached: All connection attempts failed; start the scorer before the run"
-    with pytest.raises(ValueError, match=refused):
-        survey("1", rewards=(Http(url=f"http://127.0.0.1:{kept_port()}", retries=0),))
 
 
 def _rows(tmp_path, *answers, more=()):
