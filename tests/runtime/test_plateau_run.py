@@ -7,10 +7,15 @@ import pytest
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.report import write_report
+from tests.campaigns import campaign
 from tests.runtime.tiny_run import assert_same, summary_of, traces
 
+PLATEAU = "tests/runtime/test_plateau_run.py::test_a_run_ends_on_a_plateau_and_a_resume_may_raise_or_remove_it"
 
-@pytest.mark.parametrize(("name", "figure"), [("plateau", "accuracy"), ("plateau of sft", "loss")])
+
+@pytest.mark.parametrize(
+    ("name", "figure"), [("plateau", "accuracy"), *campaign(PLATEAU, [("plateau of sft", "loss")])]
+)
 def test_a_run_ends_on_a_plateau_and_a_resume_may_raise_or_remove_it(name, figure, runs, tmp_path):
     folder, summary = shutil.copytree(runs.finished(name), tmp_path / "run"), runs.made(name).summary
     assert (summary.status, summary.steps) == ("done", 2) and summary.eval["after"]["step"] == 2

@@ -60,9 +60,10 @@ class Runner:
         return self.policy(batch)
 
 
-@pytest.mark.parametrize("forget", [False, True])
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "share", "forget"),
+    [*((kind, True, False) for kind in KINDS), *(("llama", share, True) for share in (True, False))],
+)
 def test_one_forward_is_turn_by_turn(kind, share, forget):
     assert apart(Runner(loaded(kind), tiny_tokenizer(), share_prompt=share), forget) <= CLOSE
 
