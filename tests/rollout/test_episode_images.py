@@ -13,8 +13,8 @@ from tests.campaigns import campaign
 from tests.tiny_images import make_tiny_reader
 
 RUN = (
-    *("reward=environment", "eval.task=null", "model.compute_dtype=float32", "episode.tokens=null"),
-    *("train.prompts_per_step=2", "train.completions_per_prompt=3", "sampling.max_tokens=30", "train.warmup_steps=1"),
+    *("reward=environment", "eval.task=null", "model.compute_dtype=float32", "episode.tokens=null", "train.steps=2"),
+    *("train.prompts_per_step=2", "train.completions_per_prompt=3", "sampling.max_tokens=60", "train.warmup_steps=1"),
     "sampling.stop=[e,a,t,s,o,n,i,1,2,3]",
 )
 
@@ -29,14 +29,13 @@ def model(request, tmp_path_factory):
     return make_tiny_reader(request.param, tmp_path_factory.mktemp(request.param))
 
 
-def play(model, folder, *words, environment="Drawing", engine="local", steps=2):
+def play(model, folder, *words, environment="Drawing", engine="local"):
     rows = folder.parent / "rows.jsonl"
     rows.write_text("".join(json.dumps({"question": f"What is {n}?", "answer": "1"}) + "\n" for n in range(4)))
     kind = f"tests.rollout.drawing_environment:{environment}"
     task = f"task={{kind: jsonl, path: {rows}, environment: {{kind: '{kind}'}}}}"
     spec = f"engine={{kind: {engine}, dtype: float32, slots: 16}}"
-    own = (f"model.path={model}", task, spec, f"train.steps={steps}", f"folder={folder}")
-    return main(["train", "cpu/guess", *own, *RUN, *words, "--quiet"])
+    return main(["train", "cpu/guess", f"model.path={model}", task, spec, *RUN, *words, f"folder={folder}", "--quiet"])
 
 
 def images_of(tokens):
@@ -74,7 +73,7 @@ def test_answers_show_images_and_the_trainer_reads_them_as_the_engine_did(model,
     indirect=["model"],
 )
 def test_an_image_that_can_not_be_shown(environment, words, reason, code, model, tmp_path, capsys):
-    ended = play(model, tmp_path / "run", *words, environment=environment, steps=1)
+    ended = play(model, tmp_path / "run", *words, environment=environment)
     rows = [
         row for file in (tmp_path / "run" / "rollouts").glob("*.parquet") for row in pq.read_table(file).to_pylist()
     ]
