@@ -1,7 +1,6 @@
 """Credit over the turns of an agent: its conversations overlap in time, and the rewards of its tokens do not care."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,41 +51,6 @@ def test_the_world_s_episodes_are_those_of_a_real_agent(agent):
     expected = AgentWorld(agent=agent).episode((1, 1, 1))
     assert turns == [[span.turn for span in path.episode.turns] for path in expected.paths]
     assert completion.episode.reward == 1.0 and completion.text == "answer 2"
-
-
-def turns_of(column, completion):
-    """The values of the sampled tokens of an episode by the numbers of their turns."""
-    numbers = [span.turn for path in completion.paths for span in path.episode.turns]
-    return [value for _, value in sorted(zip(numbers, column, strict=True))]
-
-
-@pytest.mark.parametrize("agent", AGENTS)
-def test_gae_goes_from_turn_to_turn(agent):
-    """Three steps of one token: V is .25, .5, 1; the score 2 comes last, and a limit cut the episode, V after it 4."""
-    completion = AgentWorld(agent=agent).episode((1, 1, 1))
-    value = [0.25, 0.5, 1.0]
-
-    def fill(items, needs):
-        """The bootstrap of a path that is not the last means nothing."""
-        paths = [
-            (item, [span.turn for span in path.episode.turns])
-            for item, path in zip(items, completion.paths, strict=True)
-        ]
-        return [
-            replace(
-                item,
-                bootstrap=4.0 if 2 in turns else 99.0,
-                value=[value[turns[sum(item.loss_mask[:i])]] if own else 1e30 for i, own in enumerate(item.loss_mask)],
-            )
-            for item, turns in paths
-        ]
-
-    gae = BatchBuilder(advantage=Gae(gamma=0.5, lam=0.5, whiten=False), selection=(), fill=fill)
-    items = gae.step_batch([group_of(0, [completion], [2.0])], 1).completions
-    values = [float(item.advantage[i]) for item in items for i in item.loss_mask.nonzero()[0]]
-    last = 2.0 + 0.5 * 4.0 - 1.0
-    second = 0.5 * 1.0 - 0.5 + 0.25 * last
-    assert turns_of(values, completion) == [0.5 * 0.5 - 0.25 + 0.25 * second, second, last]
 
 
 @pytest.mark.parametrize("agent", AGENTS)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from proxima.core import ADVANTAGES, SELECTIONS
@@ -91,13 +90,6 @@ def test_nothing_left():
     assert empty.groups == empty.updates == () and rollout_metrics(empty.groups, empty)["reward/mean"] is None
 
 
-def test_whole_groups_are_dealt_to_updates():
-    groups = [group(uid, [uid, 0]) for uid in range(1, 7)]
-    chosen = algorithm(updates=3).step_batch(groups, 1)
-    uids = [[1, 1, 2, 2], [3, 3, 4, 4], [5, 5, 6, 6]]
-    assert chosen.updates == tuple(tuple((uid, i % 2, 0) for i, uid in enumerate(update)) for update in uids)
-
-
 def test_the_deal_is_of_the_original_groups():
     """A dropped group shortens its own update, not the others; an update with nothing left is not made."""
     groups = [group(uid, [1, 1] if uid in (0, 1, 2) else [uid, 0]) for uid in range(6)]
@@ -161,35 +153,6 @@ def test_columns_are_filled_by_key_and_the_others_stay():
     filled = batch.filled(replace(item, next_log_prob=-item.sample - 1.0) for item in batch.trajectories[::-1])
     assert [item.next_log_prob.tolist() for item in filled.trajectories] == [[-1.0] * 3, [-2.0] * 3]
     assert filled.updates == batch.updates and filled.completions[:2] == batch.completions[:2]
-
-
-def test_gae_with_bootstrap_at_truncation_and_holes_by_hand():
-    """γ = .9, λ = .5. The first completion ended by itself; the second was cut off, and has a hole."""
-    value = {0: [0.2, 0.5, 0.8], 1: [0.1, 7.0, 0.4]}
-    mask = {0: [True] * 3, 1: [True, False, True]}
-
-    def fill(items, columns):
-        assert columns == {"value"} and [item.truncated for item in items] == [False, True]
-        facts = [{"value": value[i.sample], "loss_mask": mask[i.sample]} for i in items]
-        return [replace(i, **fact, bootstrap=0.6 if i.truncated else 0.0) for i, fact in zip(items, facts, strict=True)]
-
-    advantage = Gae(gamma=0.9, lam=0.5, whiten=False)
-    batch = BatchBuilder(advantage=advantage, selection=[], fill=fill).step_batch([group(0, [1.0, 2.0])], 1)
-    ended, cut = batch.trajectories
-    d2, d1, d0 = 1.0 - 0.8, 0.9 * 0.8 - 0.5, 0.9 * 0.5 - 0.2
-    a1 = d1 + 0.45 * d2
-    assert ended.advantage == pytest.approx([d0 + 0.45 * a1, a1, d2])
-    assert ended.returns == pytest.approx([d0 + 0.45 * a1 + 0.2, a1 + 0.5, d2 + 0.8])
-    last = 2.0 + 0.9 * 0.6 - 0.4
-    first = 0.9 * 0.4 - 0.1 + 0.45 * last
-    assert cut.advantage == pytest.approx([first, 0.0, last]) and cut.returns == pytest.approx(
-        [first + 0.1, 0, last + 0.4]
-    )
-    assert batch.valued == batch.trajectories
-    assert batch.records({})[0, 1, 0].advantage == pytest.approx((first + last) / 2)
-    assert batch.metrics["returns/mean"] == pytest.approx(
-        np.mean([*ended.returns, cut.returns[0], cut.returns[2]]), rel=1e-6
-    )
 
 
 def test_a_critic_learns_from_what_a_selection_drops_too():

@@ -168,10 +168,11 @@ def test_a_turn_without_a_token_is_paid_at_the_end():
 
 def values(column):
     def fill(items, columns):
-        """The column in the order of the sampled tokens, garbage elsewhere."""
+        """The column in the order of the sampled tokens, garbage elsewhere; the last path ends the episode."""
         left, out = iter(column), []
         for item in items:
-            out.append(replace(item, value=[next(left) if own else 1e30 for own in item.loss_mask], bootstrap=0.6))
+            value = [next(left) if own else 1e30 for own in item.loss_mask]
+            out.append(replace(item, value=value, bootstrap=0.6 if item is items[-1] else 99.0))
         return out
 
     return fill
