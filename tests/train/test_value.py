@@ -1,6 +1,7 @@
 """The critic's objective and the forward passes that feed advantages of tokens."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from proxima.core import PpoClip, TokenMean
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum
 from proxima.core.value import ValueLoss
 from proxima.data import pack
-from proxima.model import Policy
+from proxima.model import PackedModel, Policy, ScalarModel, load_scalar_model
 from proxima.model.scalar_model import make_value_head
 from proxima.train import PolicyObjective, ScoreVarianceStage, TrainStack, ValueObjective, ValueStage
-from tests.model.rows import MIXED, forked, loaded, plain_logits, policy, rows
+from tests.model.rows import MIXED, assert_close, forked, loaded, plain_logits, policy, rows, same
 from tests.tiny import tiny
 from tests.train.helpers import recorded, trajectories, valued
 
@@ -25,9 +26,9 @@ def with_head(**settings) -> Policy:
     return Policy(base, value_head=make_value_head(base.model, 0.3, seed=7), **settings)
 
 
-def gradient(objective, items, budget=10_000, model=None):
+def gradient(objective, items, budget=10_000):
     """By name, of one update."""
-    return recorded(objective, items, budget, model=model or with_head())
+    return recorded(objective, items, budget, model=with_head())
 
 
 def plain_values(model, item):
@@ -58,20 +59,46 @@ def test_the_value_loss_has_its_own_denominator_beside_the_policys(aggregate):
     assert 0 < result.metrics["value_clip_fraction"] < 1
 
 
-def test_the_loss_of_values_by_hand():
-    model = with_head()
-    items = valued(trajectories())
-    value = np.concatenate([plain_values(model, item)[:-1] for item in items])
-    before, returns = (np.concatenate([getattr(item, name) for item in items]) for name in ("value", "returns"))
-    mask = np.concatenate([item.loss_mask for item in items])
-    clipped = np.clip(value, before - 0.1, before + 0.1)
-    tokens = 0.5 * np.maximum((value - returns) ** 2, (clipped - returns) ** 2)[mask]
-    _, result = gradient(ValueObjective(loss=LOSS, coefficient=0.5), items, model=model)
-    assert result.metrics["loss"] == pytest.approx(0.5 * tokens.mean(), rel=1e-5)
-    assert result.metrics["value_loss"] == pytest.approx(tokens.mean(), rel=1e-5)
-    assert result.metrics["value_mean"] == pytest.approx(value[mask].mean(), rel=1e-4)
-    _, summed = gradient(ValueObjective(loss=LOSS, aggregate=SequenceMeanTokenSum()), items, model=with_head())
-    assert summed.metrics["value_loss"] == pytest.approx(tokens.mean(), rel=1e-5)  # a record's, whatever the aggregate
+def critic(kind: str, folder: Path) -> PackedModel:
+    if kind == "scalar":
+        return ScalarModel(load_scalar_model(str(folder), device="cpu", new_head=0.2))
+    base = loaded("llama")
+    return Policy(base, value_head=make_value_head(base.model, 0.2))
+
+
+@pytest.mark.parametrize(("kind", "head"), [("scalar", "score.weight"), ("policy", "value_head.weight")])
+def test_a_head_is_trained_with_its_trunk_as_by_hand(kind, head, tiny_model):
+    """Loss and gradient of any split are those of plain forward passes; the head is in the optimizer's state."""
+    items, folder = valued(trajectories()), tiny_model("llama")
+    plain, losses, values = load_scalar_model(str(folder), device="cpu", new_head=0.2).model, [], []
+    for item in items:
+        states = plain.base_model(torch.tensor([[*item.prompt_tokens, *item.tokens]])).last_hidden_state[0]
+        value = states[len(item.prompt_tokens) - 1 : -1] @ plain.score.weight[0]
+        before, returns, mask = map(torch.from_numpy, (item.value, item.returns, item.loss_mask))
+        clipped = value.clamp(before - 0.1, before + 0.1)
+        losses.append(0.5 * torch.maximum((value - returns) ** 2, (clipped - returns) ** 2)[mask])
+        values.append(value.detach()[mask])
+    loss = torch.cat(losses).mean()
+    (0.5 * loss).backward()
+    loss = float(loss.detach())
+    expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+    expected[head] = expected.pop("score.weight")
+    model = critic(kind, folder)
+    for budget in (1, 12, 10_000):
+        gradient, result = recorded(ValueObjective(loss=LOSS, coefficient=0.5), items, budget, model=model)
+        assert_close({name: gradient[name] for name in expected}, expected, 3e-5)
+        assert result.metrics["loss"] == pytest.approx(0.5 * loss, rel=1e-5)
+        assert result.metrics["value_loss"] == pytest.approx(loss, rel=1e-5)
+        assert result.metrics["value_mean"] == pytest.approx(float(torch.cat(values).mean()), rel=1e-4)
+    _, summed = recorded(ValueObjective(loss=LOSS, aggregate=SequenceMeanTokenSum()), items, model=model)
+    assert summed.metrics["value_loss"] == pytest.approx(loss, rel=1e-5)  # a record's, whatever the aggregate
+
+    stack, again = (TrainStack(critic(kind, folder)) for _ in range(2))
+    stack.update(ValueObjective(), [items])
+    tensors, facts = stack.state()
+    assert f"exp_avg/{head}" in tensors
+    again.load(tensors, facts)
+    assert same(tensors, again.state()[0])
 
 
 def test_a_critic_without_values_is_a_named_error():
