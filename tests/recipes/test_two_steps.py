@@ -32,14 +32,22 @@ SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *FOLDER.glob("layouts/*")})
 STAND_INS = {  # a recipe → those that differ from it in numbers, or in parts that have tests of their own
     "quickstart": r"cpu/(cppo|dppo|drpo|grpo|gspo)|grpo_cppo-.*",
-    "cpu/dapo_tis": r"(cpu/)?dapo_.*|cpu/dapo",
-    "cpu/is_sequence": "cpu/is_.*",
-    "cpu/sdp": "gsm8k_grpo_sdp",
-    "cpu/top_p_replay": "cpu/top_p",
-    "classic/ppo": "cpu/ppo_critic",
-    "gsm8k_cppo": "gsm8k|classic/questions",
-    "prune_gsm8k-p50": r"(cpu/cppo_)?prune.*",
+    "classic/reward": "cpu/reward",
+    "classic/sft": "cpu/sft",
+    "classic/dpo": "cpu/dpo",
+    "cpu/dapo_tis": r"(cpu/)?dapo_.*|cpu/dapo|cpu/is_.*",
+    "cpu/ppo_notebook": "classic/ppo|cpu/ppo_critic",
+    "cpu/tools": "cpu/guess",
+    "prune_gsm8k-p50": r"(cpu/cppo_)?prune.*|gsm8k|gsm8k_cppo|classic/questions",
     "qwen3_30b_cppo": r"qwen3_.*",
+}
+RUNS_OF = {  # a test of runs that have the same parts → recipes
+    "test_async_run.py::test_prompts_generate_asynchronously[local]": "cpu/async",
+    "test_distillation.py::test_a_student_gets_nearer_to_its_teacher": "cpu/distill",
+    "test_lora_run.py::test_a_checkpoint_holds_the_adapter_and_its_moments_alone": "cpu/lora",
+    "test_online_dpo.py::test_a_run_trains_on_the_best_and_the_worst_of_each_prompt": "cpu/online_dpo",
+    "test_sampling_mask_run.py::test_the_first_step_of_a_run_measures_no_mismatch": r"cpu/top_p.*",
+    "test_sdp_run.py::test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives": r".*sdp",
 }
 # of made questions and a made model, and with images: tests/examples have them
 ELSEWHERE = {"search", "cpu/vision", "clevr_count", "geo3k"}
@@ -92,16 +100,17 @@ def test_every_recipe_resolves_and_can_be_made_small(root, tmp_path):
         resolved_small(case, root, tmp_path / "run")
 
 
-def tiers():
-    """The cases; one that another stands for is a campaign."""
-    for case in CASES:
-        stand_in = next((name for name, others in STAND_INS.items() if re.fullmatch(others, case)), None)
-        small = f"tests/recipes/test_two_steps.py::test_two_steps[{stand_in}]"
-        campaign = stand_in is not None and case not in STAND_INS
-        yield pytest.param(case, marks=pytest.mark.campaign(small)) if campaign else case
+def tiers(test, cases):
+    """The cases of a test; one that another stands for is a campaign."""
+    small = {f"tests/recipes/test_two_steps.py::{test}[{name}]": others for name, others in STAND_INS.items()}
+    small |= {f"tests/runtime/{name}": others for name, others in RUNS_OF.items()}
+    for case in cases:
+        sibling = next((name for name, others in small.items() if re.fullmatch(others, case)), None)
+        campaign = sibling is not None and case not in STAND_INS
+        yield pytest.param(case, marks=pytest.mark.campaign(sibling)) if campaign else case
 
 
-@pytest.mark.parametrize("case", tiers())
+@pytest.mark.parametrize("case", tiers("test_two_steps", CASES))
 def test_two_steps(case, root, tmp_path):
     resolved = resolved_small(case, root, tmp_path / "run")
     config = resolved.config
@@ -149,7 +158,7 @@ def made_episodes(root):
     return root / "episodes.jsonl"
 
 
-@pytest.mark.parametrize("name", OFFLINE)
+@pytest.mark.parametrize("name", tiers("test_two_steps_on_a_fixed_data_set", OFFLINE))
 def test_two_steps_on_a_fixed_data_set(name, root, tmp_path):
     published = resolve(OFFLINE[name], root=None).config
     values = {"model.path": talker(published.model.path, root), "model.device": "cpu", "folder": tmp_path / "run"}
