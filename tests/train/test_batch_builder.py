@@ -7,25 +7,19 @@ import pytest
 from proxima.core import ADVANTAGES, SELECTIONS
 from proxima.core.advantage.token import Gae
 from proxima.core.selection.partial_selection import Prune
-from proxima.data import Completion, Group, Prompt, Score
 from proxima.runtime.loop.step_metrics import rollout_metrics
 from proxima.train import TokenStatistics
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.mismatch_rejection import drop_mismatched
+from tests.train.episodes import group_of, model, path
 
 
-def group(uid, rewards, tokens=3, correct=None):
-    """`rewards`: None is a failed score; `tokens`: of each completion."""
-    completions = tuple(
-        replace(
-            Completion.of_text(uid, i, "", range(tokens), "length" if i % 2 else "stop"),
-            sampled_log_prob=-0.5,
-            untruncated_log_prob=-1.0,
-        )
-        for i in range(len(rewards))
+def group(uid, rewards):
+    """Of completions of one turn, every other one of which a limit cut; `rewards`: None is a failed score."""
+    plain = replace(path(model(range(3))), sampled=None, episode=None)
+    return group_of(
+        uid, [replace(plain, finish_reason=("stop", "length")[i % 2]) for i in range(len(rewards))], rewards
     )
-    scores = tuple(Score.failed("x") if r is None else Score(value=r, parts={"p": r}, correct=correct) for r in rewards)
-    return Group(prompt=Prompt(uid=uid, messages=(), tokens=(1, uid + 1)), completions=completions, scores=scores)
 
 
 def algorithm(*selection, advantage="grpo", **settings):
