@@ -14,7 +14,7 @@ from transformers import get_scheduler
 from proxima.data import Trajectory, pack
 from proxima.model.micro_batch import micro_batches
 from proxima.train import AdamW, Schedule
-from tests.train.helpers import trainer, trajectories
+from proxima.train.optimizer_muon import Muon
 
 
 def factors(total, kind="constant", **settings):
@@ -57,20 +57,17 @@ def test_odd_totals(schedule):
     assert factors(3, kind=schedule, warmup=10) == pytest.approx([0.1, 0.2, 0.3])
 
 
-def test_the_learning_rate_of_each_update():
-    t = trainer(optimizer=AdamW(lr=0.02), total_updates=6, warmup=2, schedule="linear", final_ratio=0.5)
-    items = trajectories()
-    seen = [t.update([list(range(13))], items).metrics["lr"] for _ in range(6)]
-    assert seen == pytest.approx([0.01, 0.02, 0.02, 0.0175, 0.015, 0.0125])
-
-
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("lr", -1.0), ("beta1", 1.0), ("beta1", -0.1), ("beta2", 1.0), ("eps", 0.0), ("weight_decay", -1e-3)],
+    ("kind", "field", "value"),
+    [
+        *((AdamW, "lr", -1.0), (AdamW, "beta1", 1.0), (AdamW, "beta1", -0.1), (AdamW, "beta2", 1.0)),
+        *((AdamW, "eps", 0.0), (AdamW, "weight_decay", -1e-3)),
+        *((Muon, "momentum", 1.0), (Muon, "adamw_lr", -1.0), (Muon, "adamw_lr", math.inf), (Muon, "lr", -1)),
+    ],
 )
-def test_adamw_checks_its_fields(field, value):
+def test_fields_are_checked(kind, field, value):
     with pytest.raises(ValueError, match=f"{field}={value!r} must be"):
-        AdamW(**{field: value})
+        kind(**{field: value})
 
 
 def test_adamw_by_hand():
