@@ -24,6 +24,12 @@ def make(folder=None) -> Trainer:
     return trainer_of(Policy(model), optimizer=AdamW(lr=2e-3, weight_decay=0.1), **SCHEDULE)
 
 
+def trained(folder=None) -> Trainer:
+    t = make(folder)
+    t.update(ALL, trajectories())
+    return t
+
+
 @pytest.mark.parametrize("before", [0, 3])
 def test_a_resumed_training_is_bit_identical(before, tmp_path):
     items = trajectories()
@@ -50,8 +56,7 @@ def test_a_resumed_training_is_bit_identical(before, tmp_path):
 
 
 def test_contents_of_a_checkpoint(tmp_path):
-    t = make()
-    t.update(ALL, trajectories())
+    t = trained()
     written = write_checkpoint(tmp_path, 12, t, {"seed": 7})
     assert written.path == tmp_path / "000012"
     assert {p.name for p in written.path.iterdir()} == {"model", "optimizer.safetensors", "state.json"}
@@ -139,8 +144,7 @@ def test_everything_is_synced_before_the_rename(tmp_path, monkeypatch):
 
 
 def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path):
-    t = make()
-    t.update(ALL, trajectories())
+    t = trained()
     for step in (1, 2, 3):
         write_checkpoint(tmp_path, step, t, {})
     first, second, third = checkpoints(tmp_path)
@@ -172,8 +176,7 @@ FILES = ["model/model.safetensors", "model/config.json", "optimizer.safetensors"
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(name, tmp_path):
-    t = make()
-    t.update(ALL, trajectories())
+    t = trained()
     extra = {"extra.bin": lambda path: path.write_bytes(b"groups and more")}
     for step in (1, 2):
         write_checkpoint(tmp_path, step, t, {"cursor": {"drawn": 3}}, extra)
@@ -238,8 +241,6 @@ def test_a_full_disk_in_the_tokenizer_is_a_full_disk(tmp_path, tiny_model, monke
 
 def test_the_weights_are_readable_as_the_umask_says(tmp_path, tiny_model):
     """safetensors creates files that only their owner can read, whatever the umask."""
-    t = make(tiny_model("llama"))
-    t.update(ALL, trajectories())
-    written = write_checkpoint(tmp_path, 1, t, {"version": 1, "cursor": {}, "seed": 0})
+    written = write_checkpoint(tmp_path, 1, trained(tiny_model("llama")), {"version": 1, "cursor": {}, "seed": 0})
     modes = {path.name: path.stat().st_mode & 0o777 for path in written.path.rglob("*") if path.is_file()}
     assert set(modes.values()) == {modes["state.json"]}
