@@ -5,6 +5,7 @@ Of those that need a peer's environment the own side runs: a stand-in answers fo
 
 import importlib
 import json
+import shlex
 import sys
 from pathlib import Path
 from time import monotonic
@@ -23,55 +24,32 @@ from tests.benchmarks.processes import Subprocess
 from tests.cli.warm_rehearsals import WarmExecutor
 from tests.runtime.episode_world import MARK
 
-BATCH = ["--prompts", "2", "--completions", "2"]
+BATCH = "--prompts 2 --completions 2"
 TINY = {  # the options of each
-    "simulate_vs_run": ["--steps", "4"],
-    "shared_prompt": ["--shapes", "5x3", "70+5x3", *BATCH],
-    "shared_paths": ["--shapes", "3x4x9", "--prompt", "3", "--completions", "1"],
-    "pruned_update": ["--shape", "5x3", "--rates", "0", "0.5", "--prompts", "1", "--completions", "4"],
-    "math_reward": ["--answers", "48", "--plain", "8", "--workers", "1"],
-    "vllm_throughput": ["--requests", "2", "--tokens", "3"],
-    "layouts": ["--only", "qwen3_4b_grpo"],
-    "rank_memory": ["--ranks", "1", "--tokens", "60", "--length", "12"],
-    "rank_speed": [
-        "--repeats",
-        "1",
-        "--steps",
-        "3",
-        "--examples",
-        "1",
-        "--length",
-        "20",
-        "--sides",
-        "one process",
-        "two ranks",
-    ],
-    "served_clients": ["--repeats", "1", "--turns", "1", "--prompts", "1", "--max-tokens", "3"],
-    "kills": ["--kills", "1"],
-    "nan_campaign": ["--places", "1"],
-    "ranks": ["--only", "SFT, tiny Qwen3, SGD", "--ranks", "2"],
-    "where": ["--tiny"],
-    "decode_vs_hf": ["--rows", "4", "--prompts", "2", "--tokens", "3", "--dtype", "float32"],
-    "step_vs_trl": [*BATCH, "--max-tokens", "3", "--peer-python", "none"],
-    "offline_vs_trl": ["--rows", "2", "--words", "10", "--peer-python", "none"],
-    "async_vs_sync": ["--seeds", "1", "--steps", "5"],
-    "plan": [],
-    "view": ["--shape", "8x20", "--long", "40"],
-    "segment_wise": ["--seeds", "1", "--steps", "7", "--sides", "sdp"],
+    "simulate_vs_run": "--steps 4",
+    "shared_prompt": f"--shapes 5x3 70+5x3 {BATCH}",
+    "shared_paths": "--shapes 3x4x9 --prompt 3 --completions 1",
+    "pruned_update": "--shape 5x3 --rates 0 0.5 --prompts 1 --completions 4",
+    "math_reward": "--answers 48 --plain 8 --workers 1",
+    "vllm_throughput": "--requests 2 --tokens 3",
+    "layouts": "--only qwen3_4b_grpo",
+    "rank_memory": "--ranks 1 --tokens 60 --length 12",
+    "rank_speed": "--repeats 1 --steps 3 --examples 1 --length 20 --sides 'one process' 'two ranks'",
+    "served_clients": "--repeats 1 --turns 1 --prompts 1 --max-tokens 3",
+    "kills": "--kills 1",
+    "nan_campaign": "--places 1",
+    "ranks": "--only 'SFT, tiny Qwen3, SGD' --ranks 2",
+    "where": "--tiny",
+    "decode_vs_hf": "--rows 4 --prompts 2 --tokens 3 --dtype float32",
+    "step_vs_trl": f"{BATCH} --max-tokens 3 --peer-python none",
+    "offline_vs_trl": "--rows 2 --words 10 --peer-python none",
+    "async_vs_sync": "--seeds 1 --steps 5",
+    "plan": "",
+    "view": "--shape 8x20 --long 40",
+    "segment_wise": "--seeds 1 --steps 7 --sides sdp",
 }
-LONG = {  # each takes seconds, in processes of its own
-    *("rank_memory", "math_reward", "view", "ranks", "rank_speed", "segment_wise", "async_vs_sync"),
-    *(
-        "nan_campaign",
-        "decode_vs_hf",
-        "kills",
-        "served_clients",
-        "step_vs_trl",
-        "where",
-        "simulate_vs_run",
-        "offline_vs_trl",
-    ),
-}
+# the others take seconds, in processes of their own
+QUICK = {"shared_prompt", "shared_paths", "pruned_update", "vllm_throughput", "layouts", "plan"}
 PEERS = {"step_vs_trl.trl_side", "offline_vs_trl.trl_side"}
 
 
@@ -140,7 +118,7 @@ def measured(monkeypatch, tiny_model, tmp_path, capsys):
                 monkeypatch.setattr(module, name, value)
         options = ["--model", str(tiny_model("llama")), "--threads", "1", "--repeats", "1"]
         out = tmp_path / "result.json"
-        monkeypatch.setattr(sys, "argv", [claim, *options, "--json-out", str(out), *TINY[claim]])
+        monkeypatch.setattr(sys, "argv", [claim, *options, "--json-out", str(out), *shlex.split(TINY[claim])])
         if claim == "vllm_throughput":
             own_side_of_vllm(module, tiny_model("llama"), out)
         else:
@@ -182,7 +160,7 @@ def later(claim):
 RESUMED = "tests/runtime/test_resumed_runs.py::test_a_resumed_run_equals_an_unbroken_one"
 
 
-@pytest.mark.parametrize("claim", [pytest.param(c, marks=later(c)) if c in LONG else c for c in TINY])
+@pytest.mark.parametrize("claim", [c if c in QUICK else pytest.param(c, marks=later(c)) for c in TINY])
 def test_it_runs(claim, measured):
     result = measured(claim)
     assert result["machine"]["cores"] >= 1 and result["versions"]["proxima"]
@@ -212,6 +190,6 @@ def test_kills_of_asynchronous_runs(measured, monkeypatch):
     monkeypatch.setattr(asynchronous, "STEPS", 3)
     monkeypatch.setattr(asynchronous, "COMPLETIONS", 1)
     monkeypatch.setattr(asynchronous, "PERMUTATIONS", 20)
-    monkeypatch.setitem(TINY, "kills", ["--asynchronous", "--kills", "1", "--whole", "1", "--processes", "0"])
+    monkeypatch.setitem(TINY, "kills", "--asynchronous --kills 1 --whole 1 --processes 0")
     result = measured("kills")
     assert result["wrong"] == [] and result["completions"]["whole"] > 0
