@@ -23,18 +23,9 @@ from .published import AFTER, BEFORE, GSM8K_TRAIN, LONG, PARTS, gsm8k_folder, li
 FRUIT = ("apples", "pears", "plums", "figs", "limes")
 
 
-def make(name, place, out, *, eval_sets=(), overwrite=False, dry_run=False, **options):
-    part = PARTS[name]
-    return prepare(
-        part,
-        locate_files(part, str(place)),
-        out,
-        PrepareOptions(**options),
-        eval_sets=eval_sets,
-        command="proxima data prepare",
-        overwrite=overwrite,
-        dry_run=dry_run,
-    )
+def make(name, place, out, *, eval_sets=(), overwrite=False, **options):
+    source = locate_files(PARTS[name], str(place))
+    return prepare(PARTS[name], source, out, PrepareOptions(**options), eval_sets=eval_sets, overwrite=overwrite)
 
 
 def balanced(card):
@@ -333,14 +324,9 @@ def test_evaluation_sets_of_every_kind(tmp_path):
 
 def test_what_lies_beside(tmp_path):
     make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "data" / "gsm8k")
-    make(
-        "dapo-math",
-        write_dapo(tmp_path / "d.parquet", dapo_rows()),
-        tmp_path / "data" / "split-off",
-        held_out=0.3,
-        words=0,
-    )
-    make("dapo-math", tmp_path / "d.parquet", tmp_path / "data" / "only-train", held_out=0)
+    source = write_dapo(tmp_path / "d.parquet", dapo_rows())
+    make("dapo-math", source, tmp_path / "data" / "split-off", held_out=0.3, words=0)
+    make("dapo-math", source, tmp_path / "data" / "only-train", held_out=0)
     assert sibling_eval_sets(tmp_path / "data" / "new") == [str(tmp_path / "data" / "gsm8k")]
     assert sibling_eval_sets(tmp_path / "data" / "gsm8k") == []
     with pytest.raises(ValueError, match=r"has no test.parquet: nothing is evaluated on it"):
