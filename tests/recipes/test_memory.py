@@ -68,7 +68,3 @@ def test_models_of_one_shape_have_one_size():
         known_facts("models/SmolLM2-135M-Instruct/") == known_models()["smollm2-135m"]
         and known_facts("org/other") is None
     )
-
-
-def test_every_large_recipe_has_a_known_size():
-    assert all(known_facts(resolve(FOLDER / f"{name}.yaml").config.model.path) for name in LARGE)
