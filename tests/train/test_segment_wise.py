@@ -122,19 +122,7 @@ def test_corrections_of_sequences_read_what_is_known(correction):
     assert not loss.keep[4]
 
 
-def test_what_is_missing_is_named_and_off_costs_nothing(monkeypatch):
-    import proxima.core.proximal as module
-
-    item = rows(*MIXED)
-    for name in ("behavior_log_prob", "next_log_prob", "policy_version"):
-        lacking = replace(item, **{name: None})
-        with pytest.raises(ValueError, match=f"proximal=next needs {name} in every trajectory"):
-            loss_of(objective(), [-1.0] * 5, lacking)
-
-    def never(*arguments):
-        raise AssertionError
-
-    monkeypatch.setattr(module, "segment_wise_log_prob", never)
-    off = replace(objective(None), corrections=[CapFloor()])
-    seen = off._policy_batch(pack([replace(item, next_log_prob=None)]), TokenOutputs(log_prob=torch.full((5,), -1.0)))
-    assert seen.next_log_prob is None
+@pytest.mark.parametrize("name", ["behavior_log_prob", "next_log_prob", "policy_version"])
+def test_what_is_missing_is_named(name):
+    with pytest.raises(ValueError, match=f"proximal=next needs {name} in every trajectory"):
+        loss_of(objective(), [-1.0] * 5, replace(rows(*MIXED), **{name: None}))
