@@ -13,11 +13,19 @@ from proxima.model import Policy
 from proxima.train import LogProbStage
 from tests.model.rows import assert_close, forked, loaded, same
 from tests.tiny import KINDS
-from tests.train.helpers import ADVANTAGES, gradients, naive_gradients, trainer, trainer_of, trajectories, weights
+from tests.train.helpers import (
+    ADVANTAGES,
+    gradients,
+    naive_gradients,
+    recorded,
+    trainer,
+    trainer_of,
+    trajectories,
+    weights,
+)
 
 BUDGETS = (1, 12, 10_000)
 ALL = [list(range(13))]
-PLAIN = [kind for kind in ("ppo_clip", "dppo", "cppo", "drpo", "reinforce", "spo") if kind in SURROGATES]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,11 +50,7 @@ def test_paths_that_share_what_they_begin_with_train_as_apart(kind):
         for budget in (130, 10_000):
             t = trainer(kind, share_prompt=share, tokens_per_micro_batch=budget)
             scored = np.concatenate(t.log_prob(items))
-            seen = {}
-            t.optimizer.step = lambda t=t, seen=seen: seen.update(
-                {name: p.grad.clone() for name, p in t.model.model.named_parameters()}
-            )
-            result = t.update([list(range(len(items)))], items)
+            seen, result = recorded(t.objective, items, budget, model=t.model)
             del result.metrics["loss"]
             runs[share, budget] = scored, seen, result
     scored, seen, result = runs[False, 10_000]
@@ -57,23 +61,19 @@ def test_paths_that_share_what_they_begin_with_train_as_apart(kind):
     assert runs[True, 10_000][2].tokens < 0.6 * result.tokens
 
 
-@pytest.mark.parametrize(
-    ("surrogate", "aggregate"),
-    [*((name, "token_mean") for name in PLAIN if name != "cppo"), *(("cppo", name) for name in sorted(AGGREGATES))],
-)
-def test_the_denominator_is_that_of_the_whole_update(surrogate, aggregate):
+@pytest.mark.parametrize("aggregate", sorted(AGGREGATES))
+def test_the_denominator_is_that_of_the_whole_update(aggregate):
     """Micro-batches of unequal sizes, and all at once: a mean of means would differ by far."""
     items = trajectories()
-    expected = naive_gradients("llama", items, surrogate=SURROGATES[surrogate](), aggregate=AGGREGATES[aggregate]())
+    spec = {"surrogate": SURROGATES["cppo"](), "aggregate": AGGREGATES[aggregate]()}
+    expected = naive_gradients("llama", items, **spec)
     for budget in (12, 10_000):
-        t = trainer(surrogate=SURROGATES[surrogate](), aggregate=AGGREGATES[aggregate](), tokens_per_micro_batch=budget)
-        assert_close(gradients(t, items), expected, 3e-5)
+        assert_close(gradients(trainer(**spec, tokens_per_micro_batch=budget), items), expected, 3e-5)
 
 
-@pytest.mark.parametrize("penalty", sorted(set(PENALTIES) & {"k1", "k2", "k3", "abs"}))
-def test_a_penalty_disables_the_skip(penalty):
+def test_a_penalty_disables_the_skip():
     items = trajectories()
-    spec = PENALTIES[penalty](coefficient=0.3)
+    spec = PENALTIES["k3"](coefficient=0.3)
     t = trainer(penalties=[spec], tokens_per_micro_batch=20)
     assert t.objective.skips_zero_advantage is False
     assert_close(gradients(t, items), naive_gradients("llama", items, penalty=spec), 3e-5)
