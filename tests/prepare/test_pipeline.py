@@ -82,10 +82,8 @@ def test_dapo_is_each_question_once_with_a_held_out_side(tmp_path):
     # a question stays on its side whatever else is there, and rows keep the source's order
     fewer = write_dapo(tmp_path / "fewer.parquet", dapo_rows(25, 1))
     again = make("dapo-math", fewer, tmp_path / "data" / "fewer", held_out=0.3, words=0)
-    test = [row["id"] for row in sides["test"]]
-    assert [row["id"] for row in table(again.folder / "test.parquet")] == [
-        name for name in test if name in {row["id"] for row in table(again.folder / "test.parquet")}
-    ]
+    test = [row["id"] for row in table(again.folder / "test.parquet")]
+    assert test == [row["id"] for row in sides["test"] if row["id"] in test]
     assert {row["id"] for row in table(again.folder / "train.parquet")} <= {row["id"] for row in sides["train"]}
     assert [row["row"] for row in sides["train"]] == sorted(row["row"] for row in sides["train"])
 
@@ -103,9 +101,8 @@ def test_conflicts_unreadable_and_contaminated_are_listed(tmp_path):
     eval_set = EvalSet("aime24", ["Other?", "Find the  answer of AIME?", LONG.format(n=8)], "0" * 64)
     done = make("dapo-math", path, tmp_path / "out", held_out=0, max_unreadable=0.5, eval_sets=[eval_set])
     counts = balanced(done.card)["train"]
-    assert {
-        key: counts[key] for key in ("unreadable", "conflicts", "conflicts_dropped", "contaminated", "train", "test")
-    } == {"unreadable": 1, "conflicts": 1, "conflicts_dropped": 1, "contaminated": 2, "train": 1, "test": 0}
+    listed = {"unreadable": 1, "conflicts": 1, "conflicts_dropped": 1, "contaminated": 2, "train": 1, "test": 0}
+    assert counts.items() >= listed.items()
     assert [row["question"] for row in table(done.folder / "train.parquet")] == ["How many pears are left?"]
     assert not (done.folder / "test.parquet").exists()
     (conflict,) = lines(done.folder / "conflicts.jsonl")

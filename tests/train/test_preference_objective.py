@@ -20,6 +20,7 @@ from tests.train.helpers import recorded, unsplit
 BUDGETS = (1, 40, 10_000)
 
 
+@cache
 def completions():
     """Ten trajectories of five prompts, each with the log-probs of a reference that is a little off."""
     plain = rows((6, (5, 1)), (2, (3, 7)), (11, (4, 12)), (3, (2, 8)), (4, (6, 6)))
@@ -28,7 +29,7 @@ def completions():
     with torch.no_grad():
         own = [plain_log_prob(model, row).numpy() for row in plain]
     moved = [x + draw.normal(0, 0.4, len(x)).astype(np.float32) for x in own]
-    return [replace(row, reference_log_prob=x) for row, x in zip(plain, moved, strict=True)]
+    return tuple(replace(row, reference_log_prob=x) for row, x in zip(plain, moved, strict=True))
 
 
 def pairs(items=None):

@@ -32,6 +32,12 @@ def stage(**fields):
     return TeacherStage(policy=Policy(loaded(TEACHER), log_prob_chunk=3), **(settings | fields))
 
 
+def reported(item, count=5):
+    """With the most probable tokens that an engine says, and their log-probs."""
+    ids = np.arange(count * len(item.tokens)).reshape(-1, count) % VOCABULARY
+    return replace(item, top_k=ids, behavior_top_k_log_prob=np.full(ids.shape, -3.0))
+
+
 def test_the_teachers_columns_are_those_of_plain_forwards():
     items = [item for item in trajectories() if len(item.tokens)]
     teacher = tiny(TEACHER)
@@ -50,10 +56,7 @@ def test_the_teachers_columns_are_those_of_plain_forwards():
 
 
 def test_the_students_top_k_is_that_of_the_engine():
-    items = []
-    for item in trajectories():
-        ids = np.arange(5 * len(item.tokens)).reshape(-1, 5) % VOCABULARY
-        items.append(replace(item, top_k=ids, behavior_top_k_log_prob=np.full(ids.shape, -3.0)))
+    items = [reported(item) for item in trajectories()]
     filled = trainer().fill([stage(top_k=4, top_k_of="student")], items)
     teacher = tiny(TEACHER)
     with torch.no_grad():
@@ -74,9 +77,7 @@ def test_a_token_that_the_teacher_lacks_is_named():
 
 
 def test_a_completion_without_tokens_has_empty_columns():
-    empty = next(item for item in trajectories() if not len(item.tokens))
-    ids = np.empty((0, 5), np.int32)
-    empty = replace(empty, top_k=ids, behavior_top_k_log_prob=np.empty((0, 5)))
+    empty = next(reported(item) for item in trajectories() if not len(item.tokens))
     for top_k_of in ("teacher", "student"):
         (filled,) = trainer().fill([stage(top_k=4, top_k_of=top_k_of)], [empty])
         assert filled.teacher_log_prob.shape == (0,) and filled.teacher_bucket_log_prob.shape == (0, 4)
@@ -136,17 +137,9 @@ def test_a_policy_gives_both_the_engines_and_the_teachers_tokens():
     """Side by side in one pass, the teacher's with gradient."""
     items = []
     for item in trajectories():
-        ids = np.arange(5 * len(item.tokens)).reshape(-1, 5) % VOCABULARY
-        other = np.full(ids[:, :2].shape, -3.0)
-        items.append(
-            replace(
-                item,
-                top_k=ids[:, :3],
-                behavior_top_k_log_prob=np.full(ids[:, :3].shape, -3.0),
-                bucket_token=ids[:, 3:],
-                teacher_bucket_log_prob=other,
-            )
-        )
+        ids = (2 + np.arange(2 * len(item.tokens)).reshape(-1, 2)) % VOCABULARY
+        of_teacher = {"bucket_token": ids, "teacher_bucket_log_prob": np.full(ids.shape, -3.0)}
+        items.append(replace(reported(item, 3), **of_teacher))
     student = Policy(loaded("llama"), log_prob_chunk=4)
     batch = student.pack(items)
     outputs = student(batch)
