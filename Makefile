@@ -15,22 +15,22 @@
 # VLLM=path                 with ENGINE=vllm: the program of a vLLM that is already installed
 # MODEL=path make demo      takes a model that is already here: a folder or a .gguf file; nothing is downloaded
 # GSM8K=folder SOLUTIONS=file STEPS=2 make classic    data that is already here; fewer steps
-# WORKERS=4 make test       test processes; 2 unless said otherwise
+# WORKERS=4 make test       test processes; 3 unless said otherwise
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo classic test test-all campaigns check lint style types fast bench evidence evidence-model vision-model docs clean
 
 PYTHON  ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 MODEL   ?=
 ENGINE  ?=
 VLLM    ?=
 BIN     := .venv/bin
 # The versions that the tests ran with; docs/install.md has torch for a CPU or a GPU.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
-# Two test processes with two threads each fight over the cores; one thread each does not. Bytecode is written, because
-# many tests start processes that would compile every module anew.
+# Three test processes keep two cores busy, since one of them usually waits for a process; with more than one thread each
+# they fight over the cores. Bytecode is written, because many tests start processes that would compile every module anew.
 SINGLE  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # Every test run writes checkpoints and waits for the disk; in memory, where a gigabyte is free, it does not wait. Who
 # sets TMPDIR has chosen another place.

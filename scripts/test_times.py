@@ -261,7 +261,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     p.add_argument("--all", action="store_true", help="measure the slow tests too; write the list and the tables anew")
     p.add_argument("--read", type=Path, metavar="FOLDER", help="write the tables of a run whose times are there")
-    p.add_argument("--workers", default="2", help="test processes (default: %(default)s)")
+    p.add_argument("--workers", default="3", help="test processes (default: %(default)s)")
     o = p.parse_args()
     if o.read:
         write_tables(read(o.read))

@@ -6,6 +6,7 @@ Duplicate keys, tags and anchors that contain themselves are refused; scalars ar
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def read_yaml(path: Path) -> Node:
     return root
 
 
+@lru_cache(maxsize=64)  # a sweep lays all its cells over one recipe; nodes are never changed
 def _parse(text: str, name: str) -> Node | None:
     try:
         loader = Loader(text)  # refuses control characters
@@ -145,13 +147,12 @@ def _split(text: str, after: Sequence[str]) -> tuple[str, Node]:
         raise one_problem(text, f"{wrong}; write key=value, for example train.steps=10", None, COMMAND_LINE.text)
     try:
         node = _parse(value, COMMAND_LINE.text)
+        content = (value or None) if node is None else node.value
     except ConfigError:
         if value[:1] in ("{", "[") and any("=" not in word for word in after):
             message = f"the shell has split the value at a space: quote it, {key}='{value} …'"
             raise one_problem(key, message, value) from None
         if value.startswith("{") and ":" in value and "}" not in value:
             raise one_problem(key, "a `{` that is not closed", value, COMMAND_LINE.text) from None
-        node = Node(value, COMMAND_LINE)  # a text that only looks like YAML: `data.system=Answer: [`
-    if node is None:
-        node = Node(value or None, COMMAND_LINE)
-    return key, Node(node.value, COMMAND_LINE, value)
+        content = value  # a text that only looks like YAML: `data.system=Answer: [`
+    return key, Node(content, COMMAND_LINE, value)

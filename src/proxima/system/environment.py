@@ -17,8 +17,11 @@ PACKAGES = (*LIBRARIES, "vllm", "sglang", "ray")  # engines and clusters
 def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Versions of the installed packages, machine, threads, seed and facts about the weights (path, revision, sha256,
     parameters)."""
+    import torch
+
     from proxima import __version__
 
+    cuda = torch.cuda.is_available()
     compiled = sys.modules.get("proxima.kernels.compiled")  # None: nothing that is loaded needs kernels
     return {
         "proxima": __version__,
@@ -30,7 +33,13 @@ def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> d
             "cores": usable_cores(),
             "memory_bytes": memory_bytes()[0],
         },
-        "torch": _torch(),
+        "torch": {
+            "threads": torch.get_num_threads(),
+            "interop_threads": torch.get_num_interop_threads(),
+            "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["cpu"],
+            "cuda": torch.version.cuda,
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+        },
         "kernels": None if compiled is None else compiled.kernels_in_words(),
         "seed": seed,
         "model": dict(model or {}),
@@ -45,16 +54,3 @@ def package_version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _torch() -> dict[str, Any]:
-    import torch
-
-    cuda = torch.cuda.is_available()
-    return {
-        "threads": torch.get_num_threads(),
-        "interop_threads": torch.get_num_interop_threads(),
-        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["cpu"],
-        "cuda": torch.version.cuda,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-    }
