@@ -37,11 +37,9 @@ KEPT = {  # slow, but kept in `make check`: the house rules, a whole run of each
     "tests/test_house.py::test_no_name_says_old",
     "tests/test_house.py::test_nothing_is_unpickled",
     "tests/test_house.py::test_the_package_breaks_no_rule",
-    "tests/cli/test_run.py::test_quiet_prints_the_outcome",
+    "tests/cli/test_run.py::test_quiet_prints_the_outcome_and_what_is_odd_stands_in_the_log",
     "tests/runtime/offline/test_dpo_run.py::test_from_python",
-    "tests/runtime/test_async_run.py::test_it_resumes_with_the_same_bounds_only",
     "tests/runtime/test_critic.py::test_behind_it_pruning_and_dynamic_sampling",
-    "tests/runtime/state/test_resume.py::test_time_goes_on",
 }
 FOLDER = "PROXIMA_TEST_TIMES"  # environment variable: the folder in which each test process writes its times
 CAUSES = {  # (module, function): what its seconds are spent on

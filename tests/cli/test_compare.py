@@ -72,6 +72,8 @@ def test_runs_and_patterns(done, proxima, sweep, here):
 def test_what_cannot_be_compared(proxima, sweep, here, no_page):
     assert proxima("compare", "runs/ss")[::2] == (2, "error: runs/ss does not exist; did you mean 'runs/s'?\n")
     empty = make_run(here / "new", [])
+    alone = "error: new has no metrics; it has not finished a step or an evaluation yet\n"
+    assert proxima("compare", "new")[::2] == (2, alone)
     code, _, err = proxima("compare", "new", "runs/s")
     assert (code, err) == (0, "WARNING new has no metrics; it has not finished a step or an evaluation yet\n")
     other = make_run(here / "new2", [])

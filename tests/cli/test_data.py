@@ -36,6 +36,8 @@ def test_prepare_check(done, proxima, here):
     code, out, _ = proxima("data", "check", "data/gsm8k")
     assert code == 1 and "altered  data/gsm8k/test.parquet" in out and "1 of 3 files do not match the card" in out
     assert json.loads(proxima("data", "check", "data/gsm8k", "--json")[1])["bad"] == 1
+    code, _, err = proxima("data", "prepare", "gsm8k", "--from", "raw")
+    assert (code, err.count("\n")) == (2, 1) and err.startswith("error: data/gsm8k exists; take --overwrite to make it")
     assert proxima("data", "prepare", "gsm8k", "--from", "raw", "--overwrite", "--quiet")[0] == 0
     assert proxima("data", "check", "data/gsm8k")[0] == 0
 

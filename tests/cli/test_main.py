@@ -83,6 +83,7 @@ def test_the_help_groups_the_commands(proxima):
 def test_the_help_has_the_actions_of_a_command_and_the_groups_of_their_options(done):
     text = " ".join(done("reward", "--help").split())
     assert "actions: ACTION score score the texts of a file" in text and "serve serve a reward model over HTTP" in text
+    assert "Raises" not in text  # the first paragraph of a docstring, and no more
     text = done("reward", "serve", "--help")
     assert text.count("limits of a request:\n") == 1 and "until it is scored; default: 300" in text
 

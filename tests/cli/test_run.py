@@ -44,8 +44,9 @@ def test_a_folder_that_is_taken_is_refused_before_the_demos_model_is_downloaded(
     assert (code, err.count("\n")) == (2, 1) and "taken contains files but no run" in err
 
 
-def test_resume_of_a_run_whose_folder_was_not_named(done, proxima, recipe, here):
-    assert proxima("train", recipe(), "train.steps=1")[0] == 0
+def test_resume_of_a_run_whose_folder_was_not_named(done, recipe, here):
+    out = done("train", recipe(), "train.steps=1", "train.warmup_steps=9")
+    assert "WARNING train.warmup_steps=9 (command line): the run has 1 update" in out
     (run,) = (here / "runs").iterdir()
     moved = run.rename(here / "moved: run")
     done("train", str(moved), "--resume", "train.steps=2")
@@ -88,7 +89,7 @@ def test_a_resume_with_another_engine_on_its_command_line_takes_that_engine(done
     path, server = recipe(), "engine={kind: tests.runtime.server_like:ServerLike, events: [one]}"
     assert proxima("train", path, "folder=run", server, "train.schedule=constant")[0] == 0
     code, _, err = proxima("train", "run", "--resume", "engine=local", "train.steps=3")
-    assert code == 2 and "engine.kind=" in err and "--accept-changes" in err, err
+    assert code == 2 and "engine.kind=local (command line): " in err and "--accept-changes" in err, err
     done("train", "run", "--resume", "--accept-changes", "engine=local", "train.steps=3")
     assert json.loads((here / "run" / "summary.json").read_text())["steps"] == 3
     # the same kind again is no other engine: what it was set to is missed

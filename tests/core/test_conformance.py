@@ -88,14 +88,12 @@ def test_every_law(slot: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert failed(slot, kind) == []
 
 
-@pytest.mark.parametrize(
-    ("slot", "kind"),
-    [
-        pytest.param(*case, marks=pytest.mark.campaign(f"{HERE}::test_every_law[{'-'.join(small)}]"))
-        for case in KINDS
-        for small in (case if case in SMALL else ("correction", "importance"),)
-    ],
-)
+def on_all_cases(case: tuple[str, str]) -> Any:
+    small = case if case in SMALL else ("correction", "importance")
+    return pytest.param(*case, marks=pytest.mark.campaign(f"{HERE}::test_every_law[{'-'.join(small)}]"))
+
+
+@pytest.mark.parametrize(("slot", "kind"), map(on_all_cases, KINDS))
 def test_every_law_on_all_cases(slot: str, kind: str) -> None:
     """What `proxima check` runs; and on random batches, the laws whose cases are batches."""
     assert failed(slot, kind) == []
@@ -234,7 +232,7 @@ def require_laws_of_a_loss(case: BatchCase, data: st.DataObject, kind: str, corr
 
 
 @pytest.mark.parametrize("correction", sorted(CORRECTED))
-@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=batch_cases(min_sequences=2), data=st.data())
 def test_corrections_compose_with_every_surrogate(correction: str, case: BatchCase, data: st.DataObject) -> None:
     require_laws_of_a_loss(case, data, data.draw(st.sampled_from(sorted(SPECS))), correction)

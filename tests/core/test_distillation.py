@@ -1,4 +1,4 @@
-"""Divergences from a teacher: exact numbers over whole vocabularies, bounds, limits, directions, bad fields."""
+"""Divergences from a teacher: exact numbers over whole vocabularies, bounds, limits, directions."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Surrogates: worked examples, limits, and invalid fields."""
+"""Surrogates: worked examples and limits."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Explained variance of a critic, beside that of the mean of the prompt's other completions."""
+"""Explained variance of a critic where there is none; its numbers are in the golden records."""
 
 import math
 

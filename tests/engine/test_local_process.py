@@ -20,12 +20,15 @@ from proxima.engine.local_process import LocalProcess
 from proxima.engine.protocol import Engine, EngineSetup, Sampling, WeightUpdate
 from proxima.laws import engine_laws
 from proxima.laws.engine_case import EngineUnderTest
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from tests.engine.helpers import engine, prompt, requests, run, scores, untruncated
 from tests.engine.test_interrupt import SEEDS, with_kept_kv
 from tests.engine.test_kept_prefixes import first_turns, next_turns
 from tests.model.families import make
 from tests.model.rows import loaded
 from tests.processes import eventually, is_running
+from tests.runtime.tiny_run import Watcher, go, recipe
 from tests.warm import WarmPopen
 
 SAMPLINGS = [
@@ -317,3 +320,37 @@ time.sleep(600)
     parent.kill()
     parent.wait()
     eventually(lambda: not is_running(pid))
+
+
+# ---- in a run --------------------------------------------------------------------------------------------------------
+
+
+def same_run(first, second):
+    def read(folder, name):
+        return (folder / name).read_bytes()
+
+    weights = "checkpoints/000003/model/model.safetensors"
+    assert read(first, weights) == read(second, weights)
+    for step in (1, 2, 3):
+        assert read_rows(RunFolder(first).rollout_file(step)) == read_rows(RunFolder(second).rollout_file(step))
+
+
+@pytest.mark.campaign("tests/engine/test_local_process.py::test_killed_while_completions_arrive_the_others_come_once")
+def test_a_run_is_the_same_to_the_bit_killed_engines_and_all(tiny_model, tmp_path, warm_processes):
+    """Killed after a step, and while completions arrive."""
+    tree = recipe(tiny_model("llama"))
+    go(tmp_path / "local", tree)
+    own = {**tree, "engine": {"kind": "local_process", "dtype": "float32", "slots": 8, "restarts": 20}}
+    moments, killed = ["step", "generate"], []
+
+    def interfere(event, *facts):
+        moment = facts[0] if event == "progress" and facts[1] else event
+        if moment in moments[:1] and warm_processes[-1].pid not in killed:
+            killed.append(warm_processes[-1].pid)
+            kill(killed[-1])
+            del moments[0]
+
+    assert go(tmp_path / "own", own, observer=Watcher(interfere)).status == "done"
+    assert not moments
+    same_run(tmp_path / "local", tmp_path / "own")
+    eventually(lambda: not any(is_running(process.pid) for process in warm_processes))

@@ -6,8 +6,6 @@ import re
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from proxima.data import ToolCall
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.hosts import Hosts
@@ -16,7 +14,6 @@ from proxima.environment.interface import EnvironmentSpec
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 
 
-@pytest.mark.usefixtures("lent_servers")
 def test_the_ten_lines_run(tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "vault.py").write_text(code)

@@ -49,9 +49,10 @@ def test_pairs_of_published_solutions(tmp_path):
     assert all(answer == question.removeprefix("q ") for question, answer in held_out.items() if question[0] == "q")
 
 
-def test_a_file_that_is_missing_is_one_line(tmp_path):
+def test_a_file_that_is_missing_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["gsm8k_pairs.py", str(tmp_path / "out"), str(tmp_path / "none.jsonl")])
     with pytest.raises(SystemExit) as stopped:
-        main_of("gsm8k_pairs.py")(str(tmp_path / "out"), str(tmp_path / "none.jsonl"))
+        runpy.run_path(str(EXAMPLES / "gsm8k_pairs.py"), run_name="__main__")
     line = f"error: {tmp_path}/none.jsonl: No such file or directory; name a copy as the second argument"
     assert stopped.value.code == line  # which Python prints, and ends with exit code 1
 

@@ -176,6 +176,7 @@ def test_a_band_is_mean_and_interval_at_each_step(two):
     assert band.x == (0.0, 4.0, 8.0)
     assert band.mean == pytest.approx((0.1, 0.5, 0.9 + 0.1 / 3))
     assert band.high[2] - band.mean[2] == pytest.approx(0.1434218, rel=1e-6)
+    assert band.mean[2] - band.low[2] == pytest.approx(0.1434218, rel=1e-6)
     assert band.low[1] == band.high[1] == pytest.approx(0.5)
     assert grpo.band("reward/mean").mean == pytest.approx((0.2,) * 4)
     assert (grpo.band("nothing"), grpo.band("reward/mean", "cpu")) == (None, None)

@@ -1,4 +1,4 @@
-"""Packed sequences stay apart: every attention path against one sequence at a time, on every tiny architecture."""
+"""Packed sequences stay apart: every attention path against one sequence at a time, on tiny architectures."""
 
 import pytest
 import torch

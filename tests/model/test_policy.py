@@ -17,6 +17,7 @@ def test_bf16_autocast_on_float32_weights(kind, attention):
     b, narrow = trained(low, trajectories)
     assert b.dtype == torch.float32 and all(p.dtype == torch.float32 for p in low.model.parameters())
     assert 1e-4 < (a - b).abs().mean() < 0.05 and (a - b).abs().max() < 0.4
+    assert narrow.keys() == wide.keys() == dict(exact.model.named_parameters()).keys()
     for name, gradient in narrow.items():
         assert gradient.dtype == torch.float32
         cosine = torch.cosine_similarity(gradient.flatten(), wide[name].flatten(), dim=0)
@@ -35,6 +36,7 @@ def test_gradient_checkpointing_changes_nothing(kind, share):
     again, recomputed = trained(saved, trajectories)
     assert len(calls) == 2, "the block must have been run again in the backward pass"
     assert torch.equal(again, plain)
+    assert recomputed.keys() == gradients.keys() == dict(saved.model.named_parameters()).keys()
     for name, gradient in recomputed.items():
         torch.testing.assert_close(gradient, gradients[name], rtol=1e-6, atol=1e-7)
 

@@ -36,13 +36,11 @@ STAND_INS = {  # a recipe → those that differ from it in numbers, or in parts 
     "classic/sft": "cpu/sft",
     "classic/dpo": "cpu/dpo",
     "cpu/dapo_tis": r"(cpu/)?dapo_.*|cpu/dapo|cpu/is_.*",
-    "cpu/ppo_notebook": "classic/ppo|cpu/ppo_critic",
-    "cpu/tools": "cpu/guess",
     "prune_gsm8k-p50": r"(cpu/cppo_)?prune.*|gsm8k|gsm8k_cppo|classic/questions",
     "qwen3_30b_cppo": r"qwen3_.*",
 }
 RUNS_OF = {  # a test of runs that have the same parts → recipes
-    "test_async_run.py::test_prompts_generate_asynchronously[local]": "cpu/async",
+    "test_critic.py::test_the_policy_waits_for_the_critic": "classic/ppo|cpu/ppo_critic",
     "test_distillation.py::test_a_student_gets_nearer_to_its_teacher": "cpu/distill",
     "test_lora_run.py::test_a_checkpoint_holds_the_adapter_and_its_moments_alone": "cpu/lora",
     "test_online_dpo.py::test_a_run_trains_on_the_best_and_the_worst_of_each_prompt": "cpu/online_dpo",

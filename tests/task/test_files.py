@@ -130,7 +130,10 @@ def test_no_file_no_rows(cls, tmp_path):
     [
         ('{"question": "a", "answ', r"data.jsonl:3 is not JSON: .*; repair or remove the line"),
         ("[1, 2]", "data.jsonl:3 holds a list, expected an object"),
-        ('{"question": "a"}', "data.jsonl:3 has no column 'answer', which .*data.jsonl:1 has"),
+        (
+            '{"question": "a"}',
+            "data.jsonl:3 has no column 'answer', which .*data.jsonl:1 has; give every row an answer",
+        ),
         ("\udcff", "data.jsonl:3 is not JSON"),
     ],
 )

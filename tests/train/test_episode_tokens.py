@@ -194,6 +194,9 @@ def test_gae_goes_over_the_whole_episode_and_skips_what_the_model_did_not_write(
     assert returns == pytest.approx(np.add(expected, value), rel=1e-6)
     paid = np.concatenate([item.reward[item.loss_mask] for item in batch.trajectories])
     assert paid.tolist() == reward
+    for item in batch.trajectories:
+        said = item.advantage[item.loss_mask].mean()
+        assert batch.records({})[item.key].advantage == pytest.approx(said, rel=1e-6)
 
 
 def test_the_divergence_of_all_paths_is_paid_by_the_episode():

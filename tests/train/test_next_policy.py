@@ -42,7 +42,7 @@ def test_of_episodes_that_run_every_token_has_its_log_prob(source, template):
     made, playing, newest = {}, [], 0
 
     async def collect():
-        async for completion in episodes.generate(episode_requests(6, max_tokens=200)):
+        async for completion in episodes.generate(episode_requests(6, max_tokens=200, temperature=0.8)):
             made[completion.key] = completion
 
     async def trainer(items):

@@ -15,6 +15,7 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as protocol
 
 from proxima.system.machine import usable_cores
+from tests.engine.helpers import threads
 from tests.ports import kept_port
 from tests.warm import WarmPopen
 
@@ -75,7 +76,8 @@ def weights(folder, path):
 def check(tmp_path, tiny_model, kills, steps):
     """A job has the same losses and the same state whether its server is killed so many times or not."""
     model, whole, broken, done = tiny_model("llama"), [], [], []
-    with running(tmp_path / "whole", model, tokens=4096, threads=usable_cores()) as served:
+    cores = usable_cores()
+    with threads(cores), running(tmp_path / "whole", model, tokens=4096, threads=cores) as served:
         expected = weights(tmp_path / "whole", job(served.url, steps, whole))
     server = Killed(tmp_path / "broken", model)
     thread = threading.Thread(target=lambda: done.append(job(server.url, steps, broken)))
@@ -83,7 +85,7 @@ def check(tmp_path, tiny_model, kills, steps):
     draw = random.Random(0)
     for _ in range(kills):
         time.sleep(draw.uniform(0.02, 0.6))
-        assert thread.is_alive()
+        assert thread.is_alive(), "the client ended before the last kill"
         server.kill()
         server.start()
     thread.join(600)

@@ -32,7 +32,6 @@ LOOK |= {"xtick.bottom": False, "ytick.left": False, "axes.facecolor": "none", "
 LOOK |= {"axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 1.0, "axes.axisbelow": True}
 LOOK |= {"axes.unicode_minus": False, "text.parse_math": False}
 LOOK |= {"axes.titlelocation": "left", "axes.titleweight": "bold"}
-LOOK |= {"axes.titley": 1.0}  # else all texts of the axes are laid out to see whether the title must make room
 
 Margins = tuple[float, float, float, float]  # left, right, top and bottom, in pixels
 Color = Callable[[str], str]  # a name of `PALETTE` → a colour of matplotlib

@@ -175,7 +175,7 @@ def _draw_panel(axes: "Axes", panel: SurrogatePanel, color: Color) -> None:
         if ends := [piece[-1] for piece in pieces[:-1]] + [piece[0] for piece in pieces[1:]]:  # both ends of each jump
             axes.plot(*zip(*ends, strict=True), color=color(f"k{i}"), **dots)
     axes.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=panel.x_name)
-    axes.set_title(panel.title)
+    axes.set_title(panel.title, y=1.0)  # without it, all texts are laid out to see whether the title must make room
     round_ticks(axes.xaxis, 5)
     round_ticks(axes.yaxis, 6)
 

@@ -82,7 +82,8 @@ class FakeSglang(SmallHttpServer):
             return Answer({"error": "Unauthorized"}, 401)
         self.controls += call.path == "/pause_generation"
         if (call.method, call.path) not in self.table():
-            return Answer({"detail": "Not Found"}, 404)
+            there = any(path == call.path for _, path in self.table())
+            return Answer({"detail": "Method Not Allowed" if there else "Not Found"}, 405 if there else 404)
         made = self.table()[call.method, call.path](call.body or {})
         return await made if asyncio.iscoroutine(made) else made
 
@@ -166,6 +167,8 @@ class FakeSglang(SmallHttpServer):
     async def update_weights_from_disk(self, body):
         from transformers import AutoModelForCausalLM
 
+        if body.get("abort_all_requests"):
+            self.abort_all()
         while self.running and not self.paused:  # the lock of those who write weights
             await asyncio.sleep(0)
         try:
@@ -185,8 +188,8 @@ class FakeSglang(SmallHttpServer):
 
     async def generate(self, body):
         sampling = {**self.options.preferred_sampling_params, **body.get("sampling_params", {})}
-        if sampling["top_k"] == 0:
-            return Answer({"error": {"message": "top_k must be -1 (disable) or at least 1, got 0."}}, 400)
+        if (refusal := self.refusal(body, sampling)) is not None:
+            return Answer({"error": {"message": refusal}}, 400)
         ids = body["input_ids"]
         room = self.options.context_length - 1
         if self.options.allow_auto_truncate:
@@ -201,6 +204,15 @@ class FakeSglang(SmallHttpServer):
             return Answer(events=self.stream(body, sampling))
         return Answer([completion async for completion in self.outputs(body, sampling)][-1])
 
+    def refusal(self, body, sampling):
+        if not body.get("input_ids"):
+            return "input_ids cannot be empty."
+        if sampling.get("top_k", -1) != -1 and sampling["top_k"] < 1:
+            return f"top_k must be -1 (disable) or at least 1, got {sampling['top_k']}."
+        if not 0 < sampling.get("top_p", 1.0) <= 1:
+            return f"top_p must be in (0, 1], got {sampling['top_p']}."
+        return None
+
     async def stream(self, body, sampling):
         seen = 0
         async for completion in self.outputs(body, sampling):
@@ -208,7 +220,8 @@ class FakeSglang(SmallHttpServer):
             if self.options.incremental:
                 ids = completion["output_ids"]
                 completion = completion | {"output_ids": ids[seen:]}
-                completion["meta_info"] = meta | {"output_token_logprobs": meta["output_token_logprobs"][seen:]}
+                if "output_token_logprobs" in meta:
+                    completion["meta_info"] = meta | {"output_token_logprobs": meta["output_token_logprobs"][seen:]}
                 seen = len(ids)
             yield completion
         yield "[DONE]"
@@ -268,6 +281,8 @@ class FakeSglang(SmallHttpServer):
     def logits(self, ids):
         key = tuple(ids)
         if key not in self._logits:
+            if len(self._logits) > 4096:
+                self._logits.clear()
             with torch.inference_mode():
                 self._logits[key] = self.model(torch.tensor([ids])).logits[0, -1].double()
         return self._logits[key]
@@ -337,9 +352,10 @@ class FakeSglang(SmallHttpServer):
         if self.options.spans:
             spans = spans_of(request.versions)
             meta["weight_versions"] = [{"version": version, "start": a, "end": b} for version, a, b in spans]
-        meta |= {"output_token_logprobs": list(request.pairs), "input_token_logprobs": self.input_pairs(body)}
-        if body.get("top_logprobs_num"):
-            meta["output_top_logprobs"] = self.top_pairs(request, body["top_logprobs_num"])
+        if body.get("return_logprob"):
+            meta |= {"output_token_logprobs": list(request.pairs), "input_token_logprobs": self.input_pairs(body)}
+            if body.get("top_logprobs_num"):
+                meta["output_top_logprobs"] = self.top_pairs(request, body["top_logprobs_num"])
         if body.get("return_sampling_mask"):
             meta["output_token_sampling_mask"] = list(request.mask)
         if body.get("return_routed_experts") and self.options.enable_return_routed_experts and ending is not None:

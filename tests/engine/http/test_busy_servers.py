@@ -113,6 +113,15 @@ async def test_a_server_that_stays_busy_ends_the_run_when_its_time_is_over(waits
         await waits(engine)
 
 
+def test_one_that_stays_busy_at_the_start_is_an_error(monkeypatch, tmp_path):
+    for name in ("SHORTEST_BREAK", "LONGEST_BREAK"):
+        monkeypatch.setattr(f"proxima.engine.http.client.{name}", 3600.0)  # longer than a call may take
+    with fakes() as servers:
+        servers[0]._facts = lambda body: (429, {"error": "come again"})
+        with pytest.raises(UserError, match="status 429"), engine_over(servers, tmp_path):
+            pass
+
+
 async def test_a_server_that_stays_busy_while_completions_must_be_finished_ends_the_run(fleet):
     """One broke off in a pause, and new weights wait for its end."""
     engine, servers = fleet(facts=ELSEWHERE, interrupt="finish", away_seconds=0.1, published=True)

@@ -21,7 +21,7 @@ def folder(tiny, tmp_path_factory):
     return saved(tiny, tmp_path_factory.mktemp("served"))
 
 
-@pytest.mark.parametrize("law", ["truncation", "versions"])
+@pytest.mark.parametrize("law", ["greedy", "truncation", "versions"])
 def test_sglang(law, tiny, folder):
     """The other laws of draws hold where every field of a request is sent, which test_sglang.py shows."""
     setup = EngineSetup(model_path=str(folder), tokenizer=tiny.tokenizer, load_weights=lambda: tiny)

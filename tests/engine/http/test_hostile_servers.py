@@ -302,6 +302,7 @@ PROBE = {
     "a choice that is a text": answer(lambda message: message.update(choices=["x"])),
     "top log-probs of booleans": answer(lambda message: _top(message, True)),
     "top log-probs of 10^6": answer(lambda message: _top(message, 1e6)),
+    "megabytes": ANYWHERE["megabytes"],
     "status 500": status(500),
 }
 
@@ -403,7 +404,7 @@ def one_call(server: RawServer, seconds: float, ask: Callable[[Replica], Awaitab
     result = asyncio.run(asyncio.wait_for(work(), LONG))
     assert server.hit > 0 or seconds < 30.0  # a busy machine may be late for the short limits
     assert server.sent <= TAKEN
-    assert seconds == 30.0 or result is None or "0.1 s" in str(result) or "status 429" in str(result)
+    assert seconds == 30.0 or result is None or "0.1 s" in str(result)
     return result
 
 

@@ -117,7 +117,7 @@ def test_bfloat16_is_that_of_one_process_but_for_rounding(model, size, layout, l
 
 
 @pytest.mark.parametrize(
-    "size", [2, *campaign("tests/model/parallel/test_passes.py::test_the_head_of_a_vocabulary_that_is_split", [4])]
+    "size", [4, *campaign("tests/model/parallel/test_passes.py::test_the_head_of_a_vocabulary_that_is_split", [2])]
 )
 def test_the_head_of_a_vocabulary_that_is_split(size, models):
     run_ranks(same_head, size, models)

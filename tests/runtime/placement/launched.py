@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.engine.http.ranked_run import until
+from tests.engine.http.waiting import until
 from tests.ports import kept_port
 from tests.runtime.tiny_run import changed, recipe
 from tests.warm import LAUNCHER, WarmPopen

@@ -20,8 +20,8 @@ from proxima.runtime.placement.node_actors import ActorPlace
 from proxima.runtime.placement.placed_engine import KEY, URLS, placed_engine
 from proxima.runtime.placement.ray_cluster import bundle_of
 from tests import ray_cluster
-from tests.engine.http.ranked_run import until
-from tests.engine.http.test_ranked_run import recipe
+from tests.engine.http.test_joining_servers import recipe
+from tests.engine.http.waiting import until
 from tests.processes import is_running
 
 psutil = pytest.importorskip("psutil")
@@ -97,7 +97,7 @@ def test_ranks_know_the_servers_until_one_is_at_another_address(group):
     assert group.attach(places)[URLS] == "http://127.0.0.1:1,http://127.0.0.1:3" and group.moved() is None
 
 
-@pytest.mark.campaign("tests/engine/http/test_ranked_run.py::test_servers_that_die_return_and_join_late")
+@pytest.mark.campaign("tests/engine/http/test_joining_servers.py::test_servers_that_die_return_and_join_late")
 @pytest.mark.waits
 def test_a_run_that_shares_its_devices_with_servers_of_which_one_is_killed(tiny_model, tmp_path):
     """The death costs no step, and the servers sleep during each update."""

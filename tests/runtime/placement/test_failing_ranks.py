@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.kills.ranks import campaign, weights
 from proxima.cli.main import main
-from tests.engine.http.ranked_run import until
+from tests.engine.http.waiting import until
 from tests.runtime.placement.launched import launched, one_by_one, ours, processes, ranked, started
 
 FAULTY = "tests.runtime.placement.faulty_loss:Faulty"

@@ -9,6 +9,6 @@
     router_balance     `RouterBalance`: an even load of the experts of a mixture, added to the policy's loss
     kto_objective      `KtoObjective`: KTO over completions with a label
 
-To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` show a small one. In RL its `items`
+To add one: subclass `Objective`; `ValueObjective` is a small one. In RL its `items`
 builds the items of an update from the trajectories of a batch.
 """
