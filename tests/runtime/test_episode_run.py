@@ -95,7 +95,7 @@ def test_a_run_that_does_not_begin_leaves_no_process(tiny_model, tmp_path, mark,
     assert refused.tb and died.tb  # which hold all that the runs had, so that nothing is collected
 
 
-def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, lent_servers):
+def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, mark):
     world = {"kind": "tests.runtime.echo_world:Echo", "fail_on": 5}
     settings = {"task__environment": world, "episode__retries": 1, "train__steps": 1, "train__prompts_per_step": 2}
     tree = episode_recipe(tiny_model("llama"), **settings, **NO_EVAL)

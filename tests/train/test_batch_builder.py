@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from proxima.core import ADVANTAGES, SELECTIONS
+from proxima.core.advantage.group_variants import Gdpo
 from proxima.core.advantage.token import Gae
 from proxima.core.selection.partial_selection import Prune
 from proxima.runtime.loop.step_metrics import rollout_metrics
@@ -37,6 +38,18 @@ def groups_of(batch, update):
     """The group of each completion of an update."""
     group = {item.key: item.group for item in batch.trajectories}
     return [group[key] for key in update]
+
+
+def test_groups_are_rejected_before_an_advantage_of_tokens_is_known():
+    spec = algorithm("drop_uniform_groups", "prune", advantage="reinforce_pp")
+    assert spec.reject([group(0, [1, 1]), group(1, [0, 1])]) == {0: "uniform_group"}
+
+
+def test_rewards_have_their_weights_though_a_batch_lacks_them():
+    gdpo = Gdpo(finish="none", weights=(3.0, 1.0))  # refuses another number of rewards
+    spec = BatchBuilder(advantage=gdpo, selection=[SELECTIONS["drop_uniform_groups"]()], rewards=("p", "a"))
+    assert spec.reject([group(0, [1.0, 0.0])]) == {}
+    assert advantage_of(spec.step_batch([group(0, [1.0, 0.0])], 1)) == {(0, 0, 0): 0.0, (0, 1, 0): 0.0}
 
 
 def test_the_order_of_arrival_is_forgotten():

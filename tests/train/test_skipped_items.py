@@ -23,6 +23,17 @@ def test_advantages_that_add_up_to_zero_are_not_skipped():
     assert [OBJECTIVE.skippable(item) for item in items[:3]] == [False, True, False]
 
 
+def test_an_update_has_the_version_that_it_is_given():
+    items = [item for item in trajectories(advantages=(1.0,)) if len(item.tokens)]
+    items = [replace(item, policy_version=np.full(len(item.tokens), 3)) for item in items]
+    policy = Policy(loaded("llama"))
+    learner = Learner(policy=policy, stack=TrainStack(policy), objective=replace(OBJECTIVE, proximal="loglinear"))
+    updates = [[item.key for item in items]]
+    batch = SimpleNamespace(critic_only=False, trajectories=items, completions=items, updates=updates)
+    with pytest.raises(ValueError, match="policy_version 3 is later than current_version 2"):
+        learner.update(batch, 2, lambda done, total: None)
+
+
 @pytest.mark.parametrize("on_zero_gradient", ["skip", "step"])
 def test_the_first_forward_pass_is_observed_where_the_weights_are_still_those_of_the_start(on_zero_gradient):
     items = trajectories(advantages=(0.0, 1.0))
