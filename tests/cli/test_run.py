@@ -79,8 +79,13 @@ def test_a_resume_through_the_recipe_drops_no_earlier_override(run, proxima, her
     assert json.loads((here / "run" / "summary.json").read_text())["steps"] == 3
 
 
-def test_a_resume_by_a_recipe_of_another_kind_is_one_line(run, proxima, here):
-    """Before its model is downloaded."""
+def test_a_resume_by_a_recipe_of_another_kind_or_with_another_model_is_one_line(run, proxima, here, tiny_model):
+    """Before a model is downloaded."""
+    other = tiny_model("qwen2")
+    code, _, err = proxima("train", "run", "--resume", f"model.path={other}")
+    assert code == 2
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: model.path={other} (command line): ")
     code, _, err = proxima("train", "cpu/sft", "folder=run", "--resume")
     assert (code, err.count("\n")) == (2, 1) and "the run in run is RL, the recipe sft; resume it with its own" in err
 
@@ -89,7 +94,7 @@ def test_a_resume_with_another_engine_on_its_command_line_takes_that_engine(done
     path, server = recipe(), "engine={kind: tests.runtime.server_like:ServerLike, events: [one]}"
     assert proxima("train", path, "folder=run", server, "train.schedule=constant")[0] == 0
     code, _, err = proxima("train", "run", "--resume", "engine=local", "train.steps=3")
-    assert code == 2 and "engine.kind=local (command line): " in err and "--accept-changes" in err, err
+    assert code == 2 and "engine.kind=" in err and "--accept-changes" in err, err
     done("train", "run", "--resume", "--accept-changes", "engine=local", "train.steps=3")
     assert json.loads((here / "run" / "summary.json").read_text())["steps"] == 3
     # the same kind again is no other engine: what it was set to is missed

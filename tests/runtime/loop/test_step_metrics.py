@@ -1,13 +1,22 @@
 """Numbers of a step for metrics.jsonl."""
 
+from dataclasses import replace
+
 import pytest
 
 from proxima.runtime.loop.step_metrics import mean_metrics, rollout_metrics
 from tests.train.test_batch_builder import algorithm, group
 
 
+def scored(uid, rewards, correct):
+    """Each score has a part `p` and says whether the answer is right."""
+    plain = group(uid, rewards)
+    scores = (replace(s, parts={"p": s.value}, correct=correct) if s.valid else s for s in plain.scores)
+    return replace(plain, scores=tuple(scores))
+
+
 def test_parts_and_accuracy():
-    chosen = algorithm().step_batch([group(0, [1, 0, None], correct=True), group(1, [3, 4, 4], correct=False)], 1)
+    chosen = algorithm().step_batch([scored(0, [1, 0, None], True), scored(1, [3, 4, 4], False)], 1)
     metrics = rollout_metrics(chosen.groups, chosen)
     assert metrics["accuracy"] == pytest.approx(2 / 5) and metrics["reward/part/p"] == pytest.approx(12 / 5)
 
