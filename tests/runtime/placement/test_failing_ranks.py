@@ -106,7 +106,7 @@ def test_several_processes_of_a_local_run(tiny_model: Tiny, tmp_path: Path, caps
     assert capsys.readouterr().err == f"error: placement.kind=local (command line): {line}\n"
 
 
-@pytest.mark.campaign("tests/cli/test_main.py::test_a_signal_leaves_a_checkpoint_and_130")
+@pytest.mark.campaign("tests/runtime/test_resumed_runs.py::test_a_resumed_run_equals_an_unbroken_one[policy]")
 def test_ctrl_c_writes_a_checkpoint_and_the_resumed_run_is_an_unbroken_one(tiny_model: Tiny, tmp_path: Path) -> None:
     """In the unbroken one a rank warns."""
     hold, held = tmp_path / "hold", tmp_path / "hold.held"

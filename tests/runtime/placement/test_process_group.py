@@ -80,8 +80,8 @@ def test_ranks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_store", lambda seconds: SimpleNamespace(set=lambda key, value: None))
     monkeypatch.setattr(meeting, "RankWatch", lambda *watched: watches.append(make(*watched)) or watches[0])
     monkeypatch.setattr(meeting, "rank_facts", lambda config: {})
-    monkeypatch.setattr(meeting, "MEET_SECONDS", 0.01)
-    config = SimpleNamespace(placement=TorchrunPlacement())
+    placement = SimpleNamespace(tensor_parallel=1, context_parallel=1, timeout=0.01)  # a recipe says a second at least
+    config = SimpleNamespace(placement=placement)
     line = r"^ranks 1-2 of 3 did not call port \d+ of .* within 0.01 s; its node has left or can't reach this one: "
     with pytest.raises(UserError, match=line), meeting.met_ranks(config):
         pass

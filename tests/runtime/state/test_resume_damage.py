@@ -35,7 +35,7 @@ def resume(two_steps, runs):
     return resumed
 
 
-FLIPPED = "tests/runtime/state/test_resume_damage.py::test_a_flipped_bit_costs_a_checkpoint_not_the_run"
+FLIPPED = "tests/train/test_checkpoint.py::test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken"
 OTHERS = [("critic", "critic/model.safetensors"), ("adapter", "model/adapter_model.safetensors")]
 
 

@@ -50,6 +50,13 @@ def test_mistakes_are_one_line(proxima, here, words, line):
         assert err.endswith("; it looks like one of verl: --from verl\n")
 
 
+def test_to_standard_output_alone(proxima, here):
+    code, out, err = proxima("peers", "convert", EXAMPLES / "unirl_cppo.yaml", "--from", "unirl")
+    (here / "recipe.yaml").write_text(out)
+    assert code == 0 and resolve("recipe.yaml").config.algorithm.surrogate.delta == 0.15
+    assert "eval_interval" in err
+
+
 @pytest.mark.parametrize("peer", PEERS)
 def test_the_framework_is_recognised(peer, proxima, here):
     for file in sorted(path for path in EXAMPLES.iterdir() if path.name.startswith(f"{peer}_")):
