@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.cli.main import main
-from proxima.config.sections.ranks_section import TorchrunPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import meeting
 from proxima.runtime.placement.process_group import adopt_launcher, is_first, is_rank
