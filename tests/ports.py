@@ -9,8 +9,8 @@ def kept_socket() -> socket.socket:
     """A socket with a free port of all addresses, which listens to nothing: whoever connects is refused, nobody else is
     given the port, and a server that asks for it by its number, with SO_REUSEADDR, can listen there beside it.
 
-    A port of 127.0.0.1 alone would be given to who listens at the machine's other address, as Ray does; a server that
-    listens at all addresses, as torch's store does, would then find its port in use."""
+    A port kept at 127.0.0.1 alone could be given to a process that listens at the machine's other address, as Ray does;
+    a server that listens at all addresses, as torch's store does, would then find its port in use."""
     dual = socket.has_dualstack_ipv6()
     listener = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
     if dual:

@@ -33,7 +33,7 @@ def stage(**fields):
 
 
 def reported(item, count=5):
-    """With the most probable tokens that an engine says, and their log-probs."""
+    """With the most probable tokens that an engine reports, and their log-probs."""
     ids = np.arange(count * len(item.tokens)).reshape(-1, count) % VOCABULARY
     return replace(item, top_k=ids, behavior_top_k_log_prob=np.full(ids.shape, -3.0))
 
