@@ -21,6 +21,7 @@ CONFIGS = {
     "cispo": {},
     "dro": {"beta": 0.3},
 }
+ROUNDING = 1e-5  # float32, relative; a wrong weight of one token is a thousand times more
 
 
 def formula(name, log_prob, q, advantage, weights):
@@ -88,9 +89,9 @@ def gradients(model):
 
 
 def difference(ours, theirs):
-    """Relative, of all weights together."""
-    norm = torch.cat([g.flatten() for g in theirs.values()]).norm()
-    return torch.cat([(ours[key] - theirs[key]).flatten() for key in theirs]).norm() / norm
+    """Relative, of the worst weight; one with nearly no gradient is measured by a thousandth of all weights' norm."""
+    least = 1e-3 * torch.stack([g.norm() for g in theirs.values()]).norm()
+    return max((ours[key] - theirs[key]).norm() / theirs[key].norm().clamp(min=least) for key in theirs)
 
 
 @pytest.mark.parametrize("rank", [4, 0])
@@ -110,7 +111,7 @@ def test_a_gradient_is_that_of_the_formula(base, data, name, rank):
         total += float(loss.detach())
     theirs = gradients(model)
     assert ours.keys() == theirs.keys() and len(ours) > 4
-    assert difference(ours, theirs) <= 1e-6
+    assert difference(ours, theirs) <= ROUNDING
     assert result.loss == pytest.approx(total, rel=1e-5)
 
 
@@ -121,8 +122,7 @@ def test_a_surrogate_sees_all_examples_of_a_request_however_they_are_split(base,
     whole, split = trained(base, 4, budget=10_000), trained(base, 4, budget=20)
     results = [run_whole(model, data, ClientLoss("ppo", config), backward=True) for model in (whole, split)]
     first, second = (gradients(model) for model in (whole, split))
-    for name in first:
-        torch.testing.assert_close(first[name], second[name], rtol=1e-4, atol=1e-7)
+    assert difference(first, second) <= ROUNDING
     keeps = [np.concatenate([out["keep"] for out in result.outputs]) for result in results]
     assert (keeps[0] == keeps[1]).all() and 0 < keeps[0].mean() <= 1
     assert results[0].loss == pytest.approx(results[1].loss, rel=1e-5)
@@ -174,7 +174,7 @@ def test_several_targets_of_a_position_each_have_a_weight(base, data):
         logits = plain_logits(model, datum)
         log_prob = logits.log_softmax(-1).gather(1, torch.tensor(datum.targets))
         (-torch.tensor(datum.columns["weights"]) * log_prob).sum().backward()
-    assert difference(ours, gradients(model)) <= 1e-6
+    assert difference(ours, gradients(model)) <= ROUNDING
     assert result.outputs[0]["logprobs"].shape == many[0].targets.shape
 
 
@@ -193,8 +193,7 @@ def test_gradients_add_up_until_a_step_and_a_failed_request_adds_none(base, data
         # parts before that one have gradients
         run_whole(two, [*batch, overflowing(batch[0])], ClientLoss("importance_sampling", {}), backward=True)
     run_whole(two, batch[2:], ClientLoss("cross_entropy", {}), backward=True)
-    for name, gradient in gradients(one).items():
-        torch.testing.assert_close(gradients(two)[name], gradient, rtol=1e-4, atol=1e-6)
+    assert difference(gradients(two), gradients(one)) <= ROUNDING
     settings = AdamParams(learning_rate=0.1, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.0, grad_clip_norm=0.0)
     assert two.step(settings)["grad_norm"] > 0
     with pytest.raises(UserError, match="there is no gradient since the last optim_step"):
