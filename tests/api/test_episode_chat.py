@@ -135,10 +135,3 @@ def test_a_whole_episode(table, roomy, proxima, tiny_model, monkeypatch):  # noq
     assert out.startswith("user    6*7?\nmodel   ") and out.rstrip().endswith("model   42"), out
     (row,) = json.loads(proxima(*words, "--json")[1])["completions"]
     assert sum(row["sampled"]) == len(row["sampled"]) - row["episode"]["spans"][1]["tokens"]
-
-
-def test_what_is_wrong_is_said_before_weights_load(proxima, tiny_model, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(local_answers, "local_engine", lambda *_, **__: pytest.fail("loads"))
-    model = tiny_model("llama")
-    code, out, err = proxima("generate", model, "--chat", "--tools", "nowhere:lookup")
-    assert (code, out) == (2, "") and err.startswith("error: task.tools=") and err.count("\n") == 1

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxima.cli.commands import COMMANDS
 from proxima.config import resolve
 from proxima.config.validate import warnings
 from tests.cli.conftest import TINY
@@ -212,33 +211,6 @@ def test_a_command_that_can_not_work(proxima, place, command):
             for text in expected:
                 whole = text.startswith("error: ") and not text.endswith("…")
                 assert err == text if whole else text.rstrip("…") in err, (line, err)
-
-
-def test_there_are_hundreds():
-    paths = READ.strip().count("\n") * len(BAD_PATHS) + WRITTEN.strip().count("\n") * len(UNWRITABLE)
-    assert len(ENTRIES) > 300 and len(ENTRIES) + paths > 750
-    assert Path("/dev/null").is_char_device()
-
-
-@pytest.mark.parametrize("word", ["xyz", "rehearse", "simulate"])  # no wrong guess, such as `data prepare`
-def test_an_unknown_command_is_told_all_of_them(proxima, word):
-    assert proxima(word)[2] == f"error: unknown command {word!r}; commands: {', '.join(COMMANDS)}\n"
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [
-        ("sft", "train"),
-        ("dpo", "train"),
-        ("explian", "explain"),
-        ("chat", "generate --chat"),
-        ("schema", "list schema"),
-        ("score", "reward score"),
-        ("verify", "peers verify"),
-    ],
-)
-def test_what_is_near_or_within_another_is_told_alone(proxima, word, meant):
-    assert proxima(word, "x")[2] == f"error: unknown command {word!r}; did you mean {meant!r}?\n"
 
 
 def test_a_write_to_a_device_leaves_it_a_device(proxima, place, tmp_path):

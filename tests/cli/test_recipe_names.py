@@ -91,32 +91,3 @@ def test_the_starters_reward():
         (0.0, False),
         (0.0, False),
     ]
-
-
-@pytest.mark.parametrize("command", ["explain", "train"])
-def test_mistakes_are_said_together(here, proxima, command):
-    """An unknown preset, an unknown kind and bad values; then what a check across fields or of this machine finds;
-    `explain` needs no data."""
-    bad = (
-        "model: {path: ./nowhere}\ntask: {kind: jsonl, path: none.jsonl}\nreward: numbr\nalgorithm: cppoo\n"
-        "train: {steps: -1, prompts_per_step: x}\neval: {every: 5}\nsampling: {temperature: 0}\n"
-    )
-    (here / "bad.yaml").write_text(bad)
-    code, _, err = proxima(command, "bad.yaml")
-    assert code == 2
-    assert [line.partition("=")[0] for line in err.splitlines()] == [
-        "error: reward.0.kind",
-        "error: algorithm.preset",
-        "error: train.prompts_per_step",
-    ]
-    (here / "bad.yaml").write_text(
-        bad.replace("numbr", "number").replace("cppoo", "cppo").replace("x}", "2}").replace("-1", "1")
-    )
-    code, _, err = proxima(command, "bad.yaml")
-    assert code == 2
-    assert [line.partition("=")[0] for line in err.splitlines()] == [
-        "error: sampling.temperature",
-        "error: model.path",
-        *(["error: task.path"] if command == "train" else []),
-        "error: eval.every",
-    ]

@@ -178,38 +178,9 @@ def test_a_module_beside_a_recipe_is_not_a_library(proxima, canary, here):
     assert not canary.exists()
 
 
-def test_a_yaml_tag_runs_nothing(proxima, canary, here):
-    (here / "tag.yaml").write_text("extends: tiny.yaml\nseed: !!python/object/apply:evil.f [1, 2]\n")
-    for command in ("explain", "train"):
-        code, _, err = proxima(command, "tag.yaml")
-        assert code == 2 and err.count("\n") == 1 and not canary.exists()
-
-
-@pytest.fixture
-def model(here, tiny_model):
-    """A model whose chat template reaches for the shell."""
+def test_a_chat_template_has_no_way_out(proxima, canary, here, tiny_model):
     folder = shutil.copytree(tiny_model("llama"), here / "model")
-    (folder / "chat_template.jinja").write_text(
-        "{{ cycler.__init__.__globals__.os.system('touch canary') }}{{ messages }}"
-    )
-    return folder
-
-
-def test_a_model_that_brings_code_is_refused(proxima, canary, model):
-    config = json.loads((model / "config.json").read_text())
-    config["auto_map"] = {"AutoConfig": "evil.Mine", "AutoModelForCausalLM": "evil.Mine"}
-    config["model_type"] = "mine"
-    (model / "config.json").write_text(json.dumps(config))
-    tokenizer = json.loads((model / "tokenizer_config.json").read_text())
-    tokenizer["auto_map"] = {"AutoTokenizer": ["evil.Mine", None]}
-    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-    (model / "evil.py").write_text(f"open({str(canary)!r}, 'w')\n")
-    for command in ("explain", "plan", "train"):
-        code, _, err = proxima(command, "tiny.yaml", "model.path=model", "folder=out")
-        assert code in (0, 2) and not canary.exists(), err
-    assert proxima("generate", "model", "hello")[0] == 2 and not canary.exists()
-
-
-def test_a_chat_template_has_no_way_out(proxima, canary, model):
+    attack = "{{ cycler.__init__.__globals__.os.system('touch canary') }}{{ messages }}"
+    (folder / "chat_template.jinja").write_text(attack)
     code, _, err = proxima("generate", "model", "hello", "--max-tokens", "1")
     assert code == 2 and err.count("\n") == 1 and not canary.exists(), err

@@ -7,7 +7,6 @@ from proxima.config.families import FAMILIES
 from proxima.config.other_names import _NAMES
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
-from proxima.config.sections.preference_section import PreferenceConfig
 
 
 def fields_below(cls, path=""):
@@ -31,27 +30,6 @@ def test_what_a_peer_calls_a_field_exists_here_and_is_no_field_itself(families, 
     field = field.replace("loss.0.", "loss.")
     assert any(field in fields for fields in families)
     assert field.rpartition(".")[2] != name or field.startswith("preference.loss.")  # a level above: preference.beta
-
-
-@pytest.mark.parametrize(
-    ("override", "ours"),
-    [
-        ("preference.beta=0.2", "preference.loss.0.beta"),
-        ("preference.loss_type=ipo", "preference.loss"),
-        ("train.train_batch_size=8", "train.examples_per_step"),
-        ("train.num_train_epochs=2", "train.epochs"),
-    ],
-)
-def test_the_field_that_is_named_is_one_of_this_family(override, ours):
-    recipe = {"model": {"path": "m"}, "task": {"kind": "arithmetic"}, "preference": {"loss": ["sigmoid"]}}
-    with pytest.raises(ConfigError, match=f"proxima calls it {ours}$"):
-        resolve(recipe, [override], root=PreferenceConfig)
-
-
-def test_a_mistyped_loss_is_called_a_loss():
-    recipe = {"model": {"path": "m"}, "task": {"kind": "arithmetic"}, "preference": {"loss": ["sigmod"]}}
-    with pytest.raises(ConfigError, match="no loss 'sigmod'; did you mean 'sigmoid'"):
-        resolve(recipe, root=PreferenceConfig)
 
 
 def test_a_field_that_is_gone_says_how_a_run_of_another_version_continues(tmp_path):

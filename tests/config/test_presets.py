@@ -11,7 +11,6 @@ from proxima.core.advantage.group_variants import Gpg
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.correction.importance import CapFloor
 from proxima.core.penalty import K3
-from proxima.core.selection.group_selection import DropUniformGroups
 from proxima.core.selection.partial_selection import Prune
 
 
@@ -19,25 +18,10 @@ def algorithm(recipe, name):
     return resolve(recipe(), [f"algorithm={name}"]).config.algorithm
 
 
-def test_dapo_is_the_paper(recipe):
-    preset = algorithm(recipe, "dapo")
-    assert preset.surrogate == PpoClip(epsilon_low=0.2, epsilon_high=0.28, dual_clip=10.0)
-    assert (preset.advantage.scale, preset.aggregate, preset.reference_kl) == ("group", TokenMean(), None)
-    assert preset.selection == (DropUniformGroups(metric="accuracy"),)
-    assert preset.dynamic_sampling.max_num_gen_batches == 10
-
-
 def test_gpg_is_the_paper(recipe):
     preset = algorithm(recipe, "gpg")
     assert (preset.advantage, preset.surrogate, preset.aggregate) == (Gpg(), Reinforce(), TokenMean())
     assert (preset.reference_kl, preset.selection, preset.correction) == (None, (), ())
-
-
-def test_dapo_without_dynamic_sampling_is_dapo_without_dynamic_sampling(recipe):
-    full, without = (algorithm(recipe, name) for name in ("dapo", "dapo_no_dynamic"))
-    apart = {f.name for f in dataclasses.fields(full) if getattr(full, f.name) != getattr(without, f.name)}
-    assert apart == {"preset", "selection", "dynamic_sampling"}
-    assert (without.selection, without.dynamic_sampling) == ((), None)
 
 
 def test_segment_wise_decoupled_ppo_is_decoupled_ppo_towards_the_next_policy(recipe):
