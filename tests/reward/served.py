@@ -18,22 +18,29 @@ MESSAGES = ({"role": "user", "content": "2 + 2?"},)
 
 
 @contextmanager
-def served(reward, token="", hosts=(), **limits):
-    """The address of a server in a thread."""
-    compute, bounds = ComputeThread(), ScorerLimits(**limits)
-    app = ScorerApp(reward, compute, bounds, token, hosts)
-    server = BoundedServer(app.asgi, bounds.read_seconds, bounds.connections, app.ending)
+def running(server, run):
+    """The port of a server in a thread, where `run` runs its coroutine."""
     listening = open_socket("127.0.0.1", 0)
     listening.listen()
-    thread = threading.Thread(target=lambda: compute.serve(server.serve([listening])), daemon=True)
+    thread = threading.Thread(target=lambda: run(server.serve([listening])), daemon=True)
     with quick_ticks():
         thread.start()
         try:
-            yield SimpleNamespace(url=f"http://127.0.0.1:{listening.getsockname()[1]}", server=server, app=app)
+            yield listening.getsockname()[1]
         finally:
             server.should_exit = True
             thread.join(timeout=LONG)
             assert not thread.is_alive()
+
+
+@contextmanager
+def served(reward, token="", hosts=(), **limits):
+    """A scorer, its server and its address."""
+    compute, bounds = ComputeThread(), ScorerLimits(**limits)
+    app = ScorerApp(reward, compute, bounds, token, hosts)
+    server = BoundedServer(app.asgi, bounds.read_seconds, bounds.connections, app.ending)
+    with running(server, compute.serve) as port:
+        yield SimpleNamespace(url=f"http://127.0.0.1:{port}", server=server, app=app)
 
 
 def post(url, content, **headers):

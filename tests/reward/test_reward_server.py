@@ -119,26 +119,6 @@ def test_the_command(folder, monkeypatch):
     assert [row.split()[2] for row in log.splitlines()] == ["401", "200"] and "1 completions in" in log
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--port", "99999"], "--port=99999 must be in [0, 65535]; 0 takes a free one"),
-        (["--port", "0", "--device", "cuda:99"], "device='cuda:99' this machine has"),
-        (["--host", "0.0.0.0"], "--host='0.0.0.0' can be reached from other machines, and needs a token; give --token"),
-        (["--host", "::"], "--host='::' can be reached from other machines, and needs a token; give --token-env"),
-        (["--host", "a..b"], "can't listen on a..b:8000: "),
-        (["--host", "0.0.0.0", "--token-env", "NO_SUCH"], "--token-env='NO_SUCH' must name an environment variable"),
-        (["--max-completions", "0"], "--max-completions=0 must be >= 1"),
-        (["--seconds", "-1"], "--seconds=-1 must be >= 1"),
-    ],
-)
-def test_what_can_not_be_served_is_refused_before_the_model_is_loaded(words, said, folder, capsys, monkeypatch):
-    monkeypatch.setattr(ModelReward, "load", None)
-    assert main(["reward", "serve", folder, *words]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
-
-
 def test_an_address_in_use_and_a_missing_extra_are_a_line_each(folder, capsys, monkeypatch):
     with open_socket("127.0.0.1", 0) as other:
         other.listen()

@@ -9,7 +9,6 @@ from functools import partial
 from queue import SimpleQueue
 
 import pytest
-import uvicorn
 
 from proxima.core import SURROGATES
 from proxima.data import Score
@@ -17,9 +16,9 @@ from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint
 from proxima.system.web_requests import name_in_host
 from proxima.view.microscope.app import MicroscopeApp
-from proxima.view.microscope.server import listen, make_server, open_runs
+from proxima.view.microscope.server import make_server, open_runs
 from tests.reward.make import LONG, SHORT
-from tests.reward.served import request_of, served
+from tests.reward.served import request_of, running, served
 from tests.view.microscope.stored_run import make_step
 
 NOTE = {"key": "1/0.0.0", "text": "odd"}
@@ -33,17 +32,8 @@ class Judge:
         return [Score(value=1.0) for _ in completions]
 
 
-@contextlib.contextmanager
 def view(folder, **limits):
-    server: uvicorn.Server = make_server(MicroscopeApp(open_runs([folder])), **limits)
-    with listen("127.0.0.1", 0) as listening:
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
-        thread.start()
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join(LONG)
+    return running(make_server(MicroscopeApp(open_runs([folder])), **limits), asyncio.run)
 
 
 @contextlib.contextmanager
@@ -178,12 +168,17 @@ def test_numbers_in_a_path(ports, path, status):
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_half_a_header_delays_nobody(ports, name):
+def test_half_a_request_delays_nobody_and_holds_no_thread(ports, name):
+    """Every second client has sent its headers, and a byte of the body."""
+    _, path, _, key = SERVERS[name]
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{key}Content-Length: 100\r\n".encode()
     with contextlib.ExitStack() as stack:
-        for _ in range(CLIENTS):
+        threads = threading.active_count()
+        for number in range(CLIENTS):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", ports[name]), timeout=LONG))
-            client.sendall(b"GET / HTTP/1.1\r\nHost: local")
+            client.sendall(head + b"\r\n{" if number % 2 else head[: number % 40])
         assert sent(ports[name], name) == 200
+        assert name == "view" or threading.active_count() <= threads
 
 
 @pytest.mark.parametrize("name", ["view", "scorer"])
