@@ -10,7 +10,6 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-import yaml
 
 from proxima.cli.main import main
 
@@ -131,11 +130,3 @@ def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (spec_check, law):
         monkeypatch.setattr(module, "check_law", checked)
-
-
-@pytest.fixture
-def file(request: pytest.FixtureRequest, tiny_model: Callable[..., Path], tmp_path: Path) -> Path:
-    """The recipe of the module's `METHOD` for a tiny model, written to a file."""
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(request.module.METHOD.recipe(tiny_model("llama"), tmp_path / "rows")))
-    return path
