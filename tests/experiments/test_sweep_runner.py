@@ -1,6 +1,8 @@
 """Running a sweep, with small programs in the place of training: what is begun, what is left, and how it ends."""
 
+import contextlib
 import errno
+import fcntl
 import io
 import json
 import os
@@ -62,22 +64,6 @@ summary("done", warnings=[{"step": 1, "text": "too long", "times": 2}] if behavi
 
 SETTINGS = {"task": "arithmetic", "reward": "number", "algorithm": "cppo", "train": {"steps": 3}}
 RESOLVED = resolve({"model": {"path": "models/m"}, **SETTINGS})
-
-# Another process with the run's folder: takes the lock, then does as the runs do when told to by a file.
-ELSEWHERE = """
-import fcntl, json, pathlib, sys, time
-folder, outcome = pathlib.Path(sys.argv[1]), sys.argv[2]
-folder.mkdir(parents=True, exist_ok=True)
-lock = (folder / ".lock").open("wb")
-fcntl.flock(lock, fcntl.LOCK_EX)
-record = {"kind": "train", "step": 2, "time": 1, "reward/mean": 0.7, "time/step": 2.0}
-(folder / "metrics.jsonl").write_text(json.dumps(record) + "\\n")
-print("held", flush=True)
-while not (folder / "let go").exists():
-    time.sleep(0.01)
-if outcome == "done":
-    (folder / "summary.json").write_text(json.dumps({"status": "done", "steps": 3}))
-"""
 
 
 def planned(cell, folder, *, seed=1, steps=3, threads=None, resolved=None):
@@ -269,30 +255,30 @@ def test_one_sweep_at_a_time_in_a_folder(lab):
 
 @pytest.fixture
 def elsewhere():
-    """`elsewhere(folder, "done")` runs a run outside the sweep; it ends when `folder / "let go"` is there."""
-    started = []
+    """`elsewhere(folder)` has the lock of a run, as another process that runs it; `let_go()` ends that."""
+    with contextlib.ExitStack() as stack:
 
-    def begin(folder, outcome):
-        started.append(
-            subprocess.Popen([sys.executable, "-S", "-c", ELSEWHERE, str(folder), outcome], stdout=subprocess.PIPE)
-        )
-        assert started[-1].stdout.readline() == b"held\n"
+        def begin(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context((folder / ".lock").open("wb")), fcntl.LOCK_EX)
+            record = {"kind": "train", "step": 2, "time": 1, "reward/mean": 0.7, "time/step": 2.0}
+            (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
 
-    yield begin
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        def let_go(folder, outcome="done"):
+            if outcome == "done":
+                (folder / "summary.json").write_text(json.dumps({"status": "done", "steps": 3}))
+            stack.close()
+
+        yield SimpleNamespace(begin=begin, let_go=let_go)
 
 
 @pytest.mark.parametrize(("outcome", "heard"), [("done", ["done a"]), ("killed", ["waiting a", "running a", "done a"])])
 def test_a_run_that_continues_elsewhere_is_followed_and_not_started_again(lab, elsewhere, outcome, heard):
     made = lab(a="done")
     folder = made.runs[0].folder
-    elsewhere(folder, outcome)
+    elsewhere.begin(folder)
     (folder / "output.txt").write_text("what it said\n")
-    let_go = lambda ear: (folder / "let go").touch() if "running a" in ear.heard else None  # noqa: E731
-    ear = Ear(tick=let_go)
+    ear = Ear(tick=lambda ear: ear.heard[-1] == "running a" and elsewhere.let_go(folder, outcome))
     (progress,) = made.run(ear)
     assert ear.heard == ["started 1", "warning", "running a", *heard, "finished"]
     assert (progress.state, progress.step) == (RunState.DONE, 2 if outcome == "done" else 3)
@@ -302,7 +288,7 @@ def test_a_run_that_continues_elsewhere_is_followed_and_not_started_again(lab, e
 
 def test_ctrl_c_leaves_what_runs_elsewhere(lab, elsewhere):
     made = lab(jobs=2, a="done", b="waits")
-    elsewhere(made.runs[0].folder, "done")
+    elsewhere.begin(made.runs[0].folder)
     ear = ear_that_interrupts(made, 1)
     assert states(made.run(ear)) == {"a": "waiting", "b": "stopped"}
     assert not (made.runs[0].folder / "summary.json").exists()
@@ -315,11 +301,11 @@ def test_the_folder_is_taken_between_our_look_and_our_run(lab, elsewhere):
 
     def command(run):
         if not begun:
-            elsewhere(folder, "done")
+            elsewhere.begin(folder)
         begun.append(run)
         return [sys.executable, "-S", "-c", "import sys; sys.exit('error: in use' and 2)"]
 
-    ear = Ear(warning=lambda ear: (folder / "let go").touch())
+    ear = Ear(warning=lambda ear: elsewhere.let_go(folder))
     (progress,) = run_sweep(made.sweep, made.runs, ear, command=command, poll=0.02)
     assert (progress.state, len(begun)) == (RunState.DONE, 1)
 
