@@ -51,10 +51,15 @@ def hurry(monkeypatch: Any, *texts: str) -> None:
     monkeypatch.setattr(Worker, "run", limited)
 
 
-def scored(rewards: Sequence[Any], answer: Any, *texts: str, **options: Any) -> list[Score]:
+def ask(made: RewardRunner, row: Any, *texts: str) -> list[Score]:
+    """The scores of these texts; `row` is a prompt, or its answer."""
+    return asyncio.run(made.score(row if isinstance(row, Prompt) else prompt(row), completions(*texts)))
+
+
+def scored(rewards: Sequence[Any], row: Any, *texts: str, **options: Any) -> list[Score]:
     """One run of a fresh runner."""
     with runner(*rewards, **options) as made:
-        return asyncio.run(made.score(prompt(answer), completions(*texts)))
+        return ask(made, row, *texts)
 
 
 def values(scores: Sequence[Score]) -> list[float | str | None]:

@@ -1,6 +1,5 @@
 """Your own function, in a worker process: what it may return, and what it may do wrong."""
 
-import asyncio
 import os
 import signal
 import textwrap
@@ -10,7 +9,7 @@ import pytest
 
 from proxima.reward.function import Function
 from tests.processes import assert_all_end, family
-from tests.reward.make import SHORT, completion, completions, hurry, prompt, runner
+from tests.reward.make import SHORT, ask, completion, hurry, prompt, runner, scored
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 
@@ -83,8 +82,7 @@ def folder(tmp_path_factory):
 
 def run(folder, functions, *texts, **metadata):
     rewards = [Function(path=f"{folder}/my_reward.py:{name}") for name in functions]
-    with runner(*rewards) as made:
-        return asyncio.run(made.score(prompt("42", **metadata), completions(*texts)))
+    return scored(rewards, prompt("42", **metadata), *texts)
 
 
 def test_what_a_function_may_return(folder):
@@ -129,7 +127,7 @@ def test_what_a_function_may_do_wrong_costs_one_completion_each(folder, monkeypa
 def test_a_child_that_returns_and_a_recursion_without_end_shift_no_score(folder):
     with runner(Function(path=f"{folder}/my_reward.py:forks")) as made:
         texts = (["a", "bb", "fork", "ccc", "fork", "deep", "eeeee"], ["a" * 10, "b" * 20], ["c" * 30])
-        messages = [asyncio.run(made.score(prompt(), completions(*row))) for row in texts]
+        messages = [ask(made, None, *row) for row in texts]
     values = [[score.value if score.valid else None for score in row] for row in messages]
     assert values == [[1, 2, 4, 3, 4, None, 5], [10, 20], [30]]
     assert messages[0][5].error.startswith("forks: RecursionError: maximum recursion depth exceeded")
@@ -138,8 +136,7 @@ def test_a_child_that_returns_and_a_recursion_without_end_shift_no_score(folder)
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="Linux only")
 def test_where_memory_runs_out_the_worker_ends_and_not_the_run(tmp_path):
     (tmp_path / "mine.py").write_text("def place(p, c):\n    return float(open('/proc/self/oom_score_adj').read())\n")
-    with runner(Function(path=f"{tmp_path}/mine.py:place")) as made:
-        (score,) = asyncio.run(made.score(prompt("42"), completions("x")))
+    (score,) = scored([Function(path=f"{tmp_path}/mine.py:place")], "42", "x")
     assert score.value == 1000.0
 
 
@@ -192,7 +189,7 @@ def start(prompt, completion):
 def test_what_a_reward_starts_ends_with_the_run_and_with_a_fork_server_that_is_killed(how, killed, tmp_path):
     (tmp_path / "mine.py").write_text(STARTS)
     with runner(Function(path=f"{tmp_path}/mine.py:start")) as made:
-        (score,) = asyncio.run(made.score(prompt("42"), completions(how)))
+        (score,) = ask(made, "42", how)
         (pool,) = made._pools.values()
         above, fork_server, *others = family(pool._server.child.process.pid)
         assert len(others) == 2 and (how == "orphan") == (int(score.value) not in others), score
@@ -206,7 +203,6 @@ def test_what_a_reward_starts_ends_with_the_run_and_with_a_fork_server_that_is_k
 def test_the_memory_of_functions_is_limited(tmp_path):
     (tmp_path / "mine.py").write_text("def fill(p, c):\n    return len(bytes(int(c.text) << 20)) >> 20\n")
     for limit, values in ((512, [8, None, 16]), (0, [8, 1024, 16])):
-        with runner(Function(path=f"{tmp_path}/mine.py:fill"), memory_mb=limit) as made:
-            scores = asyncio.run(made.score(prompt("42"), completions("8", "1024", "16")))
+        scores = scored([Function(path=f"{tmp_path}/mine.py:fill")], "42", "8", "1024", "16", memory_mb=limit)
         assert [score.value if score.valid else None for score in scores] == values
         assert scores[1].error == ("fill: MemoryError: above the worker's limit (mine.py:2)" if limit else None)

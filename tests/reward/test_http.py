@@ -18,13 +18,12 @@ from proxima.reward.http import Http
 from proxima.reward.math.number import Number
 from tests.ports import kept_port
 from tests.processes import eventually
-from tests.reward.make import LONG, SHORT, completion, completions, prompt, runner
+from tests.reward.make import LONG, SHORT, ask, completion, prompt, runner, scored
 from tests.reward.server import lengths, scorer
 
 
 def run(reward, *texts, answer="42", others=()):
-    with runner(reward, *others) as made:
-        return asyncio.run(made.score(prompt(answer, level=3), completions(*texts)))
+    return scored([reward, *others], prompt(answer, level=3), *texts)
 
 
 def quick(url, **fields):
@@ -146,7 +145,7 @@ def test_a_connection_that_breaks_off_is_tried_again_and_the_server_is_asked_aga
         return lengths(request, n)
 
     with scorer(answer) as server, runner(quick(server.url, retries=2)) as made:
-        scores = [asyncio.run(made.score(prompt(), completions("abcd")))[0] for _ in range(2)]
+        scores = [ask(made, None, "abcd")[0] for _ in range(2)]
     assert not scores[0].valid and "closed the connection" in scores[0].error and scores[0].error.endswith(", 3 times")
     assert scores[1].value == 4.0 and len(server.requests) == 5
 
@@ -344,5 +343,5 @@ def test_a_token_that_is_no_header_is_refused_and_never_said(token, monkeypatch)
     monkeypatch.setenv("SCORER_TOKEN", "good")
     with scorer(lengths) as server, runner(quick(server.url, token_env="SCORER_TOKEN")) as made:
         monkeypatch.setenv("SCORER_TOKEN", token)  # it changes during the run
-        (score,) = asyncio.run(made.score(prompt(), completions("abc")))
+        (score,) = ask(made, None, "abc")
     assert not score.valid and "cret" not in score.error and server.requests == []

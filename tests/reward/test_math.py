@@ -1,6 +1,6 @@
 """math-verify in killable workers: verdicts, and what hostile text may cost."""
 
-import asyncio
+from functools import partial
 from itertools import product
 
 import pytest
@@ -9,7 +9,7 @@ from proxima.process.worker import Worker
 from proxima.reward.math.numeric_answer import parse_number, same_number
 from proxima.reward.math.symbolic import Math, unevaluable
 from tests.lent_servers import lent_servers
-from tests.reward.make import LONG, SHORT, completions, prompt, rows, runner
+from tests.reward.make import LONG, SHORT, ask, completions, prompt, rows, runner
 
 pytest.importorskip("math_verify")
 pytestmark = pytest.mark.usefixtures("lent_servers")
@@ -141,7 +141,7 @@ VERDICTS += [(*row, False) for row in [*FALSE, *RESTATED, *OTHER_WORDS, ("43", U
 @pytest.fixture(scope="module")
 def judged():
     with lent_servers(), runner(Math(), workers=2) as made:
-        yield lambda answer, *texts: asyncio.run(made.score(prompt(answer), completions(*texts)))
+        yield partial(ask, made)
 
 
 @pytest.mark.parametrize(("answer", "texts", "right"), VERDICTS)
@@ -203,8 +203,8 @@ def test_hostile_text_costs_its_own_completion_and_the_worker_is_replaced(monkey
     monkeypatch.setattr(Worker, "run", hurried)
     texts = [r"\boxed{\sqrt{8}}", RUNS_ON[0], r"The answer is $\sqrt{8}$.", RUNS_ON[1], r"so $x=\frac{4}{\sqrt{2}}$"]
     with runner(Math(cpu_seconds=500.0), workers=1) as made:
-        scores = asyncio.run(made.score(prompt(r"2\sqrt{2}"), completions(*texts)))
-        again = asyncio.run(made.score(prompt(r"2\sqrt{2}"), completions(r"so $\sqrt8$")))
+        scores = ask(made, r"2\sqrt{2}", *texts)
+        again = ask(made, r"2\sqrt{2}", r"so $\sqrt8$")
         pool = made._pools["text"]
     assert [score.correct for score in scores] == [True, None, True, None, True]
     assert [score.error for score in scores if not score.valid] == [

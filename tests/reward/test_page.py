@@ -13,7 +13,7 @@ from proxima.data import Group, Score
 from proxima.reward import REWARDS, RewardRunner
 from proxima.reward.function import Function, FunctionBatch
 from proxima.reward.http import Http, _score
-from tests.reward.make import completion, completions, prompt, runner
+from tests.reward.make import ask, completion, prompt, runner, scored
 from tests.reward.server import served
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
@@ -31,7 +31,7 @@ def test_the_server_of_the_page_scores():
     names["Scorer"].log_message = lambda *args: None
     with served(names["Scorer"]) as url, runner(Http(url=url)) as made:
         made.check()
-        scores = asyncio.run(made.score(prompt(), completions("short", "long " * 50)))
+        scores = ask(made, None, "short", "long " * 50)
     assert [score.value for score in scores] == [1.0, 0.0]
 
 
@@ -51,8 +51,7 @@ def test_the_function_of_the_page_ranks(tmp_path):
 def test_the_shortest_reward_of_the_page_scores(tmp_path):
     (source,) = [block for block in blocks("python") if block.startswith("def brevity")]
     (tmp_path / "my_reward.py").write_text(source)
-    with runner(Function(path=f"{tmp_path}/my_reward.py:brevity")) as made:
-        scores = asyncio.run(made.score(prompt(), completions("short", "long " * 50)))
+    scores = scored([Function(path=f"{tmp_path}/my_reward.py:brevity")], None, "short", "long " * 50)
     assert [(score.value, score.error) for score in scores] == [(1.0, None), (0.0, None)]
 
 

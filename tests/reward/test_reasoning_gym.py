@@ -1,7 +1,7 @@
 """Every reasoning_gym task with its own scorer, through the worker."""
 
-import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -10,7 +10,7 @@ from proxima.reward.workers.graders import EVAL_TASKS
 from proxima.task.prompts import to_prompt
 from proxima.task.reasoning_gym import ReasoningGymTask as Task
 from tests.lent_servers import lent_servers
-from tests.reward.make import completions, prompt, runner
+from tests.reward.make import ask, completions, prompt, runner
 from tests.tiny import tiny_tokenizer
 
 pytest.importorskip("reasoning_gym")
@@ -25,7 +25,7 @@ TAKES_ANYTHING = {"game_of_life_halting"}  # its scorer compares bool(text), whi
 @pytest.fixture(scope="module")
 def judged():
     with lent_servers(), runner(ReasoningGymReward(), workers=1) as made:
-        yield lambda row, *texts: asyncio.run(made.score(row, completions(*texts)))
+        yield partial(ask, made)
 
 
 def row_of(task, index=0, **config):

@@ -1,6 +1,5 @@
 """The server of reward models, through the reward `http` and by hand."""
 
-import asyncio
 import json
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from proxima.model import load_scalar_model, save
 from proxima.reward.http import Http
 from proxima.reward.model_reward import ModelReward
 from proxima.reward.server.bounded_server import open_socket
-from tests.reward.make import LONG, completions, runner
+from tests.reward.make import LONG, ask, completions, runner
 from tests.reward.served import MESSAGES, post, request_of, served
 from tests.warm import WarmPopen
 
@@ -46,7 +45,7 @@ def test_the_reward_http_gets_the_scores_of_the_model(url, reward):
     expected = [score.value for score in reward.score(PROMPT, completions(*TEXTS))]
     with runner(Http(url=f"{url}/score")) as made:
         made.check()
-        scores = asyncio.run(made.score(PROMPT, completions(*TEXTS, "x" * 80)))
+        scores = ask(made, PROMPT, *TEXTS, "x" * 80)
     assert [score.value for score in scores[:3]] == pytest.approx(expected, abs=1e-6)
     assert not scores[3].valid and "the limit is 60" in scores[3].error
 

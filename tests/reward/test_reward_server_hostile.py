@@ -19,7 +19,7 @@ from proxima.reward.http import Http
 from proxima.reward.server import bounded_server
 from proxima.reward.server.score_requests import SLICE_COMPLETIONS
 from tests.processes import eventually
-from tests.reward.make import LONG, SHORT, completions, prompt, runner
+from tests.reward.make import LONG, SHORT, ask, runner
 from tests.reward.served import post, request_of, served
 
 
@@ -78,7 +78,7 @@ def test_a_token_is_required_where_there_is_one(judge, monkeypatch):
         monkeypatch.setenv("SCORER_TOKEN", "secret")
         with runner(Http(url=f"{scorer.url}/score", token_env="SCORER_TOKEN")) as made:
             made.check()
-            assert [s.value for s in asyncio.run(made.score(prompt(), completions("abc", "de")))] == [3.0, 2.0]
+            assert [s.value for s in ask(made, None, "abc", "de")] == [3.0, 2.0]
         with runner(Http(url=f"{scorer.url}/score")) as made, pytest.raises(ValueError, match="401 Unauthorized: a"):
             made.check()
 

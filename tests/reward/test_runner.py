@@ -19,7 +19,7 @@ from proxima.reward.math.number import Number
 from proxima.reward.regex import Format
 from proxima.reward.workers import threads
 from proxima.reward.workers.threads import ThreadCalls
-from tests.reward.make import LONG, SHORT, completion, completions, prompt, runner, scored
+from tests.reward.make import LONG, SHORT, ask, completion, prompt, runner, scored
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 THOUGHT = "<think>17 + 25 is 42</think>\n<answer>42</answer>"
@@ -115,7 +115,7 @@ def test_a_reward_that_hangs_in_a_thread_costs_one_completion(monkeypatch):
     wrong = {"hang": f"timed out after {SHORT:g} s", "raise": "LookupError: two lines", "exit": "SystemExit: 3"}
     wrong["nan"] = "ValueError: returned nan, expected a finite number"
     made = RewardRunner([Plain()], timeout=LONG)
-    scores = asyncio.run(made.score(prompt("3"), completions("1", *wrong, "3", "hang", "4")))
+    scores = ask(made, "3", "1", *wrong, "3", "hang", "4")
     GATE.set()
     made.close()
     assert [score.value for score in scores if score.valid] == [1.0, 3.0, 4.0]
@@ -198,7 +198,7 @@ def test_the_same_text_is_judged_once_a_group_and_a_function_each_time(tmp_path)
         pool, jobs = made._pools["text"], []
         submit = pool._submit
         pool._submit = lambda asked: (jobs.extend(asked), submit(asked))[1]
-        scores = asyncio.run(made.score(prompt("42"), completions(THOUGHT, "41", THOUGHT, "41", "40")))
+        scores = ask(made, "42", THOUGHT, "41", THOUGHT, "41", "40")
     assert [job.arguments["text"] for job in jobs] == [THOUGHT, "41", "40"]
     assert [score.parts for score in scores] == [{"format": float(i in (0, 2)), "count": i + 1.0} for i in range(5)]
 
@@ -228,8 +228,7 @@ def test_a_thread_that_cannot_be_started_costs_its_completion(monkeypatch):
             raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threads.threading, "Thread", NoThread)
-    with runner(Plain()) as made:
-        (score,) = asyncio.run(made.score(prompt(), [completion("1")]))
+    (score,) = scored([Plain()], None, "1")
     assert score.error == "plain: can't start new thread"
 
 

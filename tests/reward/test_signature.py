@@ -11,7 +11,7 @@ from proxima.data import Episode, Score, Span
 from proxima.reward.function import Function, FunctionBatch
 from proxima.reward.length import Length
 from proxima.reward.signature import CallShape, messages_of
-from tests.reward.make import completion, completions, prompt, runner, values
+from tests.reward.make import completion, completions, prompt, runner, scored, values
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 
@@ -120,8 +120,7 @@ def run(file, name, *texts, answer="2", chat=None, **columns):
 
 
 def in_workers(file, name, *texts, rewards=(), chat=None, **columns):
-    with runner(Function(path=f"{file}:{name}", chat=chat), *rewards) as made:
-        return asyncio.run(made.score(prompt("2", **columns), completions(*texts)))
+    return scored([Function(path=f"{file}:{name}", chat=chat), *rewards], prompt("2", **columns), *texts)
 
 
 def test_an_object_a_text_a_column_and_all_columns(file):
@@ -254,10 +253,8 @@ def test_columns_that_a_function_may_have(file):
 def test_a_column_may_have_any_name(file, name):
     names = ("path", "values", "count", "positional", "verl", "arguments", "grader")
     columns = {column: 10**place for place, column in enumerate(names)}
-    reward = Function(path=f"{file}:{name}")
     row = replace(prompt(), metadata=columns)
-    with runner(reward) as made:
-        assert values(asyncio.run(made.score(row, completions("a")))) == [1111111.0]
+    assert values(scored([Function(path=f"{file}:{name}")], row, "a")) == [1111111.0]
 
 
 def test_a_text_that_may_be_none(file):

@@ -11,7 +11,7 @@ import pytest
 from proxima.reward.unit_tests import UnitTests, as_tests, code_of
 from proxima.reward.workers.run_unit_tests import run_unit_tests
 from tests.processes import eventually, is_running
-from tests.reward.make import LONG, SHORT, completions, prompt, runner, scored
+from tests.reward.make import LONG, SHORT, ask, completions, prompt, runner, scored
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 ELSEWHERE = Path(tempfile.gettempdir()) / f"written-by-code-under-test-of-{os.getpid()}"
@@ -41,7 +41,7 @@ def judged():
 
         def judge(tests, *codes):
             texts = [f"Here it is:\n```python\n{code}\n```" for code in codes]
-            return asyncio.run(made.score(prompt(tests), completions(*texts)))
+            return ask(made, tests, *texts)
 
         yield judge
 
@@ -215,10 +215,9 @@ def test_setup_and_builtins_belong_to_the_tests_unless_the_tests_are_about_them(
 
 def test_a_program_with_check_gets_the_function_by_name():
     check = "def check(candidate):\n    assert candidate(2) == 4\n    assert abs(candidate(-1)) == 1\n"
-    with runner(UnitTests(entry_point="entry_point", seconds=LONG)) as made:
-        right, *wrong = "def square(x): return x * x", "def square(x): return 4", "def other(x): return x * x"
-        texts = [right, *wrong, "def check(f): pass"]
-        scores = asyncio.run(made.score(prompt(check, entry_point="square"), completions(*texts)))
+    right, *wrong = "def square(x): return x * x", "def square(x): return 4", "def other(x): return x * x"
+    reward, row = UnitTests(entry_point="entry_point", seconds=LONG), prompt(check, entry_point="square")
+    scores = scored([reward], row, right, *wrong, "def check(f): pass")
     assert [score.correct for score in scores] == [True, False, False, False]
 
 
@@ -277,8 +276,7 @@ def test_only_a_row_at_fault_makes_a_score_invalid(judged):
     for reason, tests in rows.items():
         (score,) = judged(tests, "def f(*a): return 1")
         assert not score.valid and reason in score.error
-    with runner(UnitTests(setup="no_column")) as made:
-        (score,) = asyncio.run(made.score(prompt(ADD), completions("def add(a, b): return a + b")))
+    (score,) = scored([UnitTests(setup="no_column")], ADD, "def add(a, b): return a + b")
     assert not score.valid and "no text in the column 'no_column'" in score.error
 
 

@@ -1,13 +1,12 @@
 """Which code a reward runs: that of the start of the run, and of its own folder."""
 
-import asyncio
 import sys
 
 import pytest
 
 from proxima.reward.base import unscored
 from proxima.reward.function import Function, FunctionBatch
-from tests.reward.make import completions, prompt, runner, values
+from tests.reward.make import ask, completions, prompt, runner, scored, values
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 
@@ -19,8 +18,8 @@ def f(prompt, completion: str):
 """
 
 
-def scored(made, *texts):
-    return values(asyncio.run(made.score(prompt(), completions(*texts))))
+def told(made, *texts):
+    return values(ask(made, None, *texts))
 
 
 @pytest.fixture
@@ -34,27 +33,27 @@ def test_an_edit_in_the_middle_of_a_run_changes_nothing(tmp_path):
     file = tmp_path / "rw.py"
     file.write_text(VALUE.replace("VALUE", "1"))
     with runner(Function(path=f"{file}:f")) as made:
-        assert scored(made, "a") == [1.0]
+        assert told(made, "a") == [1.0]
         file.write_text(VALUE.replace("VALUE", "1000"))
-        assert scored(made, "a", "exit", "b") == [1.0, "f: its worker ended", 1.0]
+        assert told(made, "a", "exit", "b") == [1.0, "f: its worker ended", 1.0]
         file.unlink()
-        assert scored(made, "exit", "b") == ["f: its worker ended", 1.0]
+        assert told(made, "exit", "b") == ["f: its worker ended", 1.0]
     file.write_text(VALUE.replace("VALUE", "1000"))
     with runner(Function(path=f"{file}:f")) as made:
-        assert scored(made, "a") == [1000.0]
+        assert told(made, "a") == [1000.0]
 
 
 def test_an_edited_module_is_not_run(importable):
     file = importable / "my_edited_rewards.py"
     file.write_text(VALUE.replace("VALUE", "1"))
     with runner(Function(path="my_edited_rewards:f")) as made:
-        assert scored(made, "a") == [1.0]
+        assert told(made, "a") == [1.0]
         file.write_text(VALUE.replace("VALUE", "1000"))
-        first, two = scored(made, "exit", "b")
+        first, two = told(made, "exit", "b")
         assert first == "f: its worker ended"
         assert two.endswith(f"ValueError: {file} has changed since the run started; restore it")
         file.write_text(VALUE.replace("VALUE", "1"))
-        assert scored(made, "b") == [1.0]
+        assert told(made, "b") == [1.0]
 
 
 NEIGHBOURS = {
@@ -81,9 +80,8 @@ def test_a_file_imports_from_its_own_folder(folders, file):
     rewards = [Function(path=f"{folders}/{name}/{file}:f", name=name) for name in "abab"]
     in_process = [values(reward.score(prompt(), completions("x"))) for reward in rewards]
     assert in_process == [[1.0], [2.0], [1.0], [2.0]] and not any(str(folders) in path for path in sys.path)
-    with runner(*rewards[:2]) as made:
-        for score in asyncio.run(made.score(prompt(), completions("x", "y"))):
-            assert score.parts == {"a": 1.0, "b": 2.0}
+    for score in scored(rewards[:2], None, "x", "y"):
+        assert score.parts == {"a": 1.0, "b": 2.0}
 
 
 def test_a_module_of_another_folder_is_not_found(folders):
