@@ -87,16 +87,6 @@ def test_what_cannot_be_compared(proxima, sweep, here, no_page):
     )
 
 
-def test_a_comparison_that_is_not_fair_is_said(proxima, here):
-    make_run(here / "r" / "a", curve([0.1, 0.5]))
-    config = (here / "r" / "a" / "config.yaml").read_text().replace("limit: 100", "limit: 10").replace("cppo", "grpo")
-    make_run(here / "r" / "b", curve([0.1, 0.5]), config=config.replace("{", "").replace("}", ""))
-    code, _, err = proxima("compare", "r")
-    assert code == 0
-    assert err.startswith("WARNING the cells were evaluated on different questions (eval.limit)")
-    assert "evaluated on different questions" in (here / "r" / "compare.html").read_text()
-
-
 def test_a_metric_under_the_name_of_another_framework(done, proxima, here, no_page):
     for seed, kl in ((1, 0.001), (2, 0.003)):
         records = [{**r, "mismatch/k3_kl": kl} if r["kind"] == "train" else r for r in curve([0.1, 0.5])]

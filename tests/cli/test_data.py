@@ -24,11 +24,12 @@ def offline(monkeypatch, tmp_path):
 
 def test_prepare_check(done, proxima, here):
     gsm8k_folder(here / "raw")
-    code, out, err = proxima("data", "prepare", "gsm8k", "--from", "raw")
+    code, out, err = proxima("data", "prepare", "gsm8k", "--from", "raw", "--system", "Be brief.")
     assert (code, err) == (0, "")
     assert "  wrote data/gsm8k/train.parquet  3 rows" in out.splitlines()
     assert "  in a recipe: task: {kind: prepared, path: data/gsm8k}" in out.splitlines()
-    assert json.loads((here / "data/gsm8k/card.json").read_text())["command"] == "proxima data prepare gsm8k --from raw"
+    card = json.loads((here / "data/gsm8k/card.json").read_text())
+    assert card["command"] == "proxima data prepare gsm8k --from raw --system 'Be brief.'"
     assert "| rows read | 2 | 3 |" in (here / "data/gsm8k/README.md").read_text()
     out = done("data", "check", "data/gsm8k")
     assert out.splitlines()[0] == "same     data/gsm8k/test.parquet"
@@ -109,19 +110,6 @@ def test_math_brings_math500(done, proxima, here):
     out = done("data", "prepare", "math", "--from", "raw", "--overwrite")
     assert "compared with math500, its own test split" in out  # what lies beside, as it was
     assert json.loads((here / "data/math/card.json").read_text())["overlap"] == before
-
-
-def test_the_prompt(proxima, here):
-    gsm8k_folder(here / "raw")
-    (here / "t.txt").write_text("Q: {question}\nA:")
-    assert proxima("data", "prepare", "gsm8k", "--from", "raw", "--template", "@t.txt", "--system", "Be brief.")[0] == 0
-    messages = table(here / "data/gsm8k/train.parquet")[1]["messages"]
-    assert [message["content"] for message in messages] == [
-        "Be brief.",
-        "Q: Ann has 3 pens and buys 4. How many now?\nA:",
-    ]
-    card = json.loads((here / "data/gsm8k/card.json").read_text())
-    assert card["command"] == "proxima data prepare gsm8k --from raw --template @t.txt --system 'Be brief.'"
 
 
 def test_a_full_disk_leaves_nothing(proxima, here, monkeypatch):

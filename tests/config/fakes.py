@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from proxima.core import TokenAdvantage
 from proxima.core.loss import Surrogate
 from proxima.data import require
 from proxima.engine import EngineSpec
@@ -76,27 +75,10 @@ class Everything:
 
 
 @dataclass(frozen=True)
-class NeedsTopK(Surrogate):
-    """Wants what the local engine has not.
-
-    Args:
-        delta: a threshold.
-    """
-
-    delta: float = 0.1
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "top_k"})
-
-
-@dataclass(frozen=True)
 class NeedsReference(Surrogate):
     """Wants the reference policy."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"reference_log_prob"})
-
-
-@dataclass(frozen=True)
-class PerToken(TokenAdvantage):
-    """An advantage for each token."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +91,6 @@ class Unversioned(EngineSpec):
 
     def build(self, setup: Any) -> Any:
         raise NotImplementedError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Must:
-    """Has a field without a default.
-
-    Args:
-        path: where it is.
-    """
-
-    path: str
 
 
 def not_a_class() -> None: ...
