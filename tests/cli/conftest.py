@@ -54,6 +54,18 @@ def done(proxima: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
     return run
 
 
+@pytest.fixture
+def refusal(proxima: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """`refusal("train", "r.yaml")` runs a command line that is refused; its one line."""
+
+    def run(*words: object) -> str:
+        code, _, err = proxima(*words)
+        assert code == 2 and err.startswith("error: ") and err.count("\n") == 1, err
+        return err.removesuffix("\n")
+
+    return run
+
+
 INSTALLED = cache(importlib.metadata.entry_points)
 
 

@@ -56,7 +56,7 @@ def test_a_field_with_dashes_is_the_field(here, proxima, words):
     assert "preset: grpo " in out and "steps: 7 " in out
 
 
-def test_init_writes_what_runs_and_overwrites_nothing(here, done, proxima, monkeypatch, tiny_model):
+def test_init_writes_what_runs_and_overwrites_nothing(here, done, proxima, refusal, monkeypatch, tiny_model):
     out = done("init", "mine")
     assert out.endswith("\ncd mine && proxima train recipe.yaml\n")
     files = {path.name for path in (here / "mine").iterdir()}
@@ -72,11 +72,8 @@ def test_init_writes_what_runs_and_overwrites_nothing(here, done, proxima, monke
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["eval"]["after"]["questions"] == 4 and summary["eval"]["after"]["accuracy"] is not None
     Path("reward.py").write_text("mine")
-    assert proxima("init") == (
-        2,
-        "",
-        "error: recipe.yaml, reward.py, test.jsonl, train.jsonl: exists; nothing was written; give another folder\n",
-    )
+    files = "recipe.yaml, reward.py, test.jsonl, train.jsonl"
+    assert refusal("init") == f"error: {files}: exists; nothing was written; give another folder"
     assert Path("reward.py").read_text() == "mine"
 
 

@@ -36,12 +36,11 @@ def test_a_resume_that_finds_no_run_starts_one_and_says_so(proxima, recipe, here
     assert (code, err) == (0, "")
 
 
-def test_a_folder_that_is_taken_is_refused_before_the_demos_model_is_downloaded(proxima, here, monkeypatch):
+def test_a_folder_that_is_taken_is_refused_before_the_demos_model_is_downloaded(refusal, here, monkeypatch):
     monkeypatch.setattr("proxima.model.demo_model.download_demo_model", lambda path: pytest.fail(f"downloads {path}"))
     (here / "taken").mkdir()
     (here / "taken" / "notes.txt").touch()
-    code, _, err = proxima("train", "quickstart", "folder=taken")
-    assert (code, err.count("\n")) == (2, 1) and "taken contains files but no run" in err
+    assert "taken contains files but no run" in refusal("train", "quickstart", "folder=taken")
 
 
 def test_resume_of_a_run_whose_folder_was_not_named(done, recipe, here):
@@ -66,10 +65,9 @@ def test_resume_of_a_copy_without_its_journal_leaves_the_first_run_alone(run, pr
     assert {file: file.read_bytes() for file in (here / "run").rglob("*") if file.is_file()} == before
 
 
-def test_a_resume_through_the_recipe_drops_no_earlier_override(run, proxima, here):
+def test_a_resume_through_the_recipe_drops_no_earlier_override(run, proxima, refusal, here):
     greedy = OVERRIDES[2]
-    code, _, err = proxima("train", "tiny.yaml", "folder=run", "--resume", "train.steps=3", greedy)
-    assert (code, err.count("\n")) == (2, 1)
+    err = refusal("train", "tiny.yaml", "folder=run", "--resume", "train.steps=3", greedy)
     assert "the run in run has checkpoint.every=1 (now 0), eval.limit=3 (now 200)" in err.replace(
         "eval.limit=3 (now 200), checkpoint.every=1 (now 0)", "checkpoint.every=1 (now 0), eval.limit=3 (now 200)"
     )
@@ -79,18 +77,20 @@ def test_a_resume_through_the_recipe_drops_no_earlier_override(run, proxima, her
     assert json.loads((here / "run" / "summary.json").read_text())["steps"] == 3
 
 
-def test_a_resume_by_a_recipe_of_another_kind_or_with_another_model_is_one_line(run, proxima, here, tiny_model):
+def test_a_resume_by_a_recipe_of_another_kind_or_with_another_model_is_one_line(
+    run, proxima, refusal, here, tiny_model
+):
     """Before a model is downloaded."""
     other = tiny_model("qwen2")
     code, _, err = proxima("train", "run", "--resume", f"model.path={other}")
     assert code == 2
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert line.startswith(f"error: model.path={other} (command line): ")
-    code, _, err = proxima("train", "cpu/sft", "folder=run", "--resume")
-    assert (code, err.count("\n")) == (2, 1) and "the run in run is RL, the recipe sft; resume it with its own" in err
+    said = "the run in run is RL, the recipe sft; resume it with its own"
+    assert said in refusal("train", "cpu/sft", "folder=run", "--resume")
 
 
-def test_a_resume_with_another_engine_on_its_command_line_takes_that_engine(done, proxima, recipe, here):
+def test_a_resume_with_another_engine_on_its_command_line_takes_that_engine(done, proxima, refusal, recipe, here):
     path, server = recipe(), "engine={kind: tests.runtime.server_like:ServerLike, events: [one]}"
     assert proxima("train", path, "folder=run", server, "train.schedule=constant")[0] == 0
     code, _, err = proxima("train", "run", "--resume", "engine=local", "train.steps=3")
@@ -100,8 +100,8 @@ def test_a_resume_with_another_engine_on_its_command_line_takes_that_engine(done
     # the same kind again is no other engine: what it was set to is missed
     kept = ("checkpoint.every=0", "train.schedule=constant", "train.steps=4")
     assert proxima("train", path, "folder=same", "engine.prefill_tokens=999", *kept[:2])[0] == 0
-    code, _, err = proxima("train", path, "folder=same", "--resume", "engine.kind=local", *kept)
-    assert (code, err.count("\n")) == (2, 1) and "the run in same has engine.prefill_tokens=999 (now " in err
+    err = refusal("train", path, "folder=same", "--resume", "engine.kind=local", *kept)
+    assert "the run in same has engine.prefill_tokens=999 (now " in err
 
 
 def test_quiet_prints_the_outcome_and_what_is_odd_stands_in_the_log(done, recipe, here):

@@ -73,9 +73,9 @@ def test_every_slot_is_in_the_table():
     assert [name for name in catalogue() if f"{name}" not in named] == []
 
 
-def test_the_loss_of_dpo(proxima, canary):
-    code, _, err = proxima("explain", "cpu/dpo", "preference.loss=evil:Mine")
-    assert code == 2 and "is code outside proxima" in err and not canary.exists()
+def test_the_loss_of_dpo(refusal, canary):
+    assert "is code outside proxima" in refusal("explain", "cpu/dpo", "preference.loss=evil:Mine")
+    assert not canary.exists()
 
 
 SIMULATED = ("function, a file", "surrogate", "engine", "replayed run")  # read as `explain` reads them
@@ -178,9 +178,9 @@ def test_a_module_beside_a_recipe_is_not_a_library(proxima, canary, here):
     assert not canary.exists()
 
 
-def test_a_chat_template_has_no_way_out(proxima, canary, here, tiny_model):
+def test_a_chat_template_has_no_way_out(refusal, canary, here, tiny_model):
     folder = shutil.copytree(tiny_model("llama"), here / "model")
     attack = "{{ cycler.__init__.__globals__.os.system('touch canary') }}{{ messages }}"
     (folder / "chat_template.jinja").write_text(attack)
-    code, _, err = proxima("generate", "model", "hello", "--max-tokens", "1")
-    assert code == 2 and err.count("\n") == 1 and not canary.exists(), err
+    refusal("generate", "model", "hello", "--max-tokens", "1")
+    assert not canary.exists()
