@@ -2,7 +2,8 @@
 
 import pytest
 
-from proxima.config import ConfigError, resolve
+from proxima.config import resolve
+from tests.config.conftest import refused
 
 EVERYTHING = "tests.config.fakes:Everything"
 
@@ -43,6 +44,5 @@ def test_accepted(recipe, text, value):
 
 
 def test_a_text_in_a_file_that_looks_like_a_number_wants_quotes(recipe):
-    with pytest.raises(ConfigError) as error:
-        resolve(recipe(f"model: {{path: 12}}\ntask: {EVERYTHING}\nreward: number\nalgorithm: cppo\n"))
-    assert str(error.value) == 'model.path=12 (run.yaml:1): must be a text; put it in quotes: "12"'
+    (said,) = refused(resolve, recipe(f"model: {{path: 12}}\ntask: {EVERYTHING}\nreward: number\nalgorithm: cppo\n"))
+    assert said == 'model.path=12 (run.yaml:1): must be a text; put it in quotes: "12"'

@@ -2,7 +2,8 @@
 
 import pytest
 
-from proxima.config import ConfigError, resolve
+from proxima.config import resolve
+from tests.config.conftest import refused
 
 
 @pytest.mark.parametrize(
@@ -15,9 +16,8 @@ from proxima.config import ConfigError, resolve
 )
 def test_a_file_that_is_not_there(recipe, word, line):
     recipe("placement: torchrun", "cluster.yaml")
-    with pytest.raises(ConfigError) as raised:
-        resolve("quickstart", [word])
-    assert str(raised.value).startswith(word.removeprefix("@")) and line in str(raised.value)
+    (said,) = refused(resolve, "quickstart", [word])
+    assert said.startswith(word.removeprefix("@")) and line in said
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,9 @@ from proxima.config.recipe_reader import read_overrides, read_recipe, read_yaml
 from proxima.config.slots import Slot
 from proxima.config.tree import merge
 from proxima.system.recipe_files import shown_path
+from tests.config.conftest import refused
 
 NO_FIELD = "a `:` where no field can begin: indent the fields of a section alike, and quote a text that contains `: `"
-
-
-def lines_of(error):
-    return str(error.value).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -97,9 +94,7 @@ def test_merge_keys_and_anchors(recipe):
     ],
 )
 def test_a_broken_file_is_named_with_its_line(recipe, text, line):
-    with pytest.raises(ConfigError) as error:
-        read_yaml(Path(recipe(text)))
-    assert lines_of(error) == [line]
+    assert refused(read_yaml, Path(recipe(text))) == [line]
 
 
 def test_no_python_object_is_made(recipe):
@@ -113,19 +108,15 @@ def test_no_python_object_is_made(recipe):
 
 def test_a_missing_recipe_names_the_nearest_file(recipe):
     recipe(name="recipes/quickstart.yaml")
-    with pytest.raises(ConfigError) as error:
-        read_recipe("recipes/quikstart.yaml")
-    assert lines_of(error) == ["recipes/quikstart.yaml: no such recipe; did you mean recipes/quickstart.yaml?"]
+    (line,) = refused(read_recipe, "recipes/quikstart.yaml")
+    assert line == "recipes/quikstart.yaml: no such recipe; did you mean recipes/quickstart.yaml?"
     recipe(name="recipes/mine.yaml")
-    with pytest.raises(ConfigError) as error:
-        read_recipe("mine")
-    assert lines_of(error) == ["mine: no such recipe; did you mean recipes/mine.yaml?"]
+    assert refused(read_recipe, "mine") == ["mine: no such recipe; did you mean recipes/mine.yaml?"]
 
 
 def test_a_binary_file_is_no_recipe(recipe):
     Path(recipe()).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="run.yaml: is not UTF-8 text; a recipe is a YAML file"):
-        read_recipe("run.yaml")
+    assert refused(read_recipe, "run.yaml") == ["run.yaml: is not UTF-8 text; a recipe is a YAML file"]
 
 
 def test_extends_is_relative_to_its_own_file(recipe):
@@ -141,15 +132,17 @@ def test_extends_is_relative_to_its_own_file(recipe):
     assert fields["z"].provenance() == "run.yaml:2"
 
 
-def test_extends_that_is_not_there(recipe):
-    with pytest.raises(ConfigError) as error:
-        read_recipe(recipe("extends: base.yaml\n", "deep/run.yaml"))
-    assert lines_of(error) == ["extends=base.yaml (deep/run.yaml:1): no such file; the path is relative to deep/"]
-    with pytest.raises(ConfigError, match="the recipe that comes with proxima is extends: quickstart$"):
-        read_recipe(recipe("extends: quickstart.yaml\n"))
-    with pytest.raises(ConfigError) as error:
-        read_recipe(recipe("extends: [a, b]\n"))
-    assert lines_of(error) == ["extends=[a, b] (run.yaml:1): must be the path of one recipe"]
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("base.yaml", "extends=base.yaml (deep/run.yaml:1): no such file; the path is relative to deep/"),
+        ("quickstart.yaml", "the recipe that comes with proxima is extends: quickstart"),
+        ("[a, b]", "extends=[a, b] (deep/run.yaml:1): must be the path of one recipe"),
+    ],
+)
+def test_extends_that_is_not_there(recipe, text, line):
+    (said,) = refused(read_recipe, recipe(f"extends: {text}\n", "deep/run.yaml"))
+    assert said == line or (text == "quickstart.yaml" and said.endswith(line))
 
 
 SLOT = root_field(make_dataclass("Config", [("s", Annotated[Any, Slot("")])]))
@@ -189,9 +182,7 @@ def test_overrides_are_yaml_and_their_order_does_not_matter():
     ],
 )
 def test_overrides_that_say_nothing(texts, line):
-    with pytest.raises(ConfigError) as error:
-        read_overrides(texts, SLOT)
-    assert lines_of(error) == [line]
+    assert refused(read_overrides, texts, SLOT) == [line]
 
 
 def test_a_shown_path_has_no_detours(tmp_path, monkeypatch):

@@ -13,13 +13,11 @@ from proxima.core.advantage.group import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.selection.group_selection import DropUniformGroups
 from proxima.data import FieldError, UserError, within
-from tests.config.conftest import BASE
+from tests.config.conftest import BASE, refused
 
 
 def lines(recipe, *overrides, text=BASE):
-    with pytest.raises(ConfigError) as error:
-        resolve(recipe(text), list(overrides))
-    return str(error.value).splitlines()
+    return refused(resolve, recipe(text), list(overrides))
 
 
 def sources(resolved, prefix=""):
