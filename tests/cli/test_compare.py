@@ -49,13 +49,7 @@ def test_numbers_for_programs(proxima, sweep, here):
     output = json.loads(out)
     assert code == 0 and output["page"] is None and not (sweep / "compare.html").exists()
     assert [cell["cell"] for cell in output["cells"]] == ["grpo", "cppo"]
-    assert output["cells"][1]["reach"]["time"] == {
-        "values": [7.0, 7.0],
-        "median": 7.0,
-        "ratio": 2.0,
-        "pairs": 2,
-        "never": 0,
-    }
+    assert output["cells"][1]["reach"]["time"]["values"] == [7.0, 7.0]
     assert output["cells"][1]["folders"] == ["runs/s/cppo/seed-1", "runs/s/cppo/seed-2"]
     code, out, _ = proxima("compare", "runs/s", "--json", "--out", "page.html")
     assert json.loads(out)["page"] == "page.html" and (here / "page.html").exists()

@@ -104,18 +104,6 @@ def test_the_two_methods_called_cppo_are_told_apart(proxima):
         assert all(NOTES[name] in " ".join(text.split()) for name in ("cppo", "cppo_prune"))
 
 
-def test_list_of_one_slot_shows_fields(done):
-    out = done("list", "algorithm.surrogate")
-    lines = [line.split() for line in out.splitlines()]
-    assert ["delta", "0.15", "threshold"] in [line[:3] for line in lines]
-
-
-def test_list_says_which_advantages_need_a_critic(slots):
-    said = {kind: facts["summary"] for kind, facts in slots["advantage"]["kinds"].items()}
-    assert {kind for kind, summary in said.items() if "Needs `critic`" in summary} == {"gae"}
-    assert said["gae"].startswith("Needs `critic`. Generalised advantage estimation with a critic")
-
-
 def test_list_has_no_fragment(slots):
     """What a field means is said where it stands, not in the docstring of another class."""
     texts = [text for slot in slots.values() for kind in slot["kinds"].values() for text in words_of(kind)]

@@ -180,18 +180,6 @@ def test_a_reward_of_the_whole_group_sees_it_and_fails_as_one():
     assert [score.parts for score in scores] == [{"length": 0.0}] * 2
 
 
-def test_many_groups_at_once_keep_their_order():
-    async def main(made):
-        groups = [[completion(str(i + j), sample=j) for j in range(5)] for i in range(40)]
-        return await asyncio.gather(*(made.score(prompt(str(i)), group) for i, group in enumerate(groups)))
-
-    with runner(Number(), Format(name="digits", pattern=r"^\d+$"), Plain(), workers=2) as made:
-        results = asyncio.run(main(made))
-    for i, scores in enumerate(results):
-        for j, score in enumerate(scores):
-            assert score.parts == {"number": float(j == 0), "digits": 1.0, "plain": float(i + j)}
-
-
 def test_the_same_text_is_judged_once_a_group_and_a_function_each_time(tmp_path):
     (tmp_path / "mine.py").write_text("CALLS = []\ndef count(p, c):\n    CALLS.append(c)\n    return len(CALLS)\n")
     with runner(Format(), Function(path=f"{tmp_path}/mine.py:count")) as made:
@@ -246,12 +234,12 @@ def held():
     return Hangs(), gate, entered
 
 
-def test_a_group_of_thousands_opens_no_more_threads_than_workers(held):
+def test_a_large_group_opens_no_more_threads_than_workers(held):
     reward, gate, entered = held
 
     async def scored_group(made):
         before = set(threading.enumerate())
-        scoring = asyncio.ensure_future(made.score(prompt(), [completion("x", sample=i) for i in range(2000)]))
+        scoring = asyncio.ensure_future(made.score(prompt(), [completion("x", sample=i) for i in range(200)]))
         while len(entered) < 3:
             await asyncio.sleep(0.001)
         started = set(threading.enumerate()) - before
@@ -259,7 +247,7 @@ def test_a_group_of_thousands_opens_no_more_threads_than_workers(held):
         return len(started), [score.value for score in await scoring]
 
     with runner(reward, workers=3) as made:
-        assert asyncio.run(scored_group(made)) == (3, [float(i) for i in range(2000)])
+        assert asyncio.run(scored_group(made)) == (3, [float(i) for i in range(200)])
 
 
 def test_a_scorer_that_always_hangs_does_not_take_all_threads(held):
