@@ -1,10 +1,7 @@
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from proxima.data import UserError
 
 BASE = """\
 model: {path: org/model}
@@ -12,13 +9,6 @@ task: {kind: tests.config.fakes:Sums}
 reward: number
 algorithm: cppo
 """
-
-
-def refused(call: Callable[..., Any], *given: Any, **more: Any) -> list[str]:
-    """The lines that a call is refused with."""
-    with pytest.raises(UserError) as caught:
-        call(*given, **more)
-    return str(caught.value).splitlines()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.config import resolve
-from tests.config.conftest import refused
+from tests.refusals import refused
 
 EVERYTHING = "tests.config.fakes:Everything"
 

@@ -13,7 +13,8 @@ from proxima.core.advantage.group import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.selection.group_selection import DropUniformGroups
 from proxima.data import FieldError, UserError, within
-from tests.config.conftest import BASE, refused
+from tests.config.conftest import BASE
+from tests.refusals import refused
 
 
 def lines(recipe, *overrides, text=BASE):

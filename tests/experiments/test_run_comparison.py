@@ -8,8 +8,8 @@ import pytest
 from proxima.experiments import compare_runs
 from proxima.experiments.cell_statistics import HELD_OUT
 from proxima.view.comparison_page import page_values
-from tests.config.conftest import refused
 from tests.experiments.runs import CONFIG, answered, comparison, curve, make_run, make_sweep, step
+from tests.refusals import refused
 
 
 @pytest.fixture

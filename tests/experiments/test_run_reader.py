@@ -6,8 +6,8 @@ import pytest
 
 from proxima.experiments import find_runs, read_run
 from proxima.experiments.cell_statistics import first_reach
-from tests.config.conftest import refused
 from tests.experiments.runs import answered, curve, make_run, make_sweep, step
+from tests.refusals import refused
 
 
 def test_a_run_is_what_its_folder_says(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from proxima.config import ConfigError, dump
 from proxima.core import PpoClip
 from proxima.experiments import plan_runs, read_sweep, sweep_plan
-from tests.config.conftest import refused
+from tests.refusals import refused
 
 
 def test_a_grid_is_the_product_of_its_axes(sweep_file):

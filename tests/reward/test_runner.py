@@ -19,6 +19,7 @@ from proxima.reward.math.number import Number
 from proxima.reward.regex import Format
 from proxima.reward.workers import threads
 from proxima.reward.workers.threads import ThreadCalls
+from tests.refusals import refused
 from tests.reward.make import LONG, SHORT, ask, completion, prompt, runner, scored
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
@@ -53,16 +54,14 @@ def test_a_reward_of_weight_zero_only_logs():
 
 
 def test_names_must_differ_and_there_must_be_a_reward():
-    with pytest.raises(ValueError, match="reward='number' is the name of two rewards; give one of them another `name`"):
-        RewardRunner([Number(), Number()])
-    with pytest.raises(ValueError, match=r"reward=\[\] must hold at least one reward"):
-        RewardRunner([])
-    with pytest.raises(ValueError, match="reward dict is not a subclass of proxima.reward.WeightedReward"):
-        RewardRunner([{"kind": "number"}])
+    twice = "reward='number' is the name of two rewards; give one of them another `name`"
+    assert refused(RewardRunner, [Number(), Number()]) == [twice]
+    assert refused(RewardRunner, []) == ["reward=[] must hold at least one reward"]
+    kind = "reward dict is not a subclass of proxima.reward.WeightedReward"
+    assert refused(RewardRunner, [{"kind": "number"}]) == [kind]
     assert RewardRunner([Number(), Number(name="second")]).labels == ("number", "second")
     for field in ("timeout", "workers"):
-        with pytest.raises(ValueError, match=f"{field}=0 must be >"):
-            RewardRunner([Number()], **{field: 0})
+        assert refused(RewardRunner, [Number()], **{field: 0})[0].startswith(f"{field}=0 must be >")
 
 
 def test_no_completions_no_scores():
