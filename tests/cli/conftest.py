@@ -106,14 +106,20 @@ def recipe(here: Path, tiny_model: Callable[..., Path]) -> Callable[..., str]:
     return write
 
 
+def printed(folder: Path, *words: str) -> str:
+    """What a command line that works prints there, where no fixture of one test can be used."""
+    out = StringIO()
+    with chdir(folder), redirect_stdout(out):
+        assert main(list(words)) == 0
+    return out.getvalue()
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Path]) -> tuple[Path, str]:
     """A folder with a recipe and its finished run, read-only by agreement, and what its command printed."""
-    top, out = tmp_path_factory.mktemp("trained"), StringIO()
+    top = tmp_path_factory.mktemp("trained")
     (top / "tiny.yaml").write_text(TINY.format(model=tiny_model("llama")), encoding="utf-8")
-    with chdir(top), redirect_stdout(out):
-        assert main(["train", "tiny.yaml", "folder=run", *OVERRIDES]) == 0
-    return top, out.getvalue()
+    return top, printed(top, "train", "tiny.yaml", "folder=run", *OVERRIDES)
 
 
 @pytest.fixture

@@ -2,15 +2,12 @@
 
 import json
 import shutil
-from contextlib import chdir, redirect_stdout
-from io import StringIO
 
 import pytest
 import torch
 
-from proxima.cli.main import main
 from proxima.model import load
-from tests.cli.conftest import TINY
+from tests.cli.conftest import TINY, printed
 
 ADAPTER = "model.lora={rank: 4, alpha: 8}"
 
@@ -18,12 +15,10 @@ ADAPTER = "model.lora={rank: 4, alpha: 8}"
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory, tiny_model):
     """A folder with a base model and a run that trains an adapter of it, and what its command printed."""
-    top, out = tmp_path_factory.mktemp("adapted"), StringIO()
+    top = tmp_path_factory.mktemp("adapted")
     shutil.copytree(tiny_model("llama"), top / "base")
     (top / "tiny.yaml").write_text(TINY.format(model="base"))
-    with chdir(top), redirect_stdout(out):
-        assert main(["train", "tiny.yaml", "folder=run", ADAPTER, "train.optimizer.lr=0.1"]) == 0
-    return top, out.getvalue()
+    return top, printed(top, "train", "tiny.yaml", "folder=run", ADAPTER, "train.optimizer.lr=0.1")
 
 
 @pytest.fixture

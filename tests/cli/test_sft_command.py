@@ -4,26 +4,23 @@ import importlib
 import json
 import re
 import shutil
-from contextlib import redirect_stdout
-from io import StringIO
 
 import pytest
 import yaml
 
-from proxima.cli.main import main
+from tests.cli.conftest import printed
 from tests.runtime.offline import tiny_sft
 
 
 @pytest.fixture(scope="module")
 def finished(tiny_model, tmp_path_factory):
     """A folder with a recipe and its run, read-only by agreement, what the command printed and what a tracker got."""
-    top, out = tmp_path_factory.mktemp("sft"), StringIO()
+    top = tmp_path_factory.mktemp("sft")
     recorder = importlib.import_module("tests.view.trackers.recorder")  # as the recipe imports it
     monitor = "monitor=[tests.view.trackers.recorder:Recorder]"
     (top / "mine.yaml").write_text(yaml.safe_dump(tiny_sft.recipe(tiny_model("llama"), top / "rows")))
-    with redirect_stdout(out):
-        assert main(["train", str(top / "mine.yaml"), f"folder={top / 'runs/b'}", monitor]) == 0
-    return top, out.getvalue(), recorder.SESSIONS[-1].logged
+    out = printed(top, "train", "mine.yaml", "folder=runs/b", monitor)
+    return top, out, recorder.SESSIONS[-1].logged
 
 
 @pytest.fixture

@@ -146,10 +146,6 @@ def test_what_runs_the_code_refuses_a_wrong_one_first(proxima, canary, here, nam
     assert not (here / "runs").exists()
 
 
-def test_code_is_imported_when_asked(proxima, canary):
-    assert proxima("explain", "tiny.yaml", FIELDS["surrogate"], "--import-code")[0] == 0 and canary.exists()
-
-
 def test_records_by_hand_run_nothing_unasked(proxima, canary, here):
     record = {
         "name": "mine",

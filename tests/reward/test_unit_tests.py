@@ -1,6 +1,5 @@
 """Code against the unit tests of its row: right, wrong, endless, greedy, and forged."""
 
-import asyncio
 import json
 import os
 import tempfile
@@ -11,7 +10,7 @@ import pytest
 from proxima.reward.unit_tests import UnitTests, as_tests, code_of
 from proxima.reward.workers.run_unit_tests import run_unit_tests
 from tests.processes import eventually, is_running
-from tests.reward.make import LONG, SHORT, ask, completions, prompt, runner, scored
+from tests.reward.make import LONG, SHORT, ask, prompt, runner, scored
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 ELSEWHERE = Path(tempfile.gettempdir()) / f"written-by-code-under-test-of-{os.getpid()}"
@@ -205,12 +204,10 @@ def test_setup_and_builtins_belong_to_the_tests_unless_the_tests_are_about_them(
         (node, ["assert read(root) == 5"], "def read(node): return node.x", 1),
     ]
 
-    async def values(made):
-        rows = [made.score(prompt(tests, setup=setup), completions(code)) for setup, tests, code, _ in cases]
-        return [score.value for (score,) in await asyncio.gather(*rows)]
-
     with runner(UnitTests(setup="setup", seconds=LONG)) as made:
-        assert asyncio.run(values(made)) == [value for *_, value in cases]
+        for setup, tests, code, value in cases:
+            (score,) = ask(made, prompt(tests, setup=setup), code)
+            assert score.value == value, code
 
 
 def test_a_program_with_check_gets_the_function_by_name():
