@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import pytest
 
 from proxima.config.describe import root_field
-from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_overrides, read_recipe, read_yaml
 from proxima.config.slots import Slot
 from proxima.config.tree import merge
@@ -98,12 +97,11 @@ def test_a_broken_file_is_named_with_its_line(recipe, text, line):
 
 
 def test_no_python_object_is_made(recipe):
-    with pytest.raises(
-        ConfigError, match="run.yaml:1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' has no meaning here"
-    ):
-        read_yaml(Path(recipe("a: !!python/object/apply:os.system ['true']\n")))
-    with pytest.raises(ConfigError, match="run.yaml:1: not YAML: could not determine a constructor"):
-        read_yaml(Path(recipe("a: !!python/name:os.system ''\n")))
+    (line,) = refused(read_yaml, Path(recipe("a: !!python/object/apply:os.system ['true']\n")))
+    tag = "tag:yaml.org,2002:python/object/apply:os.system"
+    assert line.startswith(f"run.yaml:1: the tag '{tag}' has no meaning here")
+    (line,) = refused(read_yaml, Path(recipe("a: !!python/name:os.system ''\n")))
+    assert line.startswith("run.yaml:1: not YAML: could not determine a constructor")
 
 
 def test_a_missing_recipe_names_the_nearest_file(recipe):
