@@ -420,6 +420,16 @@ def test_a_compressed_body_is_not_read(client):
     refused(answer, 415, "is not read")
 
 
+def test_an_answer_is_sent_at_once(client):
+    """TCP_NODELAY: otherwise the body, which follows the headers, is held back until the client confirms these."""
+    assert client.http.get("healthz").status_code == 200
+    connections = client.served._server.server_state.connections
+    options = [
+        c.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for c in connections
+    ]
+    assert options and all(options)
+
+
 def test_other_sites_and_names(client):
     for headers, status in (
         ({"host": "evil.example"}, 403),
