@@ -77,12 +77,11 @@ class Engine:
         return draw.randint(1, 6) * (10 if long else 1)
 
     async def generate(self, requests):
-        uid = requests[0].prompt.uid
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            for request in sorted(requests, key=lambda r: self.length(uid, r.sample)):
-                versions = []
+            for request in sorted(requests, key=lambda r: self.length(r.prompt.uid, r.sample)):
+                uid, versions = request.prompt.uid, []
                 for _ in range(self.length(uid, request.sample)):
                     await asyncio.sleep(1.0)
                     await self.sampling.wait()
@@ -107,7 +106,7 @@ class Rewards:
             await asyncio.sleep(30.0)
             return [Score.failed("timed out")] * len(completions)
         await asyncio.sleep(draw.choice((0.0, 0.0, 1.0, 9.0)))
-        return [Score(value=1.0)] * len(completions)
+        return [Score(value=float(completion.sample)) for completion in completions]
 
     async def score_batch(self, groups):
         self.blocks.append([group.prompt.uid for group in groups])
@@ -269,5 +268,5 @@ class Run:
             assert carried + len(batch.generated) == len(batch.groups) + len(batch.dropped) + len(batch.carried)
             carried = len(batch.carried)
         if schedule.batch_reward:
-            scores = [s for batch in self.batches for g in batch.groups for s in g.scores if s.valid]
-            assert all(score.value == 11.0 for score in scores)  # added once
+            scores = [entry for batch in self.batches for g in batch.groups for entry in enumerate(g.scores)]
+            assert all(score.value == 10.0 + i for i, score in scores if score.valid)  # added once

@@ -31,33 +31,11 @@ def user(text):
 
 
 @both
-def test_rows_in_any_order(cls, tmp_path):
-    rows = cls(path=written(cls, tmp_path, ROWS), metadata=("level",)).rows(1)
-    assert len(rows) == 5
-    for i in (4, 0, 2, 2):
-        assert (rows[i].messages, rows[i].answer, rows[i].metadata) == (
-            user(f"What is {i} + {i}?"),
-            str(2 * i),
-            {"level": i},
-        )
-    for i in (5, -1):
-        with pytest.raises(IndexError):
-            rows[i]
-
-
-@both
-def test_every_column_reaches_the_rewards(cls, tmp_path):
-    row = cls(path=written(cls, tmp_path, ROWS), question="{question} ({hint})", answer=None).rows(1)[3]
-    assert row.metadata == ROWS[3] and set(ROWS[3]) == {"question", "answer", "hint", "level"}
-    row = cls(path=written(cls, tmp_path, ROWS), metadata=()).rows(1)[3]
-    assert row.metadata == {}
-
-
-@both
-def test_templates_over_several_columns(cls, tmp_path):
+def test_templates_over_several_columns_which_all_reach_the_rewards(cls, tmp_path):
     path = written(cls, tmp_path, ROWS)
     row = cls(path=path, question="{question}\n({hint}, {level}) {{x}}", answer="{answer}!").rows(1)[3]
-    assert (row.messages, row.answer) == (user("What is 3 + 3?\n(add, 3) {x}"), "6!")
+    assert (row.messages, row.answer, row.metadata) == (user("What is 3 + 3?\n(add, 3) {x}"), "6!", ROWS[3])
+    assert cls(path=path, metadata=()).rows(1)[3].metadata == {}
 
 
 @both
@@ -135,6 +113,10 @@ def test_no_file_no_rows(cls, tmp_path):
             "data.jsonl:3 has no column 'answer', which .*data.jsonl:1 has; give every row an answer",
         ),
         ("\udcff", "data.jsonl:3 is not JSON"),
+        (
+            '{"question": "a"}\r{"question": "b"}',
+            r"data.jsonl:3 is not JSON: .*; if its lines end in \\r alone, rewrite",
+        ),
     ],
 )
 def test_a_broken_line_is_named_at_once(tmp_path, line, message):
@@ -207,12 +189,6 @@ def test_lines_of_any_length_blank_lines_and_no_last_line_end(tmp_path):
     ]
 
 
-def test_lines_that_end_in_carriage_returns_alone_are_refused(tmp_path):
-    (tmp_path / "mac.jsonl").write_bytes(b'{"question": "a", "answer": 1}\r{"question": "b", "answer": 2}\r')
-    with pytest.raises(ValueError, match=r"mac.jsonl:1 is not JSON: .*; if its lines end in \\r alone, rewrite them"):
-        Jsonl(path=str(tmp_path / "mac.jsonl")).rows(0)
-
-
 @pytest.mark.parametrize(
     ("chat", "message"),
     [
@@ -237,6 +213,8 @@ def test_images_are_shown_or_for_the_rewards_and_never_dropped(cls, tmp_path):
     row = cls(path=path, images="images").rows(1)[0]
     assert "images" not in row.metadata
     assert row.images == (str(tmp_path / "cat.png") if cls is Jsonl else "cat.png",)
+    if cls is Jsonl:  # an empty list is none
+        assert len(cls(path=written(cls, tmp_path, [ROWS[0] | {"images": []}, ROWS[1]])).rows(1)) == 2
 
 
 def test_parts_of_messages_are_texts_and_images(tmp_path):
@@ -246,11 +224,6 @@ def test_parts_of_messages_are_texts_and_images(tmp_path):
     assert (row.messages, row.images) == (user("left <image> right"), (str(tmp_path / "a.png"),))
     with pytest.raises(ValueError, match=r"a part of type 'image'.* images=chat shows it"):
         Jsonl(path=path, messages="chat").rows(1)
-
-
-def test_an_empty_list_of_images_is_none(tmp_path):
-    rows = [ROWS[0] | {"images": []}, ROWS[1]]
-    assert len(Jsonl(path=written(Jsonl, tmp_path, rows)).rows(1)) == 2
 
 
 def test_values_that_json_cannot_hold_become_text(tmp_path):

@@ -57,8 +57,9 @@ def test_rows_are_random_access_deterministic_and_plain(kind, made):
         assert isinstance(row, Row) and row.messages[-1]["role"] == "user"
         assert bool(row.messages[-1]["content"]) == (kind != "seeds")  # whose prompts the environment writes
         assert json.loads(json.dumps([row.answer, dict(row.metadata)])) == [row.answer, dict(row.metadata)]
-    with pytest.raises(IndexError):
-        rows[6]
+    for index in (6, -1):
+        with pytest.raises(IndexError):
+            rows[index]
 
 
 @pytest.mark.parametrize("kind", ["arithmetic", "gsm8k", "prepared", "reasoning_gym"])

@@ -1,9 +1,11 @@
 """Examples as clients send them."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+from safetensors.torch import load_file
 from tinker import types
 from tinker.lib.public_interfaces.training_client import TrainingClient, fetch_training_info
 
@@ -67,3 +69,32 @@ def new_model(client: Any, rank: int, **settings: Any) -> Any:
     info = holder.run_coroutine_threadsafe(fetch_training_info(holder, made["model_id"])).result()
     assert info.is_lora is False
     return TrainingClient(holder, model_seq_id=number, model_id=made["model_id"], info=info)
+
+
+def program(client: Any, seed: int, rank: int = 4, steps: int = 3) -> tuple[list[Any], str]:
+    """What a program sees that trains, and samples now and then: log-probs, losses, tokens; and where it saves its
+    state."""
+    model, seen = new_model(client, rank, seed=seed), list[Any]()
+    for step in range(steps):
+        parts = [examples("cross_entropy", range(seed + step + i, seed + step + i + 3)) for i in range(2)]
+        passes = [model.forward_backward(part, "cross_entropy") for part in parts]
+        seen.append(model.optim_step(types.AdamParams(learning_rate=0.02)).result().metrics["grad_norm"])
+        for passed in passes:
+            seen.append(passed.result().metrics["loss:sum"])
+            seen.append([out["logprobs"].data for out in passed.result().loss_fn_outputs])
+        if step % 5 == 1:
+            sampler = model.save_weights_and_get_sampling_client().result()
+            params = types.SamplingParams(max_tokens=6, seed=step)
+            answer = sampler.sample(types.ModelInput.from_ints([7, 8, 9]), 2, params).result()
+            seen.append([(sequence.tokens, sequence.logprobs) for sequence in answer.sequences])
+    return seen, model.save_state("end").result().path
+
+
+def weights(folder: Path, path: str) -> dict[str, Any]:
+    """The state in a checkpoint of a server's folder."""
+    run, segment, name = path.removeprefix("tinker://").split("/")
+    return load_file(folder / "models" / run.replace(":", "-") / segment / name / "optimizer.safetensors")
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    return left.keys() == right.keys() and all((left[name] == right[name]).all() for name in left)

@@ -51,24 +51,39 @@ class Client:
         self.seq += response.status_code == 200
         return self.answer(response)
 
-    def forward_backward(self, change=None, **fields):
-        message = protocol.ForwardBackwardRequest(model_id=self.model, seq_id=self.seq, loss_fn="cross_entropy")
-        for name, value in fields.items():
-            setattr(message, name, value)
+    def forward_backward(self, change=None):
+        message = self.message()
         add(message)
         if change is not None:
             change(message)
         return self.numbered(self.post("forward_backward", message.SerializeToString()))
 
-    def sampled(self, params=None, **fields):
+    def message(self, number=None):
+        number = self.seq if number is None else number
+        return protocol.ForwardBackwardRequest(model_id=self.model, seq_id=number, loss_fn="cross_entropy")
+
+    def begin_long_pass(self):
+        message = self.message()
+        for _ in range(50):
+            add(message, tokens=[5] * 200, targets=[6] * 200)
+        return self.post("forward_backward", message.SerializeToString())
+
+    def sample_body(self, params=None, **fields):
         body = {
             "num_samples": 1,
-            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [7, 8, 9]}]},
+            "prompt": chunks(7, 8, 9),
             "sampling_params": {"max_tokens": 3, "seed": 1, **(params or {})},
             "sampling_session_id": self.sampler,
             "seq_id": next(self.sample),
         }
-        return self.answer(self.post("asample", body | fields))
+        return body | fields
+
+    def sampled(self, params=None, **fields):
+        return self.answer(self.post("asample", self.sample_body(params, **fields)))
+
+
+def chunks(*ids):
+    return {"chunks": [{"type": "encoded_text", "tokens": list(ids)}]}
 
 
 def text_of(body):

@@ -11,7 +11,7 @@ import pytest
 from tinker.proto import tinker_public_pb2 as protocol
 
 from .conftest import running
-from .plain_client import SESSION, Client, add, text_of
+from .plain_client import SESSION, Client, add, chunks, text_of
 
 HUGE = 10**30
 DIGITS = "number out of range"  # of a number with more digits than Python prints
@@ -209,10 +209,6 @@ BODIES = {  # path, body, status, message
 def test_bodies_that_cannot_be_read(client, name):
     path, body, status, message = BODIES[name]
     refused(client.post(path, body), status, message)
-
-
-def chunks(*ids):
-    return {"chunks": [{"type": "encoded_text", "tokens": list(ids)}]}
 
 
 def targets(data, shape, crow=None, col=None, dtype="int64"):

@@ -1,6 +1,7 @@
 """A client's numbers are its own: who else is there, what rests, what comes twice or late changes no bit of them."""
 
 import asyncio
+import itertools
 import shutil
 import threading
 import time
@@ -8,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import torch
 from tinker import types
 from tinker.proto import tinker_public_pb2 as protocol
 
@@ -19,27 +19,11 @@ from proxima_tinker.samplers import SampleOrder
 from proxima_tinker.served_settings import Settings
 
 from .conftest import running
-from .data_of_clients import examples, new_model
+from .data_of_clients import program, same, weights
 from .plain_client import Client, add
 
-ADAM = types.AdamParams(learning_rate=0.02)
 PROMPT = types.ModelInput.from_ints([7, 8, 9])
-
-
-def training(client, rank, seed):
-    """What a program sees that trains, saves and samples: losses, log-probs, tokens, final weights."""
-    model, seen = new_model(client, rank, seed=seed), []
-    for step in range(3):
-        data = examples("cross_entropy", range(seed + step, seed + step + 6))
-        passed, stepped = model.forward_backward(data, "cross_entropy"), model.optim_step(ADAM)
-        seen.append([out["logprobs"].data for out in passed.result().loss_fn_outputs])
-        seen.append((passed.result().metrics["loss:sum"], stepped.result().metrics["grad_norm"]))
-        if step % 2:
-            sampler = model.save_weights_and_get_sampling_client().result()
-            answer = sampler.sample(PROMPT, 2, types.SamplingParams(max_tokens=6, seed=step)).result()
-            seen.append([(s.tokens, s.logprobs) for s in answer.sequences])
-    path = model.save_state("end").result().path
-    return seen, model.model_id, path
+LONG = {"max_tokens": 30, "stop": []}
 
 
 def sampling(client):
@@ -51,32 +35,25 @@ def sampling(client):
     return found
 
 
-def weights(served, model, name="end"):
-    return service.load_file(served.service._place(model) / "weights" / name / "optimizer.safetensors")
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
-JOBS = ((4, 1), (4, 30), (0, 60))
+JOBS = ((1, 4), (30, 4), (60, 0))  # seed and rank
 
 
 def test_clients_side_by_side_get_the_bits_that_each_gets_alone(tmp_path, tiny_model):
     model = tiny_model("llama")
     with running(tmp_path / "alone", model) as served:
         base = {name: value.clone() for name, value in served.service.base.model.state_dict().items()}
-        alone = [training(served.client(), *job) for job in JOBS]
+        alone = [program(served.client(), *job) for job in JOBS]
         drawn = sampling(served.client())
-        ends = [weights(served, id) for _, id, _ in alone]
+        ends = [weights(tmp_path / "alone", path) for _, path in alone]
         assert same(base, served.service.base.model.state_dict())
     with running(tmp_path / "together", model, workers=2, engines=2, models=2) as served:
         with ThreadPoolExecutor(4) as pool:
             base_of_others = pool.submit(sampling, served.client())
-            together = list(pool.map(lambda job: training(served.client(), *job), JOBS))
-        assert [seen for seen, _, _ in together] == [seen for seen, _, _ in alone]
+            together = list(pool.map(lambda job: program(served.client(), *job), JOBS))
+        assert [seen for seen, _ in together] == [seen for seen, _ in alone]
         assert base_of_others.result() == drawn
-        assert all(same(end, weights(served, id)) for end, (_, id, _) in zip(ends, together, strict=True))
+        found = [weights(tmp_path / "together", path) for _, path in together]
+        assert all(map(same, ends, found))
         assert same(base, served.service.base.model.state_dict())
         assert len(served.service.samplers._engines) <= 2 and not served.log
         assert sum(m.trained is not None for m in served.service.models.values()) <= 2
@@ -103,8 +80,11 @@ def job(client, between=lambda: None):
             between()
         norms.append(client.of_model("optim_step", adam_params={"learning_rate": 0.02}).json()["metrics"])
         between()
-    client.of_model("save_weights", path="end")
-    return norms, weights(client.served, client.model)
+    return norms, saved(client)
+
+
+def saved(client):
+    return weights(client.served.service.settings.folder, client.of_model("save_weights", path="end").json()["path"])
 
 
 def check(found, expected):
@@ -125,7 +105,7 @@ def test_requests_that_come_late_twice_and_together(served, expected):
     client = Client(served, rank=4, seed=1)
 
     def body(number):
-        message = protocol.ForwardBackwardRequest(model_id=client.model, seq_id=number, loss_fn="cross_entropy")
+        message = client.message(number)
         add(message)
         add(message, targets=(8 + number - 1 - (number > 3), 9, 10))
         return message.SerializeToString()
@@ -141,8 +121,7 @@ def test_requests_that_come_late_twice_and_together(served, expected):
     norms = [answers[f"{client.model}:{number}"] for number in (3, 6)]
     assert again == [norm.content for norm in norms]
     client.seq = 7
-    client.of_model("save_weights", path="end")
-    check(([norm.json()["metrics"] for norm in norms], weights(served, client.model)), expected)
+    check(([norm.json()["metrics"] for norm in norms], saved(client)), expected)
 
 
 def killed(served, folder):
@@ -233,10 +212,8 @@ def test_snapshots_of_one_model_sampled_at_once(tmp_path, tiny_model):
 
         def cancels():
             """Others that leave at any moment, also while weights are switched."""
-            number = 10**6
-            while not stop.is_set():
-                number += 1
-                body = sample_body(names[number % 3], number)
+            for number in itertools.takewhile(lambda _: not stop.is_set(), itertools.count()):
+                body = client.sample_body(LONG, sampling_session_id=names[number % 3])
                 id = client.post("asample", body).json()["request_id"]
                 time.sleep(number % 7 / 200)
                 client.post("cancel_future", {"request_id": id})
@@ -270,7 +247,7 @@ def test_a_sample_that_is_cancelled_before_it_begins_is_answered(served):
 
     async def at_once():
         prompt = Prompt(uid=0, messages=(), tokens=np.array([7, 8], np.int32))
-        asked = types.SampleRequest.model_validate(sample_body(client.sampler, 77))
+        asked = types.SampleRequest.model_validate(client.sample_body())
         requests = [Request(prompt=prompt, sample=0, sampling=Sampling(max_tokens=3), seed=0)]
         request = service.submit_sample(client.sampler, 77, SampleOrder(asked=asked, requests=requests))
         service.cancel(request)
@@ -280,19 +257,12 @@ def test_a_sample_that_is_cancelled_before_it_begins_is_answered(served):
     assert b"cancelled by its client" in content and not service._waiting
 
 
-def sample_body(sampler, number, tokens=30, **params):
-    prompt = {"chunks": [{"type": "encoded_text", "tokens": [7, 8, number % 200]}]}
-    settings = {"max_tokens": tokens, "stop": [], **params}
-    return {"prompt": prompt, "sampling_params": settings, "sampling_session_id": sampler, "seq_id": number}
-
-
 def test_a_flood_of_one_client_leaves_turns_to_others(tmp_path, tiny_model, monkeypatch):
     monkeypatch.setattr(service, "MOST_WAITING", 100)
     with running(tmp_path, tiny_model("llama"), slots=8) as served:
         flood, other = Client(served), Client(served)
         with ThreadPoolExecutor(8) as pool:
-            send = lambda number: flood.post("asample", sample_body(flood.sampler, number))  # noqa: E731
-            accepted = list(pool.map(send, range(140)))
+            accepted = list(pool.map(lambda _: flood.post("asample", flood.sample_body(LONG)), range(140)))
         assert [a.status_code for a in accepted].count(200) >= 100  # the limit; more if some have ended
         assert other.sampled().headers["content-type"] == "application/x-protobuf"
         assert other.forward_backward().headers["content-type"] == "application/x-protobuf"
@@ -301,10 +271,7 @@ def test_a_flood_of_one_client_leaves_turns_to_others(tmp_path, tiny_model, monk
 
 def test_a_long_request_leaves_turns_to_others(served):
     long, other = Client(served), Client(served)
-    message = protocol.ForwardBackwardRequest(model_id=long.model, seq_id=1, loss_fn="cross_entropy")
-    for _ in range(50):
-        add(message, tokens=[5] * 200, targets=[6] * 200)
-    accepted = long.post("forward_backward", message.SerializeToString())
+    accepted = long.begin_long_pass()
     assert other.forward_backward().headers["content-type"] == "application/x-protobuf"
     assert not served.service.journal.request(long.model, 1).answer
     assert long.answer(accepted).headers["content-type"] == "application/x-protobuf"
@@ -315,8 +282,7 @@ def test_a_request_without_a_seed_that_is_drawn_again_has_the_same_tokens(served
 
     def drawn(number):
         answer = protocol.SampleResponse()
-        body = sample_body(client.sampler, number) | {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [7]}]}}
-        answer.ParseFromString(client.answer(client.post("asample", body)).content)
+        answer.ParseFromString(client.sampled(LONG | {"seed": None}, seq_id=number).content)
         return answer.sequences[0].tokens
 
     first, other = drawn(0), drawn(1)

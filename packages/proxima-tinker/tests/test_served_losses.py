@@ -1,5 +1,7 @@
 """The gradients of a request against autograd of the documented formulas, one sequence at a time."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -94,17 +96,27 @@ def difference(ours, theirs):
     return max((ours[key] - theirs[key]).norm() / theirs[key].norm().clamp(min=least) for key in theirs)
 
 
-@pytest.mark.parametrize("rank", [4, 0])
-@pytest.mark.parametrize("name", CONFIGS)
+def several_targets(datum):
+    """Three of each position, each with a weight."""
+    draw = np.random.default_rng(1)
+    targets = draw.integers(5, 90, (len(datum.tokens), 3))
+    columns = {name: draw.random(targets.shape).astype(np.float32) for name in datum.columns}
+    return Datum(tokens=datum.tokens, targets=targets, columns=columns)
+
+
+@pytest.mark.parametrize(("name", "rank"), [*product(CONFIGS, (4, 0)), ("cross_entropy of several targets", 4)])
 def test_a_gradient_is_that_of_the_formula(base, data, name, rank):
     model = trained(base, rank)
+    name, _, several = name.partition(" of ")
+    data = [several_targets(datum) for datum in data[:2]] if several else data
     result = run_whole(model, data, ClientLoss(name, CONFIGS[name]), backward=True)
     ours, total = gradients(model), 0.0
     for parameter in model.trained.values():
         parameter.grad = None
     for datum in data:
         logits = plain_logits(model, datum)
-        log_prob = logits.log_softmax(-1).gather(1, torch.tensor(datum.targets)[:, None])[:, 0]
+        targets = torch.tensor(datum.targets).view(len(datum.tokens), -1)
+        log_prob = logits.log_softmax(-1).gather(1, targets).view(datum.targets.shape)
         columns = [torch.tensor(datum.columns[key]) for key in ("logprobs", "advantages", "weights")]
         loss = formula(name, log_prob, *columns)
         loss.backward()
@@ -113,6 +125,7 @@ def test_a_gradient_is_that_of_the_formula(base, data, name, rank):
     assert ours.keys() == theirs.keys() and len(ours) > 4
     assert difference(ours, theirs) <= ROUNDING
     assert result.loss == pytest.approx(total, rel=1e-5)
+    assert result.outputs[0]["logprobs"].shape == data[0].targets.shape
 
 
 @pytest.mark.parametrize("config", [{"surrogate": "cppo", "surrogate.delta": 0.01}, {"surrogate": "gspo"}])
@@ -157,25 +170,6 @@ def test_a_surrogate_is_that_of_the_core(base, data):
     )
     assert result.loss == pytest.approx(float(expected.value), rel=1e-6)
     assert result.metrics["masked_fraction"].value == expected.metrics["masked_fraction"].value
-
-
-def test_several_targets_of_a_position_each_have_a_weight(base, data):
-    model, many = trained(base, 4), []
-    draw = np.random.default_rng(1)
-    for datum in data[:2]:
-        targets = draw.integers(5, 90, (len(datum.tokens), 3))
-        weights = draw.random(targets.shape).astype(np.float32)
-        many.append(Datum(tokens=datum.tokens, targets=targets, columns={"weights": weights}))
-    result = run_whole(model, many, ClientLoss("cross_entropy", {}), backward=True)
-    ours = gradients(model)
-    for parameter in model.trained.values():
-        parameter.grad = None
-    for datum in many:
-        logits = plain_logits(model, datum)
-        log_prob = logits.log_softmax(-1).gather(1, torch.tensor(datum.targets))
-        (-torch.tensor(datum.columns["weights"]) * log_prob).sum().backward()
-    assert difference(ours, gradients(model)) <= ROUNDING
-    assert result.outputs[0]["logprobs"].shape == many[0].targets.shape
 
 
 def test_gradients_add_up_until_a_step_and_a_failed_request_adds_none(base, data):
