@@ -114,8 +114,6 @@ def test_templates():
     assert resolve_template("Q: {question}\\nA:").messages("1+1?") == [{"role": "user", "content": "Q: 1+1?\nA:"}]
     assert resolve_template("plain", "Be brief.").messages("1+1?")[0] == {"role": "system", "content": "Be brief."}
     assert resolve_template("think_answer").system and resolve_template("think_answer", "").system is None
-    assert resolve_template("boxed").messages("x")[0]["content"].endswith("within \\boxed{}.")
-    assert resolve_template("dapo").messages("x")[0]["content"] == BEFORE + "x" + AFTER
 
 
 def test_a_template_from_a_file(tmp_path):
@@ -126,7 +124,6 @@ def test_a_template_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dappo", "is not a template; take one of plain, dapo, boxed"),
         ("{problem}", r"must hold \{question\} and nothing else"),
         ("{question} \\boxed{}", "must name a column in each pair of braces"),
         ("{question", "is not a template"),

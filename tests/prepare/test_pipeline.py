@@ -48,17 +48,8 @@ def test_gsm8k(tmp_path):
     assert [row["answer"] for row in train] == ["24", "7", "70000"]
     assert train[1]["question"] == GSM8K_TRAIN[1]["question"] and train[1]["solution"] == "3+4=<<3+4=7>>7"
     assert (train[2]["source"], train[2]["row"], train[2]["repeats"], train[2]["level"]) == ("train.jsonl", 2, 1, None)
-    assert train[1]["messages"] == [
-        {
-            "role": "user",
-            "content": GSM8K_TRAIN[1]["question"] + "\nThink step by step, then give the final number after ####.",
-        }
-    ]
-    assert [line for line in done.notes if "published" in line] == [
-        "gsm8k: 3 distinct train questions, 7,473 are published; is the source whole?",
-        "gsm8k: 2 distinct test questions, 1,319 are published; is the source whole?",
-    ]
-    assert set(verify_folder(done.folder).values()) == {"same"}
+    asked = GSM8K_TRAIN[1]["question"] + "\nThink step by step, then give the final number after ####."
+    assert train[1]["messages"] == [{"role": "user", "content": asked}]
 
 
 def dapo_rows(questions=50, times=8):
@@ -211,24 +202,13 @@ def test_held_out_where_there_is_a_test_side(tmp_path):
 # Folders
 
 
-def test_nothing_that_is_there_is_lost(tmp_path):
-    gsm8k_folder(tmp_path / "raw")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("x")
-    with pytest.raises(ValueError, match="mine exists and is not prepared data"):
-        make("gsm8k", tmp_path / "raw", tmp_path / "mine", overwrite=True)
-    make("gsm8k", tmp_path / "raw", tmp_path / "out")
-    with pytest.raises(ValueError, match="out exists; take --overwrite"):
-        make("gsm8k", tmp_path / "raw", tmp_path / "out")
+def test_a_folder_that_is_not_finished_leaves_the_former_one(tmp_path):
+    make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "out")
     before = (tmp_path / "out" / "card.json").read_bytes()
     with pytest.raises(RuntimeError), atomic_folder(tmp_path / "out") as folder:
         (folder / "half").write_text("x")
         raise RuntimeError
-    assert (tmp_path / "out" / "card.json").read_bytes() == before and sorted(os.listdir(tmp_path)) == [
-        "mine",
-        "out",
-        "raw",
-    ]
+    assert (tmp_path / "out" / "card.json").read_bytes() == before and sorted(os.listdir(tmp_path)) == ["out", "raw"]
 
 
 def test_of_two_that_make_a_folder_the_first_wins(tmp_path):
@@ -291,8 +271,6 @@ def test_check(tmp_path):
     (folder / "card.json").write_text("[]")
     with pytest.raises(ValueError, match="not a card of format 1"):
         verify_folder(folder)
-    with pytest.raises(ValueError, match="is not prepared data"):
-        verify_folder(tmp_path)
 
 
 # Evaluation sets
@@ -311,12 +289,8 @@ def test_evaluation_sets_of_every_kind(tmp_path):
     half.write_text('{"question": "a \\ud800 b", "answer": "1"}\n{"question": "c", "answer": "1"}\n')
     assert list(load_eval_set(str(half)).questions) == ["a ? b", "c"]
     empty = write_dapo(tmp_path / "empty.parquet", [])
-    for place, message in (
-        ("nowhere", "against='nowhere': 'nowhere': no such file"),
-        (str(empty), "holds no questions"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            load_eval_set(place)
+    with pytest.raises(ValueError, match="holds no questions"):
+        load_eval_set(str(empty))
 
 
 def test_what_lies_beside(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from proxima.prepare.read_files import inspect_file, iter_source_rows
 from proxima.prepare.row_formats import SourceQuestion
 
-from .published import AFTER, BEFORE, lines, math_row, write_dapo, write_jsonl, write_parquet
+from .published import lines, math_row, write_dapo, write_jsonl, write_parquet
 
 FORMS = lines(Path(__file__).with_name("forms.jsonl"))  # of published data sets: a row, and what is read of it
 
@@ -28,12 +28,6 @@ def test_every_form(tmp_path, form):
     expected = SourceQuestion(**form["read"])
     assert only(write_parquet(tmp_path / "a.parquet", [form["row"]])) == expected
     assert only(write_jsonl(tmp_path / "a.jsonl", [form["row"]])) == expected
-
-
-def test_dapo(tmp_path):
-    assert only(write_dapo(tmp_path / "d.parquet", [("1?", "34", "9a9b")])) == SourceQuestion(
-        BEFORE + "1?" + AFTER, "34", None, None, None, "9a9b"
-    )
 
 
 def test_json_files(tmp_path):

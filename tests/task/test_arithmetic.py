@@ -13,10 +13,11 @@ def questions(task, seed=1):
 
 
 def test_the_first_rows_are_these():
-    rows = Arithmetic(operators=("+", "-", "*", "/"), high=99, size=8).rows(1)
+    task = Arithmetic(operators=("+", "-", "*", "/"), high=99, size=8)
+    rows = task.rows(1)
     assert [(rows[i].messages[0]["content"], rows[i].answer) for i in range(8)] == FIRST
     assert rows[1].metadata["operator"] == "-" and rows[1].metadata["operands"] == [86, 22]
-    assert rows[0].messages == ({"role": "user", "content": "What is 85 + 1?"},)
+    assert questions(task, 1) != questions(task, 2)
 
 
 FIRST = [
@@ -77,13 +78,6 @@ def test_too_small_a_range_names_the_counts():
         "size=108 must be <= 107, the number of distinct questions that operands 1…12 and 1…12 with + give on the "
         "train side (held_out=0.2); widen the range or lower size"
     )
-
-
-def test_same_seed_same_rows_other_seed_others():
-    task = Arithmetic(high=99, size=50)
-    assert questions(task, 1) == questions(task, 1)
-    assert questions(task, 1) != questions(task, 2)
-    assert len(set(questions(task, 1))) == 50
 
 
 @pytest.mark.parametrize("digits", [4, 9])

@@ -42,6 +42,10 @@ def test_what_can_go_wrong_is_a_line_each(folder, tmp_path):
             {"path": str(folder), "split": "dev", "question": "problem", "answer": None},
             'split dev.*can\'t be opened: ValueError: Unknown split "dev"',
         ),
+        (
+            {"path": str(folder), "split": "train[:0]", "question": "problem", "answer": None},
+            "split train.*corresponds to no data",
+        ),
         ({"path": str(tmp_path / "nope")}, "names a folder that does not exist"),
         (
             {"path": "nobody/nothing-at-all"},
@@ -52,11 +56,6 @@ def test_what_can_go_wrong_is_a_line_each(folder, tmp_path):
             Dataset(**fields).rows(1)
         lines = str(caught.value).splitlines()  # one for each column that is missing
         assert all(" names no column: " in line for line in lines) or len(lines) == 1
-
-
-def test_an_empty_split(folder):
-    with pytest.raises(ValueError, match="split train.*corresponds to no data"):
-        Dataset(path=str(folder), split="train[:0]", question="problem", answer=None).rows(1)
 
 
 def test_a_hub_that_does_not_resolve_is_left_alone_at_once(monkeypatch):

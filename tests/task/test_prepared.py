@@ -20,13 +20,10 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_prompt_is_the_cards(folder):
+def test_the_prompt_is_the_cards_or_a_template_and_every_column_reaches_the_rewards(folder):
     rows = PreparedTask(path=str(folder), metadata=("level",)).rows(1)
     assert [rows[i].messages for i in range(3)] == [tuple(row["messages"]) for row in ROWS]
     assert (rows[2].answer, rows[2].metadata) == ("2", {"level": 2})
-
-
-def test_every_column_reaches_the_rewards_with_a_template_of_ones_own_too(folder):
     assert PreparedTask(path=str(folder)).rows(1)[2].metadata == ROWS[2]
     row = PreparedTask(path=str(folder), template="{question}\nAnswer in \\boxed{{}}.").rows(1)[1]
     assert row.messages == ({"role": "user", "content": "1 {}?\nAnswer in \\boxed{}."},)
@@ -50,12 +47,4 @@ def test_what_is_missing(path, split, message, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=message) as caught:
         PreparedTask(path=path, split=split).rows(1)
     assert "\n" not in str(caught.value)
-
-
-def test_the_command_for_a_path():
-    assert (
-        prepare_command("data/dapo-math/train.parquet")
-        == prepare_command("data/dapo-math")
-        == "proxima data prepare dapo-math"
-    )
     assert prepare_command("data/mine/train.parquet") is None
