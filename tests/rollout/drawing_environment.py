@@ -1,4 +1,4 @@
-"""Environments for `test_episode_images`: they show images at the beginning, and one for each answer."""
+"""An environment for `test_episode_images`."""
 
 from PIL import Image
 
@@ -25,17 +25,3 @@ class Drawing:
         if self.turn == 2:
             return Reply("and the last", images=(self._image(),), reward=float(len(text) % 3))
         return Reply("over", done=True)
-
-
-class Elongated(Drawing):
-    """Answers with an image that some processors refuse."""
-
-    def respond(self, text):
-        return Image.new("RGB", (1000, 2))
-
-
-class Damaged(Drawing):
-    """Answers with bytes that are no image."""
-
-    def respond(self, text):
-        return Reply("look", images=(b"GIF89a nothing",))

@@ -7,21 +7,13 @@ from transformers import PreTrainedTokenizerFast
 
 from proxima.data import UserError
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
-from tests.rollout.episodes.chat_families import CHATML, FAMILIES, family_tokenizer
+from tests.rollout.episodes.chat_families import CHATML, FAMILIES, QWEN_CONTROL, family_tokenizer, speaker
 from tests.rollout.episodes.episode_proof import TOOLS, play
 
 SMALL = "tests/rollout/episodes/test_conversation.py"
 OPENING = [{"role": "user", "content": "Guess"}]
 LOWER = [{"role": "user", "content": "lower"}]
-FAMILY = {family.name: family for family in FAMILIES}
 ROLES = [("assistant", 0), ("user", 0), ("assistant", 1), ("user", 1), ("assistant", 2)]  # of spans, with their turns
-
-
-def speaker(name, template=None):
-    """The tokenizer of a family, with a template of its own."""
-    tokenizer = family_tokenizer(FAMILY[name])
-    tokenizer.chat_template = template or tokenizer.chat_template
-    return tokenizer
 
 
 def ids(tokenizer, text):
@@ -87,7 +79,7 @@ def test_a_tool_writes_no_control_token():
     observed = path.tokens[path.spans[0].tokens :][: path.spans[1].tokens]
     control = [tokenizer.convert_ids_to_tokens(int(t)) for t in observed if t in tokenizer.all_special_ids]
     whole = ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
-    assert [c for c in tokenizer.convert_ids_to_tokens(observed.tolist()) if c in FAMILY["chatml"].control] == whole
+    assert [c for c in tokenizer.convert_ids_to_tokens(observed.tolist()) if c in QWEN_CONTROL] == whole
     assert control.count("<|im_end|>") == 1
     assert tokenizer.decode(observed).count(forged.replace("\ud83d", "?")) == 1
 

@@ -30,9 +30,9 @@ def played(tokenizer, forget=False):
     return conversation, contexts, turns
 
 
-def apart(policy, forget):
+def apart(policy, tokenizer, forget):
     """The largest difference between the log-probs of the paths and those of the turns, and how many there are."""
-    conversation, contexts, turns = played(policy.tokenizer, forget)
+    conversation, contexts, turns = played(tokenizer, forget)
     paths = conversation.paths()
     assert len(paths) == 1 + forget
     whole = [
@@ -49,27 +49,16 @@ def apart(policy, forget):
     return float((together - each).abs().max())
 
 
-class Runner:
-    """A policy with the tokenizer of its model."""
-
-    def __init__(self, model, tokenizer, **settings):
-        self.tokenizer, self.policy = tokenizer, Policy(model, **settings)
-        self.pack = self.policy.pack
-
-    def __call__(self, batch):
-        return self.policy(batch)
-
-
 @pytest.mark.parametrize(
     ("kind", "share", "forget"),
     [*((kind, True, False) for kind in KINDS), *(("llama", share, True) for share in (True, False))],
 )
 def test_one_forward_is_turn_by_turn(kind, share, forget):
-    assert apart(Runner(loaded(kind), tiny_tokenizer(), share_prompt=share), forget) <= CLOSE
+    assert apart(Policy(loaded(kind), share_prompt=share), tiny_tokenizer(), forget) <= CLOSE
 
 
 @pytest.mark.campaign("tests/rollout/episodes/test_episode_log_prob.py::test_one_forward_is_turn_by_turn")
 @pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 is not here")
 def test_one_forward_of_smollm2_is_turn_by_turn():
     model = load(str(SMOLLM2), dtype=torch.float32)
-    assert apart(Runner(model, model.tokenizer), forget=True) <= CLOSE
+    assert apart(Policy(model), model.tokenizer, forget=True) <= CLOSE

@@ -1,13 +1,16 @@
 """Episodes on a scripted engine, in scripted environments: turns, limits, failures, and what each becomes."""
 
 import asyncio
+import base64
+import io
 from contextlib import aclosing
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from proxima.data import Completion, Episode, Prompt, SamplingMask, Score, ToolCall, Trajectory
+from proxima.data import Completion, Episode, Prompt, SamplingMask, Score, ToolCall, Trajectory, UserError
 from proxima.data.flow import Group
 from proxima.engine.protocol import InFlight, Request, Sampling
 from proxima.environment.hosts import Answer, EnvironmentFailure
@@ -20,6 +23,7 @@ from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.turn_template import TurnTemplate
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from tests.tiny import tiny_tokenizer
+from tests.tiny_images import picture
 
 TOKENIZER = tiny_tokenizer()
 END = TOKENIZER.eos_token_id
@@ -343,6 +347,23 @@ def test_a_template_that_fails_for_the_words_of_an_environment_fails_that_episod
     first, second = play(episodes, 2)
     assert first.episode.failure.startswith("the chat template fails for 'BAD'") and first.episode.attempts == 1
     assert second.episode.reward == 0 and world.alive == 0
+
+
+@pytest.mark.parametrize(
+    ("half", "why"), [(True, "an image can't be read: Truncated"), (False, "8 x 8 can't be shown: too small")]
+)
+def test_an_image_that_can_not_be_shown_fails_its_episode(half, why, monkeypatch):
+    refused = UserError("an image of 8 x 8 can't be shown: too small")
+    store = Mock(placeholder="[image]", add=Mock(return_value=0), tokens=Mock(side_effect=refused))
+    monkeypatch.setattr(TOKENIZER, "images", store, raising=False)
+    picture(0, 8, 8).save(file := io.BytesIO(), "PNG")
+    image = base64.b64encode(file.getvalue()[: 20 if half else None]).decode()
+    world = World([Answer(messages=({"role": "user", "content": "<image>", "images": [image]},))])
+    parts = SHORT.replace("m.content", "m.content[0].text")
+    (completion,) = play(player(Engine(["a"]), world, template=parts, retries=1))
+    failure = completion.episode.failure
+    assert failure.startswith("it shows an image that can't be read: ") and why in failure
+    assert completion.episode.attempts == 2
 
 
 def test_an_environment_that_takes_long_is_given_up():

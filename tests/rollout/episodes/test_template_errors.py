@@ -2,17 +2,14 @@ import pytest
 
 from proxima.rollout.episodes.conversation import ForkRefused, TurnTemplate
 from proxima.rollout.episodes.worlds import template_errors
-from tests.rollout.episodes.chat_families import FAMILIES, MISTRAL, family_tokenizer
+from tests.rollout.episodes.chat_families import MISTRAL, speaker
 from tests.rollout.episodes.episode_proof import TOOLS
 
-FAMILY = {family.name: family for family in FAMILIES}
 OPENING = [{"role": "user", "content": "What is 2 + 5?"}]
 
 
 def found(name, template=None, roles=("tool", "user")):
-    tokenizer = family_tokenizer(FAMILY[name])
-    tokenizer.chat_template = template or tokenizer.chat_template
-    return [*template_errors(TurnTemplate(tokenizer, {}, TOOLS), OPENING, roles)]
+    return [*template_errors(TurnTemplate(speaker(name, template), {}, TOOLS), OPENING, roles)]
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen2.5", "xml"])
@@ -22,9 +19,8 @@ def test_templates_that_leave_the_past_alone(name):
 
 def test_a_fork_names_what_is_rewritten():
     (thought,) = found("qwen3")
-    assert isinstance(thought, ForkRefused) and "the chat template rewrites what the model saw: '<think>" in str(
-        thought
-    )
+    assert isinstance(thought, ForkRefused)
+    assert str(thought).startswith("the chat template rewrites what the model saw: '<think>")
     assert found("qwen3", roles=["tool"]) == []
 
 
@@ -41,4 +37,3 @@ def test_what_makes_a_run_impossible_is_no_fork():
 def test_a_generation_prompt_that_is_rewritten_is_a_fork(name):
     errors = found(name)
     assert [isinstance(error, ForkRefused) for error in errors] == [True, True]
-    assert all(str(error).startswith("the chat template rewrites what the model saw: '") for error in errors)

@@ -27,6 +27,7 @@ SAYS = {
     f"task.environment={WORLD}:Turn task.tools=[tests.environment.network_world:Turn.turn]": "has no 'Turn.turn'",
     "task.environment=calculator task.tools=[proxima.environment.calculator:calculate]": "has a method 'calculate', "
     "and tools has a function of this name; rename one of them",
+    "task.environment=tests.rollout.drawing_environment:Drawing": "no image can be shown: set episode.images=true",
     "task.environment=calculator episode.seconds=5": "must be >= call_seconds=30, or no call could take as long",
     "task.environment=calculator episode.tokens=5": "is less than one turn may have, sampling.max_tokens=6",
     "task.environment=calculator model.path={top}/toolless": "in a form that isn't known here; set episode.tool_format",
