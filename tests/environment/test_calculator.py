@@ -33,19 +33,15 @@ REFUSED = {
     "1+" * 400: "at most 500 characters",
     **dict.fromkeys(("10**31", "9**99", "1e400"), "too large"),
     **dict.fromkeys(("9**9**9", "(-8)**0.5", "2**-1000"), "exponent"),
+    "1/0": "division by zero|Division",
     **dict.fromkeys(("__import__('os')", "True", "'a'*9", "2j", "1 < 2"), "only numbers"),
 }
 
 
 @pytest.mark.parametrize("expression", REFUSED)
 def test_what_is_no_sum(expression):
-    with pytest.raises(ValueError, match=REFUSED[expression]):
+    with pytest.raises((ValueError, ZeroDivisionError), match=REFUSED[expression]):
         calculate(expression)
-
-
-def test_zero():
-    with pytest.raises(ZeroDivisionError):
-        calculate("1/0")
 
 
 @given(st.integers(-999, 999), st.integers(-999, 999), st.sampled_from("+-*"))

@@ -53,7 +53,6 @@ CALCULATE, OTHER = (
         ({"kind": "./maze.py:Maze"}, "must be module:Class; as maze:Maze, from this folder or PYTHONPATH"),
         ({"kind": "no_such_module:Maze"}, "can't be imported: there is no module 'no_such_module'; put its folder"),
         ({"kind": "guess", "arguments": {"lo": 1}}, "got an unexpected keyword argument 'lo'; it takes (lo"),
-        ({"kind": "guess", "arguments": {"high": 1}}, "environment.high=1 must be above low=1"),
         ({"kind": "calculator", "tools": (CALCULATE,)}, "has a method 'calculate', and tools has a function of this"),
         ({"tools": (CALCULATE, OTHER)}, "is the second tool 'calculate'; rename or remove one"),
         ({"tools": (CALCULATE, CALCULATE)}, "is the second tool 'calculate'; rename or remove one"),

@@ -19,6 +19,7 @@ from proxima.environment.tool_calls import (
     write_call,
 )
 from proxima.model.template_variables import reads_tools
+from tests.rollout.episodes.chat_families import speaker
 
 FORMATS = get_args(ToolFormat)
 PARAMETERS = {"properties": {"a": {"type": "integer", "description": "one"}, "b": {"enum": [1, 2]}}}
@@ -165,16 +166,6 @@ def test_a_described_tool_can_be_called_as_described(tool_format):
     assert read_calls(example, tool_format, TOOLS) == ReadMessage((call("add", a="...", b="..."),))
 
 
-class Tokenizer:
-    def __init__(self, template):
-        self.template = self.chat_template = template
-
-    def get_chat_template(self, tools=None):
-        if self.template is None:
-            raise ValueError("no template")
-        return self.template
-
-
 TEMPLATES = {
     None: ("xml", False),
     "{% for message in messages %}{{ message['content'] }}{% endfor %}": ("xml", False),
@@ -188,12 +179,13 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_format_of_a_template(template):
-    assert (format_of(Tokenizer(template)), reads_tools(Tokenizer(template))) == TEMPLATES[template]
+    tokenizer = speaker("none", template)
+    assert (format_of(tokenizer), reads_tools(tokenizer)) == TEMPLATES[template]
 
 
 def test_a_template_of_another_form_is_refused():
     with pytest.raises(UserError, match="isn't known here; set episode.tool_format"):
-        format_of(Tokenizer("{% if tools %}<<call>>{% endif %}"))
+        format_of(speaker("none", "{% if tools %}<<call>>{% endif %}"))
 
 
 @pytest.mark.parametrize("text", ["1 + 2", "{x", '{"b": 1}', "\n1", "1\n```\n", "```add", "", " "])

@@ -148,14 +148,8 @@ def test_above_the_share_the_run_is_refused(bad, share, refused):
     if not refused:
         assert len(survey(*answers, max_unreadable=share)[0]) == 1
         return
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=f"{share} is exceeded: task: {bad} of 100 answers can't be read"):
         survey(*answers, max_unreadable=share)
-    line = str(caught.value)
-    start = (
-        f'data.max_unreadable={share} is exceeded: task: {bad} of 100 answers can\'t be read: row 0 "many" (number: '
-    )
-    assert line.startswith(start) and "\n" not in line
-    assert line.endswith("; repair or remove these rows, use a reward that reads them, or raise data.max_unreadable")
 
 
 def test_rows_are_not_read_where_no_reward_compares():
