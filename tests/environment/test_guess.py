@@ -1,8 +1,5 @@
 """The game: found by halving, lost without, the same for one seed."""
 
-import pytest
-
-from proxima.data import FieldError
 from proxima.environment.guess import Guess
 
 
@@ -42,9 +39,3 @@ def test_hints_states_and_the_end():
     assert [r.state for r in replies[:4]] == [f"{between}, {left} guesses left" for between, left in ranges]
     assert replies[-1].done and replies[-1].reward == 0.0
     assert [r.reward for r in play(seed, [1, 6])[1]] == [0.0, 0.0, 1 - 1 / 6]
-
-
-@pytest.mark.parametrize(("field", "value"), [("high", 1), ("guesses", 0)])
-def test_bad_arguments(field, value):
-    with pytest.raises(FieldError, match=f"{field}={value} must be"):
-        Guess(**{field: value})

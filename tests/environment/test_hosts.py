@@ -139,13 +139,14 @@ def test_calls_keep_their_order_and_stay_apart(opened):
 def test_calls_that_cannot_be_made_are_told_to_the_model(opened):
     hosts = opened("Counter")
     messages = {
-        ("nothing", ()): "error: there is no tool 'nothing', only add, choose, fetch, finish",
+        ("nothing", ()): "error: there is no tool 'nothing', only add, choose, fetch, find, finish",
         ("add", (("number", 1),)): "error: add has no argument 'number', only count",
         ("add", ()): "error: add needs the argument 'count'",
         ("add", (("count", "many"),)): 'error: count must be integer, not "many"',
         ("add", (("count", True),)): "error: count must be integer, not true",
         ("add", (("count", -1),)): "error: only forwards",
         ("add", (("count", 1000),)): "error: KeyError: 1000",
+        ("find", (("pattern", "("),)): "error: error: missing ), unterminated subpattern at position 0",
         ("choose", (("way", "up"),)): 'error: way must be one of left, right, not "up"',
     }
 
@@ -212,15 +213,6 @@ def test_a_class_that_knows_no_seed_draws_the_same_again(opened):
     first, other, again = at_once(play(1), play(2), play(1))
     assert first == again and not {first[0], *first[1]} & {other[0], *other[1]}
     assert at_once(play(2)) == [other] and len(set(first[1])) == 4
-
-
-def test_a_pattern_of_the_model_that_is_none_is_told(opened):
-    async def run():
-        instance = await opened("Dice").open({"messages": QUESTION}, seed=0)
-        return await instance.call([ToolCall(name="find", arguments={"pattern": "("})])
-
-    (answer,) = asyncio.run(run())
-    assert answer.error and "error: error: missing )" in answer.messages[0]["content"]
 
 
 def test_functions_without_a_class(opened):

@@ -43,6 +43,14 @@ class Counter:
         self.done = True
         return Reply(content="over", reward=2.0)
 
+    def find(self, pattern: str) -> bool:
+        """Whether there is one.
+
+        Args:
+            pattern: of a counter
+        """
+        return re.search(pattern, "counter") is not None
+
     def choose(self, way: Literal["left", "right"] = "left") -> str:
         """Turn.
 
@@ -86,14 +94,6 @@ class Dice:
             sides: of the dice
         """
         return f"{random.randint(1, sides)} {np.random.randint(1, 1 + sides)}"
-
-    def find(self, pattern: str) -> bool:
-        """Whether there is one.
-
-        Args:
-            pattern: of a dice
-        """
-        return re.search(pattern, "dice") is not None
 
 
 class Adder:

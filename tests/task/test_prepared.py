@@ -48,3 +48,4 @@ def test_what_is_missing(path, split, message, tmp_path, monkeypatch):
         PreparedTask(path=path, split=split).rows(1)
     assert "\n" not in str(caught.value)
     assert prepare_command("data/mine/train.parquet") is None
+    assert prepare_command("data/math/train.parquet") == "proxima data prepare math"
