@@ -166,8 +166,9 @@ def test_a_first_conversation_whose_opening_is_rewritten(monkeypatch):
 )
 def test_a_failure_is_an_episode_without_a_score(agent, failure):
     limits = {"call_seconds": 0.2, "seconds": 0.2} if agent == "hangs" else {}
-    (completion,) = play(Scripted(lambda context, request: "x"), agent, retries=1, **limits)
-    assert completion.episode.failure.startswith(failure) and completion.episode.attempts == 2
+    retries = int(agent == "exits")  # each attempt starts a process
+    (completion,) = play(Scripted(lambda context, request: "x"), agent, retries=retries, **limits)
+    assert completion.episode.failure.startswith(failure) and completion.episode.attempts == 1 + retries
     assert not len(completion.tokens) and completion.episode.reward is None
 
 
