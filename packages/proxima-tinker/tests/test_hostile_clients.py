@@ -269,9 +269,7 @@ SAMPLES = {  # sampling parameters, fields, message
 @pytest.mark.parametrize("name", SAMPLES)
 def test_samples_that_cannot_be_drawn(client, name):
     params, fields, message = SAMPLES[name]
-    answer = client.sampled(params, **fields)
-    assert answer.status_code in (400, 404, 413, 422), answer.content[:300]
-    refused(answer, answer.status_code, message)
+    refused(client.sampled(params, **fields), 404 if name == "no sampler" else 422, message)
 
 
 GOOD = {
@@ -292,26 +290,25 @@ def test_odd_settings_that_have_a_meaning(client, name):
 
 
 NOTHING = dict.fromkeys(("train_unembed", "train_mlp", "train_attn"), False)
-CREATED = {  # path, body besides the session, message
-    "no rank": ("create_model", {"lora_config": {"rank": 0}}, "rank"),
-    "a huge rank": ("create_model", {"lora_config": {"rank": HUGE}}, "rank"),
-    "nothing trained": ("create_model", {"lora_config": {"rank": 1, **NOTHING}}, "trains nothing"),
-    "another base": ("create_model", {"base_model": "other/" + "x" * 9000}, "not served here"),
-    "another optimizer": ("create_model", {"optimizer_config": {"type": "dimuon"}}, "only adamw"),
-    "a negative model": ("create_model", {"model_seq_id": -1}, "model_seq_id"),
-    "a model without end": ("create_model", {"model_seq_id": "LONG"}, DIGITS),
-    "another session": ("create_model", {"session_id": "x" * 9000}, "no session"),
-    "no number": ("create_model", {"user_metadata": {"a": NAN}}, "user_metadata|not JSON|the body"),
-    "half a character": ("create_model", {"user_metadata": {"a": "SURROGATE"}}, "user_metadata|the body"),
+CREATED = {  # body besides the session, message
+    "no rank": ({"lora_config": {"rank": 0}}, "rank"),
+    "a huge rank": ({"lora_config": {"rank": HUGE}}, "rank"),
+    "nothing trained": ({"lora_config": {"rank": 1, **NOTHING}}, "trains nothing"),
+    "another base": ({"base_model": "other/" + "x" * 9000}, "not served here"),
+    "another optimizer": ({"optimizer_config": {"type": "dimuon"}}, "only adamw"),
+    "a negative model": ({"model_seq_id": -1}, "model_seq_id"),
+    "a model without end": ({"model_seq_id": "LONG"}, DIGITS),
+    "another session": ({"session_id": "x" * 9000}, "no session"),
+    "no number": ({"user_metadata": {"a": NAN}}, "user_metadata|not JSON|the body"),
+    "half a character": ({"user_metadata": {"a": "SURROGATE"}}, "user_metadata|the body"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CREATED)
 def test_models_that_cannot_be_made(client, name):
-    path, changes, message = CREATED[name]
-    answer = client.post(path, client.model_body(**changes))
-    assert answer.status_code in (400, 404, 422), answer.content[:300]
-    refused(answer, answer.status_code, message)
+    changes, message = CREATED[name]
+    answer = client.post("create_model", client.model_body(**changes))
+    refused(answer, 404 if name == "another session" else 422, message)
 
 
 @pytest.mark.parametrize("number", [-1, HUGE, "LONG"])
@@ -330,11 +327,7 @@ def test_optimizer_settings_that_are_refused_leave_the_gradient_and_its_record(c
     record = client.served.service.models[client.model].seen
     held = len(record.pending.examples)
     for value in (NAN, INF, -1.0):
-        answer = client.of_model("optim_step", adam_params={field: value})
-        if answer.status_code != 200:
-            refused(answer, 422, field)
-        else:
-            failed(answer, field)
+        failed(client.of_model("optim_step", adam_params={field: value}), field)
     assert len(record.pending.examples) == held > 0
     assert client.of_model("optim_step", adam_params={}).json()["metrics"]["grad_norm"] > 0
     assert record.pending.examples == []
@@ -352,11 +345,7 @@ def test_names_of_checkpoints(client, name):
 @pytest.mark.parametrize("ttl", [-1, 0, 10**18, "LONG"])
 def test_times_to_live(client, ttl):
     for kind in ("save_weights", "save_weights_for_sampler", "save_weights_external"):
-        answer = client.of_model(kind, path="short", ttl_seconds=ttl)
-        if answer.status_code != 200:
-            refused(answer, 422, f"ttl_seconds|{DIGITS}")
-        else:
-            failed(answer, "ttl_seconds")
+        refused(client.of_model(kind, path="short", ttl_seconds=ttl), 422, f"ttl_seconds|{DIGITS}")
     assert client.http.get("checkpoints").status_code == 200
 
 
