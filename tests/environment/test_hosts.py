@@ -13,6 +13,7 @@ from proxima.environment.hosts import EnvironmentFailure, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.process.worker import Worker
 from tests.environment.hostile import CHILDREN, CLASS, DONE, END, RESET, RESPOND, SHORT, TIME
+from tests.environment.worlds import called
 from tests.processes import assert_all_end, family
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
@@ -137,7 +138,6 @@ def test_calls_keep_their_order_and_stay_apart(opened):
 
 
 def test_calls_that_cannot_be_made_are_told_to_the_model(opened):
-    hosts = opened("Counter")
     messages = {
         ("nothing", ()): "error: there is no tool 'nothing', only add, choose, fetch, find, finish",
         ("add", (("number", 1),)): "error: add has no argument 'number', only count",
@@ -149,24 +149,15 @@ def test_calls_that_cannot_be_made_are_told_to_the_model(opened):
         ("find", (("pattern", "("),)): "error: error: missing ), unterminated subpattern at position 0",
         ("choose", (("way", "up"),)): 'error: way must be one of left, right, not "up"',
     }
-
-    async def run():
-        instance = await hosts.open({"messages": QUESTION, "start": 0}, seed=0)
-        calls = [ToolCall(name=name, arguments=dict(arguments)) for name, arguments in messages]
-        return await instance.call(calls)
-
-    answers = asyncio.run(run())
+    calls = [(name, dict(arguments)) for name, arguments in messages]
+    _, answers, _ = called(opened("Counter"), {"messages": QUESTION, "start": 0}, *calls)
     assert [answer.messages[0]["content"] for answer in answers] == list(messages.values())
     assert all(answer.error and not answer.done and answer.messages[0]["role"] == "tool" for answer in answers)
 
 
 def test_a_fault_of_the_environment_in_a_tool_is_no_observation(opened):
-    async def run(hosts):
-        instance = await hosts.open({"messages": QUESTION, "start": 0}, seed=0)
-        await instance.call([ToolCall(name="add", arguments={"count": 404})])
-
     with pytest.raises(EnvironmentFailure, match="ConnectionError: no server"):
-        asyncio.run(run(hosts := opened("Counter")))
+        called(hosts := opened("Counter"), {"messages": QUESTION, "start": 0}, ("add", {"count": 404}))
     assert not hosts._hosts[0].alive
 
 
@@ -217,13 +208,8 @@ def test_a_class_that_knows_no_seed_draws_the_same_again(opened):
 
 def test_functions_without_a_class(opened):
     hosts = opened(None, tools=("proxima.environment.calculator:calculate",))
-
-    async def run():
-        instance = await hosts.open({"messages": QUESTION}, seed=0)
-        answers = await instance.call([ToolCall(name="calculate", arguments={"expression": "2*3"})])
-        return instance.opening, answers[0].messages[0]["content"], await instance.end()
-
-    assert asyncio.run(run()) == (None, "6", None)
+    opening, (answer,), reward = called(hosts, {"messages": QUESTION}, ("calculate", {"expression": "2*3"}))
+    assert (opening, answer.messages[0]["content"], reward) == (None, "6", None)
 
 
 def test_output_goes_to_a_log_that_does_not_grow(opened, tmp_path):

@@ -1,15 +1,14 @@
 """The code and the table of docs/environments.md."""
 
-import asyncio
 import inspect
 import re
 from contextlib import closing
 from pathlib import Path
 
-from proxima.data import ToolCall
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
+from tests.environment.worlds import called
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 
@@ -18,15 +17,11 @@ def test_the_ten_lines_run(tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "vault.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-
-    async def run(hosts):
-        row = {"messages": [{"role": "user", "content": "Open the vault."}], "code": 42}
-        instance = await hosts.open(row, seed=0)
-        answers = await instance.call([ToolCall(name="turn", arguments={"number": n}) for n in (7, 50, 42)])
-        return instance.opening[0]["content"], [a.messages[0]["content"] for a in answers], await instance.end()
-
+    row = {"messages": [{"role": "user", "content": "Open the vault."}], "code": 42}
     with closing(Hosts(EnvironmentSpec(kind="vault:Vault"), workers=1)) as hosts:
-        assert asyncio.run(run(hosts)) == ("Open the vault. It has 2 digits.", ["higher", "lower", "open"], 1.0)
+        opening, answers, reward = called(hosts, row, *(("turn", {"number": n}) for n in (7, 50, 42)))
+    assert opening[0]["content"] == "Open the vault. It has 2 digits." and reward == 1.0
+    assert [answer.messages[0]["content"] for answer in answers] == ["higher", "lower", "open"]
 
 
 def test_the_table_has_every_environment_and_argument():

@@ -7,7 +7,19 @@ from typing import Literal
 
 import numpy as np
 
+from proxima.data import ToolCall
 from proxima.environment import Environment, Reply
+
+
+def called(hosts, row, *calls):
+    """The opening, the answers and the reward of an episode with these calls of tools."""
+
+    async def run():
+        instance = await hosts.open(row, seed=0)
+        answers = await instance.call([ToolCall(name=name, arguments=arguments) for name, arguments in calls])
+        return instance.opening, answers, await instance.end()
+
+    return asyncio.run(run())
 
 
 class Counter:
