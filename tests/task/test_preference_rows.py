@@ -100,13 +100,9 @@ def test_completions_with_a_label(tmp_path, label, good):
 )
 def test_a_bad_row_names_its_field(tmp_path, change, message):
     row = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5", "margin": 1.0} | change
-    with pytest.raises(FieldError, match=f"^{message}"):
+    with pytest.raises(FieldError, match=f"^{message}") as caught:
         one(tmp_path, row, PairColumns(margin="margin"))
-
-
-def test_a_row_that_is_too_long_is_told_apart(tmp_path):
-    with pytest.raises(OverLengthError):
-        one(tmp_path, {"prompt": "2 + 2?", "chosen": "4", "rejected": "5" * 300})
+    assert isinstance(caught.value, OverLengthError) == ("has no room" in message)
 
 
 def test_more_bad_rows(tmp_path):
