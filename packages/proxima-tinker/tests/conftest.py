@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,15 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Any) -> Iterato
 def trainer(served: Served) -> Any:
     """A client's model with adapters of rank 4."""
     return served.client().create_lora_training_client("tests/tiny", rank=4, seed=1).result()
+
+
+@pytest.fixture(scope="module")
+def base(tiny_model: Any) -> Any:
+    """A model as the service loads it."""
+    import torch
+
+    from proxima.model import load
+    from proxima.model.adapter_folder import base_in_memory
+
+    path = str(tiny_model("llama"))
+    return replace(load(path, dtype=torch.float32, device="cpu"), base=base_in_memory(path, None, torch.float32))

@@ -9,7 +9,6 @@ import torch
 from starlette.testclient import TestClient
 from tinker.types import AdamParams, LoraConfig
 
-from proxima.model import load
 from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.server import open_runs
 from proxima_tinker import served_record as record_module
@@ -24,11 +23,6 @@ ADAM = AdamParams(learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-12, weight_d
 CPPO = "importance_sampling", {"surrogate": "cppo", "surrogate.delta": 0.15}
 SFT = "cross_entropy", {}
 ROWS = ("is it", "is it, no", "maybe")  # the last of a prompt of its own
-
-
-@pytest.fixture(scope="module")
-def base(tiny_model):
-    return load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
 
 
 class Client:

@@ -8,8 +8,6 @@ import torch
 from tinker.types import AdamParams, LoraConfig
 
 from proxima.data import UserError
-from proxima.model import load
-from proxima.model.adapter_folder import base_in_memory
 from proxima_tinker.datum import Datum
 from proxima_tinker.losses import ClientLoss
 from proxima_tinker.trained_model import TrainedModel
@@ -38,15 +36,6 @@ def formula(name, log_prob, q, advantage, weights):
     if name == "cispo":
         return -(ratio.clamp(0.8, 1.2).detach() * log_prob * advantage).sum()
     return -(log_prob * advantage - 0.15 * (log_prob - q) ** 2).sum()
-
-
-@pytest.fixture(scope="module")
-def base(tiny_model):
-    from dataclasses import replace
-
-    path = str(tiny_model("llama"))
-    loaded = load(path)
-    return replace(loaded, base=base_in_memory(path, None, torch.float32))
 
 
 @pytest.fixture(scope="module")
