@@ -15,11 +15,9 @@ from proxima.data import Score
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint
 from proxima.system.web_requests import name_in_host
-from proxima.view.microscope.app import MicroscopeApp
-from proxima.view.microscope.server import make_server, open_runs
 from tests.reward.make import LONG, SHORT
-from tests.reward.served import request_of, running, served
-from tests.view.microscope.stored_run import make_step
+from tests.reward.served import request_of, served
+from tests.view.microscope import stored_run
 
 NOTE = {"key": "1/0.0.0", "text": "odd"}
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
@@ -33,7 +31,7 @@ class Judge:
 
 
 def view(folder, **limits):
-    return running(make_server(MicroscopeApp(open_runs([folder])), **limits), asyncio.run)
+    return stored_run.served([folder], **limits)
 
 
 @contextlib.contextmanager
@@ -77,7 +75,7 @@ SERVERS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("runs") / "one"
-    make_step(place, SURROGATES["cppo"](), prompts=1, samples=2, tokens=4)
+    stored_run.make_step(place, SURROGATES["cppo"](), prompts=1, samples=2, tokens=4)
     return place
 
 

@@ -1,8 +1,10 @@
 """Run folders with a step of random tokens, as the trainer would have stored them: `keep` is that of `policy_loss` over
-the whole batch. `python -m tests.view.microscope.stored_run FOLDER 2048 4096` makes a large one."""
+the whole batch; and the server of them."""
 
+import asyncio
 import json
-import sys
+import threading
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from proxima.data import Completion, Group, PolicyBatch, Prompt, Score, Trajecto
 from proxima.runtime.state.rollouts import write_rollouts
 from proxima.train import TokenStatistics
 from proxima.train.completion_record import CompletionRecord
+from proxima.view.microscope.app import MicroscopeApp
+from proxima.view.microscope.server import listen, make_server, open_runs
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\u2028'
 WORDS = ("think ", "of ", "two ", "numbers ", "and ", "add ", "them ", "")
@@ -25,7 +29,11 @@ def fields_of(table, spec):
     return {"kind": table.kind_of(spec), **asdict(spec)}
 
 
-def recipe(surrogate, corrections, model):
+def text_of(ids):
+    return "".join(WORDS[i % len(WORDS)] for i in ids)
+
+
+def recipe(surrogate, corrections=(), model="no-model-here"):
     return {
         "model": {"path": model},
         "reward": [{"kind": "number", "weight": 1.0}],
@@ -79,34 +87,29 @@ def decided(batch, surrogate, corrections=()):
     return loss.keep, -gradient / batch.advantage, loss.selected
 
 
-def make_step(
-    folder, surrogate, corrections=(), prompts=3, samples=4, tokens=30, step=1, seed=0, text=None, equal=False,
-    model="no-model-here", ids_in=(0, 250),
+def step_content(
+    surrogate, corrections=(), prompts=3, samples=4, tokens=30, seed=0, text=None, lengths=None
 ):  # fmt: skip
-    """A run folder with a finished step; its batch, and what was decided."""
+    """Groups of random tokens, what became of each completion, and the batch, what was kept of it, and the weights."""
     draw = np.random.default_rng(seed)
-    lengths = [tokens if equal else int(draw.integers(1, tokens + 1)) for _ in range(prompts * samples)]
+    lengths = lengths or [int(draw.integers(1, tokens + 1)) for _ in range(prompts * samples)]
     batch = policy_batch(surrogate, lengths, seed)
     keep, weight, selected = decided(batch, surrogate, corrections)
     optional = {} if selected is None else {"selected": selected.numpy()}
     if "top_k" in surrogate.needs:
         optional["top_k_divergence"] = divergence(batch, surrogate.divergence).numpy()
-    folder = Path(folder)
-    (folder / "rollouts").mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(recipe(surrogate, corrections, model)))
     groups, records = [], {}
     columns = {name: getattr(batch, name).numpy() for name in ("log_prob", "behavior_log_prob", "entropy", "advantage")}
     starts = np.cumsum([0, *lengths])
     for uid in range(prompts):
         completions, scores = [], []
-        prompt = Prompt(
-            uid=uid, messages=({"role": "user", "content": text or f"What is {uid} + 1?"},), tokens=(1, 2, 3)
-        )
+        question = text or f"Of these, what is {uid} + 1?"
+        prompt = Prompt(uid=uid, messages=({"role": "user", "content": question},), tokens=(1, 2, 3))
         for sample in range(samples):
             at = uid * samples + sample
             own = slice(starts[at], starts[at + 1])
-            behavior, ids = columns["behavior_log_prob"][own], draw.integers(*ids_in, lengths[at], np.int32)
-            answer = text or "".join(WORDS[i % len(WORDS)] for i in ids)
+            behavior, ids = columns["behavior_log_prob"][own], draw.integers(0, 256, lengths[at], np.int32)
+            answer = text or text_of(ids)
             plain = Completion.of_text(uid, sample, answer, ids)
             completion = replace(plain, sampled_log_prob=behavior, untruncated_log_prob=behavior)
             value = float(draw.random())
@@ -128,16 +131,35 @@ def make_step(
                 ),
             )
         groups.append(Group(prompt=prompt, completions=tuple(completions), scores=tuple(scores)))
+    return groups, records, (batch, keep, weight)
+
+
+def write_step(folder, step, groups, records, recipe):
+    """A finished step of a run folder, which may have others."""
+    folder = Path(folder)
+    (folder / "rollouts").mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(recipe))
     write_rollouts(folder / "rollouts" / f"{step:06d}.parquet", step, groups, records)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "train", "step": step, "time": float(step), "reward/mean": 0.5}) + "\n")
-    return batch, keep, weight
 
 
-if __name__ == "__main__":
-    place, completions, tokens, *words = sys.argv[1:]
-    samples = min(8, int(completions))
-    shape = {"prompts": int(completions) // samples, "samples": samples, "tokens": int(tokens), "equal": True}
-    of_model = {"model": words[0], "ids_in": (300, 20_000)} if words else {}
-    for step in words[1:] or [1]:
-        make_step(place, SURROGATES["cppo"](), step=int(step), **shape, **of_model)
+def make_step(folder, surrogate, corrections=(), step=1, **content):
+    """A run folder with a finished step; its batch, and what was decided."""
+    groups, records, decisions = step_content(surrogate, corrections, **content)
+    write_step(folder, step, groups, records, recipe(surrogate, corrections))
+    return decisions
+
+
+@contextmanager
+def served(folders, key="", **limits):
+    """The port of a server of these runs, in a thread."""
+    server = make_server(MicroscopeApp(open_runs(folders), key), **limits)
+    with listen("127.0.0.1", 0) as listening:
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(600)

@@ -1,24 +1,26 @@
 """The page in a browser: every view, by keyboard alone, on a phone, in the dark, with hostile text, and in one file."""
 
 import importlib.util
-import json
+import math
 import os
 import re
 import shutil
-import subprocess
-import sys
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from proxima.core.surrogate import SURROGATES
-from proxima.view.microscope.completion_page import base64_column
+from proxima.view.microscope.exported_page import exported_page
+from proxima.view.microscope.notes import read_notes
+from proxima.view.microscope.server import open_runs
 from tests.campaigns import campaign
-from tests.view.microscope.made_run import MadeRun, serve
-from tests.warm import WarmPopen
+from tests.view.microscope.page_runs import COPY, EVIL, LIVE, LONG, LONGEST_NAME, NEW, OTHER, WORDS, make_runs
+from tests.view.microscope.stored_run import make_step, served
+from tests.view.synthetic import record
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PLAYWRIGHT = importlib.util.find_spec("playwright")
@@ -28,11 +30,11 @@ ROUTES = {
     "runs": "",
     "trend": "0",
     "step": "0/step/3",
-    "group": "0/step/3/group/103",
-    "played": "0/step/3/group/104",
-    "completion": "0/step/3/completion/103.1.0",
-    "episode": "0/step/3/completion/103.2.0?tint=policy_version",
-    "compare": "0/compare?step=1&c=103.1.0&run2=1&step2=3",
+    "group": "0/step/3/group/3",
+    "played": "0/step/3/group/4",
+    "completion": "0/step/3/completion/3.1.0",
+    "episode": "0/step/3/completion/3.2.1?tint=policy_version",
+    "compare": "0/compare?step=1&c=3.1.0&run2=1&step2=3",
 }
 
 
@@ -67,46 +69,64 @@ def listened(browser, address, **options):
         context.close()
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The run folders, and the address of their server."""
+    folders = make_runs(tmp_path_factory.mktemp("runs"))
+    with served(folders) as port:
+        yield SimpleNamespace(folders=folders, address=f"http://127.0.0.1:{port}/")
+
+
 @contextmanager
-def opened(browser, run, refused=False, **options):
-    """A page at the made run's server; at the end nothing was said in its console, and nothing failed, but what the
-    browser itself says of a request that was `refused`."""
-    server = serve(run)
+def opened(browser, runs, refused=False, **options):
+    """A page at the server; at the end nothing was said in its console, and nothing failed, but what the browser
+    itself says of a request that was `refused`."""
 
     def visit(name):
         page.goto("about:blank")
-        page.goto(f"{server.address}#/{ROUTES.get(name, name)}")
+        page.goto(f"{runs.address}#/{ROUTES.get(name, name)}")
         page.wait_for_selector("#crumbs li")
         page.wait_for_selector("#view > *")
 
-    try:
-        with listened(browser, server.address, **options) as (page, said):
-            page.visit, page.server = visit, server
-            yield page
-        refusals = [line for line in said if "server responded with a status of 400" in line]
-        assert bool(refusals) == refused
-        assert [line for line in said if line != "about:blank" and line not in refusals] == []
-    finally:
-        server.shutdown()
-        server.server_close()
+    with listened(browser, runs.address, **options) as (page, said):
+        page.visit = visit
+        yield page
+    refusals = [line for line in said if "server responded with a status of 404" in line]
+    assert bool(refusals) == refused
+    assert [line for line in said if line != "about:blank" and line not in refusals] == []
 
 
 @pytest.fixture
-def page(browser):
-    """The page of a made run."""
-    with opened(browser, MadeRun()) as page:
+def page(browser, runs):
+    with opened(browser, runs) as page:
         yield page
 
 
-def test_the_way_down_by_clicks(page):
+@pytest.fixture(scope="module")
+def rows(runs):
+    """What the third step of the first run has in its file."""
+    return pq.read_table(runs.folders[0] / "rollouts" / "000003.parquet").to_pylist()
+
+
+def row_of(rows, *key):
+    (row,) = (row for row in rows if (row["prompt_uid"], row["sample"], row["turn"]) == key)
+    return row
+
+
+def number(text, name):
+    """A number of the inspector's tables."""
+    return float(re.search(rf"^{name}\t(\S+)", text, re.MULTILINE)[1].replace("−", "-"))
+
+
+def test_the_way_down_by_clicks(page, rows):
     page.visit("runs")
-    assert page.locator(".runs .bad").inner_text() == "✕ metrics.jsonl is of format 1; this reads 3"
+    assert page.locator(".runs .bad").inner_text().startswith("✕ config.yaml is missing or damaged")
     page.click("text=quickstart >> nth=0")
     page.wait_for_selector(".charts svg")
-    assert page.locator(".charts figure").count() == 13
+    assert page.locator(".charts figure").count() == len(record(1, 3))  # two are no metrics; two are the run's own
     assert "held-out accuracy 0.25 → 0.75" in page.inner_text(".where")
-    titles = page.locator("section:has(> .charts) > h2").all_inner_texts()
-    assert titles == ["Vital signs", "Rewards", "Updates", "Time and speed", "Other"]
+    *titles, rest = page.locator("section:has(> .charts) > h2").all_inner_texts()
+    assert titles[:3] == ["Vital signs", "Rewards", "Prompts and completions"] and rest == "Other"
     first = page.locator(".charts figure").first.inner_text()
     assert first.startswith("reward/mean") and "mean over the valid completions generated in the step" in first
     page.locator(".charts svg").first.click(position={"x": 3, "y": 40})
@@ -120,21 +140,28 @@ def test_the_way_down_by_clicks(page):
     page.click(".columns article >> nth=1 >> a")
     page.wait_for_url("**/completion/*.1.0*")
     page.wait_for_selector(".tok.at")
-    with page.expect_response("**/token/5*"):  # the answers to other tokens are the same
+    page.visit("completion")
+    with page.expect_response("**/token/5*") as told:
         page.click(".tokens .tok >> nth=5")
     page.wait_for_url("**t=5*")
-    page.wait_for_selector("text=masked: 0.21 > 0.18 because the prefix had spent 0.07")
+    told, row = told.value.json(), row_of(rows, 3, 1, 0)
+    page.wait_for_selector(f".reason:has-text('{told['reason']}')")
     shown = page.inner_text(".inspector")
-    for text in ("π current\t−0.25\t77.9 %", "ratio\t1.284", "threshold\t0.18", "“ third”", "not stored; --recompute"):
+    assert number(shown, "π current") == pytest.approx(row["log_prob"][5], rel=1e-4)
+    assert number(shown, "ratio") == pytest.approx(told["ratio"], rel=1e-4)
+    assert number(shown, "threshold") == pytest.approx(told["band"]["threshold"], rel=1e-4)
+    share = re.search(r"^π current\t\S+\t(\S+) %", shown, re.MULTILINE)[1]
+    assert float(share) == pytest.approx(100 * math.exp(row["log_prob"][5]), abs=0.06)
+    for text in (f"“{told['top_k'][2]['text']}”", "not stored; --recompute"):
         assert text in shown
-    page.click("#crumbs >> text=step 1")
+    page.click("#crumbs >> text=step 3")
     page.wait_for_selector(".fates button")
 
 
-def test_tokens_are_counted_from_1(page):
-    page.visit("0/step/3/completion/103.2.0?t=0")
+def test_tokens_are_counted_from_1(page, rows):
+    page.visit("0/step/3/completion/3.2.1?t=0")
     page.wait_for_selector(".tok.at")
-    length = page.server.run.completions["length"][3 * 8 + 2]
+    length = len(row_of(rows, 3, 2, 1)["tokens"])
     assert f"token 1 of {length}" in page.inner_text(".inspector")
     assert "token 1" in page.inner_text(".band figcaption > output")
     page.keyboard.press("End")
@@ -144,28 +171,27 @@ def test_tokens_are_counted_from_1(page):
     assert values == ["1", str(length), str(length)]
     other = page.locator(".graph a[href]").first.get_attribute("aria-label")
     assert other.startswith(f"another path from token {length // 4 + 4}")  # 3 tokens of its second message are shared
-    page.visit("0/compare?step=1&c=103.1.0&run2=1&step2=3")
+    page.visit("compare")
     page.wait_for_selector(".pair .tok.at")
-    assert page.locator(".compare thead th").first.inner_text() == "token 18"
+    assert page.locator(".compare thead th").first.inner_text() == f"token {OTHER + 1}"
 
 
-def test_groups_say_how_many_completions_were_trained(page):
+def test_groups_say_how_many_completions_were_trained(page, rows):
     page.visit("step")
     page.wait_for_selector(".fates button")
-    trained = page.locator('[aria-label^="Groups"] .space .row > :last-child').all_inner_texts()
-    rows = page.server.run.completions
-    assert sum(int(text.partition("/")[0]) for text in trained) == rows["outcome"].count("trained")
-    assert {text.partition("/")[2] for text in trained} == {"8"} and "used" not in page.inner_text(".lists")
+    shown = page.locator('[aria-label^="Groups"] .space .row > :last-child').all_inner_texts()
+    trained = [row["prompt_uid"] for row in rows if row["outcome"] == "trained"]
+    sizes = Counter(row["prompt_uid"] for row in rows)
+    assert sorted(shown) == sorted(f"{trained.count(uid)}/{size}" for uid, size in sizes.items())
+    assert "used" not in page.inner_text(".lists")
 
 
 CUT = "tests/view/microscope/test_page.py::test_a_question_is_cut_only_where_its_row_is_full"
 
 
 @pytest.mark.parametrize("width", [1000, *campaign(CUT, [1280, 1600])])
-def test_a_question_is_cut_only_where_its_row_is_full(width, browser):
-    run = MadeRun()
-    run.text = lambda words: words.replace("What is", "Of these, what is")  # 24 characters
-    with opened(browser, run, viewport={"width": width, "height": 800}) as page:
+def test_a_question_is_cut_only_where_its_row_is_full(width, browser, runs):
+    with opened(browser, runs, viewport={"width": width, "height": 800}) as page:
         page.visit("step")
         page.wait_for_selector(".space .row")
         cut = "all => all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent)"
@@ -176,19 +202,14 @@ def test_a_question_is_cut_only_where_its_row_is_full(width, browser):
         ]
 
 
-def test_a_chart_cuts_neither_its_name_nor_its_numbers(browser):
-    run, smallest = MadeRun(), -0.000123
-    long = "mismatch/probability_0.001_0.01/log_prob_absdiff"
-    run.trend["metrics"] |= {long: [smallest, *[1e9] * 11]}
-    run.trend["about"] |= {long: ["Other", "with a long name"]}
-    with opened(browser, run) as page:
-        page.visit("0")
-        page.locator(f'[data-name="{long}"]').scroll_into_view_if_needed()
-        page.wait_for_selector(f'[data-name="{long}"] svg')
-        outside = page.locator(".charts svg text").evaluate_all(OUTSIDE)
-        assert outside == [] and "−0.000123" in page.locator(f'[data-name="{long}"] svg').text_content()
-        cut = "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent)"
-        assert page.locator(".charts figcaption, .charts figcaption > *").evaluate_all(cut) == []
+def test_a_chart_cuts_neither_its_name_nor_its_numbers(page):
+    page.visit("0")
+    page.locator(f'[data-name="{LONGEST_NAME}"]').scroll_into_view_if_needed()
+    page.wait_for_selector(f'[data-name="{LONGEST_NAME}"] svg')
+    outside = page.locator(".charts svg text").evaluate_all(OUTSIDE)
+    assert outside == [] and "−0.000123" in page.locator(f'[data-name="{LONGEST_NAME}"] svg').text_content()
+    cut = "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent)"
+    assert page.locator(".charts figcaption, .charts figcaption > *").evaluate_all(cut) == []
 
 
 #: Texts that reach beyond their chart.
@@ -198,50 +219,25 @@ OUTSIDE = """all => all.filter((one) => {
 }).map((one) => one.textContent)"""
 
 
-class Skipped(MadeRun):
-    """Of completions with advantage 0 only the log-probs of the engine are stored."""
-
-    empty = False
-
-    def completion(self, name, step=1):
-        made = super().completion(name, step)
-        n = 0 if self.empty else len(made["tokens"]["text"])
-        columns = {"advantage": np.zeros(n), "behavior_log_prob": np.full(n, -0.5), "policy_version": np.full(n, 3)}
-        tokens = {key: values[:n] for key, values in made["tokens"].items()}
-        columns = {key: base64_column(value) for key, value in columns.items()}
-        return {
-            **made,
-            "tokens": tokens,
-            "columns": columns,
-            "band": None,
-            "episode": None,
-            "problem": "no forward pass",
-        }
+def test_a_completion_has_no_empty_panel(page):
+    page.visit("0/step/3/completion/0.1.0")  # its advantage is 0: no forward pass
+    page.wait_for_selector(".tok.at")
+    assert not page.locator(".band").is_visible()  # nothing varies along the answer
+    height = "(one) => one.getBoundingClientRect().height"
+    assert page.locator(".tokens").evaluate(height) <= page.locator(".piece").evaluate(height) * 1.6
+    page.visit("0/step/3/completion/0.3.0")
+    page.wait_for_selector("text=no tokens")
+    assert not page.locator(".band").is_visible() and not page.locator(".inspector").is_visible()
 
 
-def test_a_completion_has_no_empty_panel(browser):
-    run = Skipped()
-    with opened(browser, run) as page:
-        page.visit("completion")
-        page.wait_for_selector(".tok.at")
-        assert not page.locator(".band").is_visible()  # nothing varies along the answer
-        height = "(one) => one.getBoundingClientRect().height"
-        assert page.locator(".tokens").evaluate(height) <= page.locator(".piece").evaluate(height) * 1.6
-        run.empty = True
-        page.visit("0/step/3/completion/103.3.0")
-        page.wait_for_selector("text=no tokens")
-        assert not page.locator(".band").is_visible() and not page.locator(".inspector").is_visible()
-
-
-def test_in_a_frame_of_another_page_it_says_what_is_missing(browser):
-    server = serve(MadeRun())
+def test_in_a_frame_of_another_page_it_says_what_is_missing(browser, runs):
     page = browser.new_context().new_page()
     page.set_content("<iframe width=900 height=500></iframe>")
     frame = page.frame_locator("iframe")
 
     def shown_in(sandbox):
         page.eval_on_selector("iframe", "(frame, text) => { frame.sandbox = text; }", sandbox)
-        place = f"{server.address}?{sandbox.replace(' ', '+')}#/0"
+        place = f"{runs.address}?{sandbox.replace(' ', '+')}#/0"
         with page.expect_event("framenavigated", lambda shown: shown.url == place):  # else the page before is read
             page.eval_on_selector("iframe", "(frame, text) => { frame.src = text; }", place)
 
@@ -257,8 +253,6 @@ def test_in_a_frame_of_another_page_it_says_what_is_missing(browser):
     frame.locator("[role=alert]").wait_for()
     assert "Or this frame forbids requests: open it in a window." in frame.locator("[role=alert]").inner_text()
     page.context.close()
-    server.shutdown()
-    server.server_close()
 
 
 def test_by_keyboard_alone(page):
@@ -267,7 +261,7 @@ def test_by_keyboard_alone(page):
     page.wait_for_selector(".charts svg")
     press("ArrowLeft")
     press("Enter")
-    page.wait_for_url("**#/0/step/11*")
+    page.wait_for_url("**#/0/step/2*")
     page.wait_for_selector(".lists")
     press("ArrowDown")
     assert page.locator('[aria-label^="Groups"] .row.at').get_attribute("aria-rowindex") == "3"
@@ -277,7 +271,7 @@ def test_by_keyboard_alone(page):
     press("ArrowRight")
     press("b")
     press("Escape")
-    page.wait_for_url("**#/0/step/11*")
+    page.wait_for_url("**#/0/step/2*")
     page.wait_for_selector(".lists")
     press("Enter")
     page.wait_for_selector(".columns")
@@ -308,36 +302,37 @@ def test_by_keyboard_alone(page):
     page.wait_for_url("**/group/*")
 
 
-def test_filters_and_histogram(browser):
-    with opened(browser, MadeRun(), refused=True) as page:
+def test_filters_and_histogram(browser, runs, rows):
+    with opened(browser, runs, refused=True) as page:
         page.visit("step")
-        rows = page.server.run.completions
         shown = page.locator('section:has([aria-label="Completions"]) h2 span')
         page.keyboard.press("h")
         page.keyboard.press("ArrowLeft")  # the last bar
-        right = sum(value == 1 for value in rows["reward"])
-        assert shown.inner_text() == f"{right} of 64" and "reward_from=1" in page.url
+        right = sum(row["reward"] == 1 for row in rows)
+        assert shown.inner_text() == f"{right} of 65" and "reward_from=1" in page.url
         page.keyboard.press("Escape")
-        assert shown.inner_text() == "64 of 64"
+        assert shown.inner_text() == "65 of 65"
         page.click(".fates button >> nth=1")
         name = page.locator(".fates button >> nth=1").get_attribute("data-name")
-        assert shown.inner_text() == f"{rows['outcome'].count(name)} of 64"
+        assert shown.inner_text() == f"{sum(row['outcome'] == name for row in rows)} of 65"
         page.click("text=clear")
         page.fill('[aria-label="length, at least"]', "100")
         page.wait_for_url("**length_from=100*")
-        assert shown.inner_text() == f"{sum(n >= 100 for n in rows['length'])} of 64"
+        assert (
+            shown.inner_text() == f"{sum(sum(row['sampled'] or [1] * len(row['tokens'])) >= 100 for row in rows)} of 65"
+        )
         page.click("text=clear")
         page.fill('[aria-label="Text of the answers"]', "nothing")
         page.wait_for_selector("text=no completion passes the filters")
-        assert shown.inner_text() == "0 of 64"
+        assert shown.inner_text() == "0 of 65"
         page.check("text=regex")
         page.fill('[aria-label="Text of the answers"]', "(")
         page.wait_for_selector("[role=alert]:has-text('missing )')")
         page.visit("0/step/3?outcome=invalid")  # an address has its filters
-        assert shown.inner_text() == "1 of 64"
+        assert shown.inner_text() == "1 of 65"
 
 
-def test_tints_have_signs_beside_colour(page):
+def test_tints_have_signs_beside_colour(page, rows):
     page.visit("completion")
     tints = page.locator('[aria-label="Tint"] option').evaluate_all("all => all.map((one) => one.value)")
     first = ("advantage", "log_ratio", "mismatch", "entropy", "divergence", "policy_version", "keep", "loss_weight")
@@ -357,16 +352,16 @@ def test_tints_have_signs_beside_colour(page):
     nodes = page.locator(".graph a")
     assert nodes.count() == 5 + 2  # the messages, and what the other path has from its fork on
     other = page.locator(".graph a[href]").first
-    assert other.get_attribute("href") == "#/0/step/3/completion/103.2.1"
+    assert other.get_attribute("href") == "#/0/step/3/completion/3.2.0"
     assert other.get_attribute("aria-label").startswith("another path from token ")
     assert "calls search, reward +0.25" in nodes.first.get_attribute("aria-label")
     page.locator(".graph [role=button] >> nth=1").focus()
     page.keyboard.press("Enter")  # the tool's answer: its first token
-    page.wait_for_url("**t=15*")
+    page.wait_for_url(f"**t={len(row_of(rows, 3, 2, 1)['tokens']) // 4}*")
 
 
 def test_episodes_of_a_group_are_read_turn_by_turn(page):
-    page.visit("0/step/3/group/104")
+    page.visit("0/step/3/group/4")
     cards = page.locator(".columns article")
     assert cards.count() == 8 and page.locator(".columns button").count() == 0  # no words to compare
     said = cards.first.locator(".turns li").all_inner_texts()
@@ -376,46 +371,43 @@ def test_episodes_of_a_group_are_read_turn_by_turn(page):
     assert "reward of the episode +1 · ended by the limit of turns · begun 2 times" in cards.first.inner_text()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    page.wait_for_url("**/completion/104.1.0*")
+    page.wait_for_url("**/completion/4.1.0*")
 
 
-def test_compare_marks_the_first_difference(page):
+def test_compare_marks_the_first_difference(page, rows):
     page.visit("compare")
-    assert "First difference at token 18" in page.inner_text(".compare .bar")
+    assert f"First difference at token {OTHER + 1}:" in page.inner_text(".compare .bar")
     assert page.locator(".pair .tok.first").count() == 2
-    assert page.locator(".pair .tok.first >> nth=1").inner_text() == " otherwise"
-    page.visit("0/compare?step=1&c=103.1.0&run2=1&step2=1")
+    other = row_of(rows, 3, 1, 0)["tokens"][OTHER]
+    assert page.locator(".pair .tok.first >> nth=1").inner_text().strip() == WORDS[other].strip()
+    page.visit("0/compare?step=1&c=3.1.0&run2=1&step2=1")
     assert "The tokens are the same." in page.inner_text(".compare .bar")
     page.visit("completion")
     page.click(".further button")
     page.wait_for_url("**/compare*")
 
 
-def test_a_note_is_saved_and_listed(page):
-    page.visit("0/step/3/completion/103.1.0?t=7")
+def test_a_note_is_saved_and_listed(page, runs):
+    page.visit(f"{COPY}/step/3/completion/3.1.0?t=7")
     page.click(".note summary")
     page.fill(".note textarea", "why <b>this</b> one?")
     page.click("text=save the note")
     page.wait_for_selector("text=note ●")
-    assert page.server.run.notes["0"] == {"step/3/completion/103.1.0?t=7": "why <b>this</b> one?"}
-    page.visit("0")
-    assert page.inner_text(".notes a") == "step/3/completion/103.1.0, token 8"
+    assert read_notes(runs.folders[COPY]) == {"step/3/completion/3.1.0?t=7": "why <b>this</b> one?"}
+    page.visit(str(COPY))
+    assert page.inner_text(".notes a") == "step/3/completion/3.1.0, token 8"
     page.click(".notes a")
-    page.wait_for_url("**/completion/103.1.0?t=7*")
+    page.wait_for_url("**/completion/3.1.0?t=7*")
     page.wait_for_selector(".note[open]")
     assert page.input_value(".note textarea") == "why <b>this</b> one?"
 
 
-def test_a_running_step_appears_by_itself(browser):
-    run = MadeRun()
-    run.running = True
-    with opened(browser, run) as page:
-        page.visit("0")
-        page.wait_for_selector("#live:has-text('step 12')")
-        run.steps.append(13)
-        del run.trend
-        page.wait_for_selector("button:has-text('open step 13')")
-        page.wait_for_selector("#live:has-text('step 13')")
+def test_a_running_step_appears_by_itself(page, runs):
+    page.visit(str(LIVE))
+    page.wait_for_selector("#live:has-text('step 1')")
+    make_step(runs.folders[LIVE], SURROGATES["cppo"](), prompts=1, samples=1, step=2)
+    page.wait_for_selector("button:has-text('open step 2')")
+    page.wait_for_selector("#live:has-text('step 2')")
 
 
 LOOKS = {"phone": {"viewport": {"width": 360, "height": 740}}, "desk": {}, "dark": {"color_scheme": "dark"}}
@@ -427,9 +419,9 @@ READ = "tests/view/microscope/test_page.py::test_every_view_can_be_read"
 
 @pytest.mark.parametrize("look", ["phone", *campaign(READ, ["desk", "dark"])])
 @pytest.mark.parametrize("route", [*FIRST, *campaign(READ, [route for route in ROUTES if route not in FIRST])])
-def test_every_view_can_be_read(route, look, browser):
+def test_every_view_can_be_read(route, look, browser, runs):
     """No view is wider than the window; names, roles and contrast by axe-core, where it is installed."""
-    with opened(browser, MadeRun(), **LOOKS[look]) as page:
+    with opened(browser, runs, **LOOKS[look]) as page:
         page.visit(route)
         page.wait_for_timeout(150)
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
@@ -484,61 +476,48 @@ CONTRAST = """() => {
 }"""
 
 
-def test_hostile_text_is_shown_and_does_nothing(browser):
-    run = MadeRun(hostile=True)
-    run.notes["0"]['"><img src=x onerror=window.ran=4>'] = "<script>window.ran=5</script>"
-    with opened(browser, run) as page:
-        for name in ROUTES:
-            page.visit(name)
-            page.wait_for_timeout(100)
-            assert page.evaluate("window.ran") is None
-            assert page.locator("img, script:not([src]), svg[onload]").count() == 0
-        page.visit("completion")
-        page.wait_for_selector(".reason:has-text('onerror')")
-        assert "</script><script>window.ran=1</script>" in page.inner_text(".tokens")
-        page.visit("0")
-        page.wait_for_selector(".notes li p")
-        assert page.inner_text(".notes li p") == "<script>window.ran=5</script>"
+def test_hostile_text_is_shown_and_does_nothing(page):
+    def visit(route):
+        page.visit(route)
+        page.wait_for_timeout(100)
+        assert page.evaluate("window.ran") is None
+        assert page.locator("img, script:not([src]), svg[onload]").count() == 0
+
+    for route in ROUTES.values():
+        visit(route.replace("0", str(EVIL), 1).replace("run2=1", f"run2={EVIL}"))
+    visit(f"{EVIL}/step/3/completion/3.1.0")
+    page.wait_for_selector(".reason:has-text('onerror')")
+    assert "</script><script>window.ran=1</script>" in page.inner_text(".tokens")
+    visit(str(EVIL))
+    page.wait_for_selector(".notes li p")
+    assert page.inner_text(".notes li p") == "<script>window.ran=5</script>"
 
 
-def test_long_answers_and_many_completions_draw_what_is_in_sight(browser):
-    with opened(browser, MadeRun(groups=1250, size=8, tokens=32_000)) as page:
-        page.visit("step")
-        assert "10,000 of 10,000" in page.inner_text(".lists")
-        assert page.locator(".space .row").count() < 150
-        page.keyboard.press("c")
-        page.keyboard.press("End")
-        assert page.locator('[aria-label="Completions"] .row.at').get_attribute("aria-rowindex") == "10001"
-        page.visit("0/step/1/completion/100.1.0")
-        page.wait_for_selector(".tok.at")
-        assert page.locator(".tok").count() < 6000
-        page.keyboard.press("End")
-        page.wait_for_url("**t=31999*")
-        assert page.locator(".tok.at").is_visible()
-        assert len(page.locator(".tokens").text_content()) == len(
-            "".join(page.server.run.completion("100.1.0")["tokens"]["text"])
-        )
+def test_long_answers_and_many_completions_draw_what_is_in_sight(page):
+    page.visit(f"{LONG}/step/1")
+    assert "1,000 of 1,000" in page.inner_text(".lists")
+    assert page.locator(".space .row").count() < 150
+    page.keyboard.press("c")
+    page.keyboard.press("End")
+    assert page.locator('[aria-label="Completions"] .row.at').get_attribute("aria-rowindex") == "1001"
+    page.visit(f"{LONG}/step/1/completion/0.1.0")
+    page.wait_for_selector(".tok.at")
+    assert page.locator(".tok").count() < 6000
+    page.keyboard.press("End")
+    page.wait_for_url("**t=31999*")
+    assert page.locator(".tok.at").is_visible()
+    assert page.locator(".tokens").text_content().count("⟨") == 32_000
 
 
-def test_what_is_missing_is_said(page):
-    server, other = page.server, page.context.new_page()  # whose console names the request that failed
-    other.goto(f"{server.address}#/0/step/999")
-    other.wait_for_selector("[role=alert]")
-    assert "nothing here" in other.inner_text("[role=alert]")
-    server.run.trend["metrics"].clear()
-    server.run.trend["about"].clear()
-    server.run.trend["steps"].clear()
-    server.run.trend["rollout_steps"].clear()
-    other.goto("about:blank")
-    other.goto(f"{server.address}#/0")
-    other.wait_for_selector("text=no step has completions")
+def test_what_is_missing_is_said(browser, runs):
+    with opened(browser, runs, refused=True) as page:
+        page.visit("0/step/999")
+        assert "step 999 has no completions here" in page.inner_text("[role=alert]")
+        page.visit(str(NEW))
+        page.wait_for_selector("text=no step has completions")
 
 
 def test_the_exported_file_needs_no_server(browser, tmp_path):
-    from proxima.view.microscope.exported_page import exported_page
-    from proxima.view.microscope.server import open_runs
-    from tests.view.microscope.stored_run import make_step
-
     make_step(tmp_path / "run", SURROGATES["cppo"](), text="</script><script>window.ran=1</script><!--")
     (run,) = open_runs([tmp_path / "run"])
     file = tmp_path / "shared.html"
@@ -565,34 +544,10 @@ def test_the_exported_file_needs_no_server(browser, tmp_path):
         assert said == []
 
 
-def test_with_the_server_of_the_command(browser, tmp_path):
-    """The same views, answered by `proxima view` itself: what the page shows is what the Parquet file has."""
-    from tests.view.microscope.stored_run import make_step
-
-    for name in ("a", "b"):
-        make_step(tmp_path / name, SURROGATES["cppo"](), prompts=2, samples=3)
-    options = ["--port", "0", "--key", "secret", "--no-browser"]
-    command = [sys.executable, "-m", "proxima.cli.main", "view", str(tmp_path), *options]
-    with WarmPopen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            address = re.search(r"http://.*:\d+/", process.stdout.readline())[0]
-            with listened(browser, address) as (page, said):
-                walk(page, address)
-            assert [line for line in said if line != "about:blank"] == []
-        finally:
-            process.terminate()
-
-
-def walk(page, address):
-    """Every view of the run at an address, and the reason of a token as the server gives it."""
-    for route in ("", "0", "0/step/1", "0/step/1/group/1", "0/step/1/completion/1.2.0?t=0"):
-        page.goto("about:blank")
-        page.goto(f"{address}?key=secret#/{route}")
-        page.wait_for_selector("#view > *")
-        assert page.locator("[role=alert]:not(:empty)").count() == 0, route
-    page.wait_for_selector(".reason")
-    answer = json.loads(page.evaluate("fetch('/api/0/step/1/completion/1.2.0/token/0').then((one) => one.text())"))
-    page.wait_for_selector(f".reason:has-text('{answer['reason'][:12]}')")
-    assert answer["reason"] in page.inner_text(".reason")
-    page.goto(f"{address}?key=secret#/0/compare?step=1&c=1.2.0&run2=1&step2=1")
-    page.wait_for_selector("text=The tokens are the same.")
+def test_the_key_of_the_address_goes_with_each_request(browser, runs):
+    with served(runs.folders[:2], key="secret") as port, listened(browser, f"127.0.0.1:{port}/") as (page, said):
+        page.goto(f"http://127.0.0.1:{port}/?key=secret#/{ROUTES['completion']}")
+        page.wait_for_selector(".reason:has-text('kept:'), .reason:has-text('masked:')")
+        page.goto(f"http://127.0.0.1:{port}/?key=secret#/0/compare?step=1&c=3.2.1&run2=1&step2=1")
+        page.wait_for_selector("text=The tokens are the same.")
+    assert said == []
