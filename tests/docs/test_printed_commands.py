@@ -26,7 +26,7 @@ from proxima.system import recipe_files
 from proxima_plan.rehearsal import rehearsal
 from tests.cli.conftest import few_cases, quick_machine  # noqa: F401
 from tests.cli.warm_rehearsals import WarmExecutor
-from tests.docs.printed import ROOT, Printed, fence, pages
+from tests.docs.printed import ROOT, fence, pages
 from tests.prepare.published import write_jsonl
 from tests.tiny import tiny, tiny_tokenizer
 
@@ -345,18 +345,3 @@ def test_what_is_not_run_is_printed_somewhere():
     texts = [shlex.join(words) for commands in PAGES.values() for command in commands for words in command.steps]
     for pattern, reason in NOT_RUN:
         assert reason and any(re.match(pattern, text.replace("'", "")) for text in texts), pattern
-
-
-@pytest.mark.parametrize(
-    ("text", "look"),
-    [
-        ("proxima list engins", False),
-        ("proxima train quickstart train.step=2", True),
-        ("proxima eval", False),
-        ("proxima eval RUN --tasks gsm8k", True),
-        ("make demos", True),
-    ],
-)
-def test_a_command_that_fails_is_noticed(text, look, here, monkeypatch):
-    with pytest.raises((AssertionError, ValueError)):
-        Shell(here, monkeypatch).run(Printed("page", 1, text), look)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.data import Completion, Episode, Group, Score, Span, ToolCall
+from proxima.data import Completion, Group, Score
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.system import atomic_files as files
@@ -22,6 +22,7 @@ from proxima.view.microscope.viewed_run import ViewedRun
 from proxima.view.report import headline, write_report
 from proxima.view.report_samples import held_out_questions, representative
 from scripts.learning_curve import LearningCurve
+from tests.view.microscope.page_runs import forked, played
 from tests.view.microscope.test_stages import written
 from tests.view.synthetic import CONFIG, evals, evaluation, group, make_run, record, records
 
@@ -357,32 +358,12 @@ def test_no_question_changed_and_no_gain_is_not_green(tmp_path):
     assert "<em class=better>+0.125</em>" in write_report(folder.path).read_text(encoding="utf-8")
 
 
-def played(uid, reward, forked=False):
-    """An episode of the group `uid`: a call, its answer, a call that can't be read, its answer, and an end."""
-    spans = (
-        Span(
-            role="assistant", tokens=2, text="let me", sampled=True, calls=(ToolCall(name="add", arguments={"a": 1}),)
-        ),
-        Span(role="tool", tokens=1, text="<b>2</b>"),
-        Span(role="assistant", tokens=1, text="{", sampled=not forked, turn=1, unreadable=("no brace",), reward=-0.5),
-        Span(role="tool", tokens=1, text="error: no brace", turn=1, error=True),
-        Span(role="assistant", tokens=1, text="It is 2.", sampled=True, turn=2, reward=reward),
-    )
-    episode = Episode(spans=spans, reward=reward, cut="turns", attempts=2, forks=int(forked))
-    sampled = tuple(span.sampled for span in spans for _ in range(span.tokens))
-    plain = Completion.of_text(uid, int(forked), "It is 2.", (1,) * 6)
-    main = replace(plain, sampled=sampled, episode=episode, turn=int(forked))
-    if not forked:
-        return main
-    before = replace(episode, spans=spans[:3], reward=None)
-    older = replace(Completion.of_text(uid, 1, "{", (1,) * 4), sampled=(False, False, False, True), episode=before)
-    return replace(main, earlier=(older,))
-
-
 def test_samples_of_episodes_are_shown_turn_by_turn(tmp_path):
     folder = make_run(tmp_path / "run", steps=1)
     prompt = group(7, ["x"], [True]).prompt
-    completions = (played(7, 0.25), played(7, 1.0, forked=True))
+    plain = [Completion.of_text(7, sample, "It is 2.", range(16)) for sample in (0, 1)]
+    first, second = (played(completion, lambda words: f"<b>{words}</b>") for completion in plain)
+    completions = (first, forked(second))
     scores = tuple(Score(value=value, parts={"environment": value}) for value in (0.25, 1.0))
     groups = [Group(prompt=prompt, completions=completions, scores=scores)]
     paths = [path for completion in completions for path in completion.paths]
@@ -399,8 +380,7 @@ def test_samples_of_episodes_are_shown_turn_by_turn(tmp_path):
         *(("model", "assistant"), ("given", "tool"), ("model", "assistant")),
         *(("given error", "tool"), ("model", "assistant")),
     ]
-    assert "<code>→ add(a=1)</code>" in second and "unreadable call: no brace" in second and "reward −0.50" in second
+    call = "<code>→ search(query=&#34;&lt;b&gt;sum of 1 and 2&lt;/b&gt;&#34;)</code>"
+    assert call in second and "unreadable call: &lt;b&gt;no closing brace" in second and "reward +0.25" in second
     shown = folder.report.read_text(encoding="utf-8").partition("held-out questions</h2>")[2].partition("</section>")[0]
-    assert (
-        "<code>→ add(a=1)</code>" in shown and "&lt;b&gt;2&lt;/b&gt;" in shown and '<li class="given error">' in shown
-    )
+    assert call in shown and "&lt;b&gt;it says&lt;/b&gt;" in shown and '<li class="given error">' in shown

@@ -12,6 +12,7 @@ from tokenizers.models import WordLevel
 from proxima.core import SURROGATES
 from proxima.data import Completion, Episode, Score, Span
 from proxima.data.episode import ToolCall
+from proxima.runtime.state.completion_columns import PER_TOKEN
 from proxima.runtime.watch.timeline import TRAINER, Timeline
 from proxima.train.completion_record import CompletionRecord
 from proxima.view.microscope.notes import write_note
@@ -100,7 +101,10 @@ def varied(group, records, step, said):
         if uid == 4:
             completion = played(completion, said)
         if (uid, sample) == (3, 2):
-            completion = forked(played(completion, said), records)
+            record = records.pop(completion.key)
+            completion = forked(played(completion, said))
+            (other,) = completion.earlier
+            records |= {completion.key: record, other.key: CompletionRecord(outcome="trained", advantage=0.5)}
         completions.append(completion)
     if uid == 7:
         scores[-1] = Score.failed(said("timed out"))
@@ -123,6 +127,7 @@ def played(completion, said):
             calls=(call,) if i in (0, 2) else (),
             reward=0.25 if i in (0, 2) else 0.0,
             unreadable=(said("no closing brace"),) if i == 2 else (),
+            error=i == 3,
         )
         for i, size in enumerate(sizes)
     )
@@ -133,20 +138,17 @@ def played(completion, said):
     )
 
 
-def forked(completion, records):
+def forked(completion):
     """The same with another path, which leaves it with the fourth token of the second message."""
     spans, ids = completion.episode.spans[:3], completion.tokens.copy()
     n, same = sum(span.tokens for span in spans), spans[0].tokens + 3
     ids[same:] = (ids[same:] + 1) % len(WORDS)
-    of_tokens = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob")
+    columns = {name: getattr(completion, name) for name in PER_TOKEN if name != "tokens"}
     other = replace(
         completion,
         tokens=ids[:n],
         sampled=np.repeat([False, False, True], [span.tokens for span in spans]),
         episode=Episode(spans=(*(replace(span, sampled=False) for span in spans[:2]), spans[2])),
-        **{name: getattr(completion, name)[:n] for name in of_tokens},
+        **{name: None if values is None else values[:n] for name, values in columns.items()},
     )
-    completion = replace(completion, turn=1, earlier=(other,))
-    records[completion.key] = records[other.key]
-    records[other.key] = CompletionRecord(outcome="trained", advantage=0.5)
-    return completion
+    return replace(completion, turn=1, earlier=(other,))
