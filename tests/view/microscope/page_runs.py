@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -16,13 +17,10 @@ from proxima.runtime.state.completion_columns import PER_TOKEN
 from proxima.runtime.watch.timeline import TRAINER, Timeline
 from proxima.train.completion_record import CompletionRecord
 from proxima.view.microscope.notes import write_note
-from tests.view.microscope.stored_run import make_step, recipe, step_content, write_step
+from tests.view.microscope.stored_run import HOSTILE, make_step, recipe, step_content, write_step
 from tests.view.microscope.test_stages import written
 from tests.view.synthetic import evaluation, record
 
-HOSTILE = (
-    '</script><script>window.ran=1</script><img src=x onerror="window.ran=2"><svg onload=window.ran=3> {{7*7}} \u2028'
-)
 NAMES = ["quickstart", "quickstart-2", "hostile <img src=x onerror=window.ran=6>", "broken", "live", "new", "long"]
 QUICKSTART, COPY, EVIL, BROKEN, LIVE, NEW, LONG = range(len(NAMES))
 WORDS = ["The", " sum", " of", " two", " numbers", " is", " therefore", " 1", "2", ",", " so", " we", " add", ".\n"]
@@ -38,7 +36,9 @@ def make_runs(place):
     make_run(folders[EVIL], lambda words: f"{HOSTILE} {words}", kind=f"my:{HOSTILE}")
     write_note(folders[EVIL], '"><img src=x onerror=window.ran=4>', "<script>window.ran=5</script>")
     make_step(folders[BROKEN], SURROGATES["cppo"](), prompts=1, samples=1)
-    (folders[BROKEN] / "config.yaml").unlink()
+    file = folders[BROKEN] / "rollouts" / "000001.parquet"
+    foreign = pq.read_table(file).drop_columns(["keep"]).replace_schema_metadata({"proxima": HOSTILE})
+    pq.write_table(foreign, file)
     make_step(folders[LIVE], SURROGATES["cppo"](), prompts=1, samples=1)
     folders[NEW].mkdir()
     shutil.copy(folders[LIVE] / "config.yaml", folders[NEW])
@@ -64,7 +64,10 @@ def make_run(folder, said, kind="cppo"):
         write_step(folder, step, groups, records, chosen)
     shutil.copy(folder / "rollouts" / "000001.parquet", folder / "rollouts" / "000002.parquet")
     charted = {LONGEST_NAME: 1e9, said("my/own"): 1.0}
-    lines = [record(step, 3, **charted | ({LONGEST_NAME: -0.000123} if step == 1 else {})) for step in (1, 2, 3)]
+    lines = [
+        record(step, 3, **charted | ({LONGEST_NAME: -0.000123, "approx_kl": None} if step == 1 else {}))
+        for step in (1, 2, 3)
+    ]
     lines += [evaluation(step, said(label), correct) for step, label, correct in ((0, "before", 50), (3, "after", 150))]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "summary.json").write_text(json.dumps({"status": "done", "algorithm": said("cppo")}))
@@ -75,7 +78,7 @@ def make_run(folder, said, kind="cppo"):
 
 def varied(group, records, step, said):
     """The group with what random tokens lack, and what became of its completions. The first has advantage 0, the fifth
-    is of episodes, and so is a completion of the fourth; the last completion has no score."""
+    is of episodes, and so is a completion of the fourth, the seventh was dropped; the last completion has no score."""
     uid, draw, completions, scores = group.prompt.uid, np.random.default_rng(group.prompt.uid), [], []
     for completion in group.completions:
         sample, n = completion.sample, len(completion.tokens)
@@ -88,6 +91,7 @@ def varied(group, records, step, said):
             tokens=ids,
             text=said("".join(WORDS[i] for i in ids)),
             policy_version=np.repeat([3, 3 if uid == 0 else 4], [n // 2, n - n // 2]),
+            finish_reason="length" if sample % 2 else "stop",
             top_k=likely,
             top_k_log_prob=np.full((n, 3), -0.5),
         )
@@ -98,6 +102,8 @@ def varied(group, records, step, said):
             if sample == 3:
                 completion = Completion.of_text(uid, sample, "", finish_reason="abort")
             records[completion.key] = CompletionRecord(outcome="skipped_zero_advantage", advantage=0.0)
+        if uid == 6:
+            records[completion.key] = CompletionRecord(outcome="dropped_truncated", used=False)
         if uid == 4:
             completion = played(completion, said)
         if (uid, sample) == (3, 2):
@@ -109,7 +115,8 @@ def varied(group, records, step, said):
     if uid == 7:
         scores[-1] = Score.failed(said("timed out"))
         records[completions[-1].key] = CompletionRecord(outcome="invalid")
-    return replace(group, completions=tuple(completions), scores=tuple(scores))
+    prompt = replace(group.prompt, answer=said(str(uid + 1)))
+    return replace(group, prompt=prompt, completions=tuple(completions), scores=tuple(scores))
 
 
 def played(completion, said):

@@ -21,7 +21,9 @@ from proxima.train.completion_record import CompletionRecord
 from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.server import listen, make_server, open_runs
 
-HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\u2028'
+HOSTILE = (
+    '</script><script>window.ran=1</script><img src=x onerror="window.ran=2"><svg onload=window.ran=3> {{7*7}} \u2028'
+)
 WORDS = ("think ", "of ", "two ", "numbers ", "and ", "add ", "them ", "")
 
 

@@ -19,7 +19,7 @@ from proxima.view.microscope.notes import read_notes
 from proxima.view.microscope.server import open_runs
 from tests.campaigns import campaign
 from tests.view.microscope.page_runs import COPY, EVIL, LIVE, LONG, LONGEST_NAME, NEW, OTHER, WORDS, make_runs
-from tests.view.microscope.stored_run import make_step, served
+from tests.view.microscope.stored_run import HOSTILE, make_step, served
 from tests.view.synthetic import record
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -125,7 +125,7 @@ def number(text, name):
 
 def test_the_way_down_by_clicks(page, rows):
     page.visit("runs")
-    assert page.locator(".runs .bad").inner_text().startswith("✕ config.yaml is missing or damaged")
+    assert page.locator(".runs .bad").inner_text().startswith("✕ 000001.parquet has no keep: it is </script>")
     page.click("text=quickstart >> nth=0")
     page.wait_for_selector(".charts svg")
     assert page.locator(".charts figure").count() == len(record(1, 3))  # two are no metrics; two are the run's own
@@ -523,7 +523,7 @@ def test_what_is_missing_is_said(browser, runs):
 
 
 def test_the_exported_file_needs_no_server(browser, tmp_path):
-    make_step(tmp_path / "run", SURROGATES["cppo"](), text="</script><script>window.ran=1</script><!--")
+    make_step(tmp_path / "run", SURROGATES["cppo"](), text=f"{HOSTILE}<!--")
     (run,) = open_runs([tmp_path / "run"])
     file = tmp_path / "shared.html"
     file.write_text(exported_page(run, 1), encoding="utf-8")
