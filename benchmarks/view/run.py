@@ -49,7 +49,7 @@ def made_run(completions: int, tokens: int, model: str) -> Path:
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(making, ignore_errors=True)
         words = ["-m", "tests.view.microscope.stored_run", str(making), str(completions), str(tokens), model]
-        run_process([sys.executable, *words, "1"], check=True, cwd=HERE.parent)
+        run_process([sys.executable, *words], check=True, cwd=HERE.parent)
         making.rename(place)
     return place
 

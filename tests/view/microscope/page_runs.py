@@ -52,7 +52,7 @@ def make_run(folder, said, kind="cppo"):
     model.mkdir(parents=True)
     vocabulary = {said(word): i for i, word in enumerate(WORDS)}
     Tokenizer(WordLevel(vocabulary, unk_token=said(WORDS[0]))).save(str(model / "tokenizer.json"))
-    chosen = recipe(SURROGATES["cppo"](), model=str(model))
+    chosen = recipe(SURROGATES["cppo"](), (), str(model))
     chosen["algorithm"]["surrogate"]["kind"] = kind
     lengths = np.random.default_rng(1).integers(50, 200, 64).tolist()
     lengths[1] = 60  # a few lines

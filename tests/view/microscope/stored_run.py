@@ -1,8 +1,10 @@
 """Run folders with a step of random tokens, as the trainer would have stored them: `keep` is that of `policy_loss` over
-the whole batch; and the server of them."""
+the whole batch; and the server of them. `python -m tests.view.microscope.stored_run FOLDER 2048 4096 MODEL` makes a
+large one, for benchmarks/view."""
 
 import asyncio
 import json
+import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -35,7 +37,7 @@ def text_of(ids):
     return "".join(WORDS[i % len(WORDS)] for i in ids)
 
 
-def recipe(surrogate, corrections=(), model="no-model-here"):
+def recipe(surrogate, corrections, model):
     return {
         "model": {"path": model},
         "reward": [{"kind": "number", "weight": 1.0}],
@@ -90,7 +92,7 @@ def decided(batch, surrogate, corrections=()):
 
 
 def step_content(
-    surrogate, corrections=(), prompts=3, samples=4, tokens=30, seed=0, text=None, lengths=None
+    surrogate, corrections=(), prompts=3, samples=4, tokens=30, seed=0, text=None, lengths=None, ids_in=(0, 250)
 ):  # fmt: skip
     """Groups of random tokens, what became of each completion, and the batch, what was kept of it, and the weights."""
     draw = np.random.default_rng(seed)
@@ -110,7 +112,7 @@ def step_content(
         for sample in range(samples):
             at = uid * samples + sample
             own = slice(starts[at], starts[at + 1])
-            behavior, ids = columns["behavior_log_prob"][own], draw.integers(0, 256, lengths[at], np.int32)
+            behavior, ids = columns["behavior_log_prob"][own], draw.integers(*ids_in, lengths[at], np.int32)
             answer = text or text_of(ids)
             plain = Completion.of_text(uid, sample, answer, ids)
             completion = replace(plain, sampled_log_prob=behavior, untruncated_log_prob=behavior)
@@ -146,10 +148,10 @@ def write_step(folder, step, groups, records, recipe):
         file.write(json.dumps({"kind": "train", "step": step, "time": float(step), "reward/mean": 0.5}) + "\n")
 
 
-def make_step(folder, surrogate, corrections=(), step=1, **content):
+def make_step(folder, surrogate, corrections=(), step=1, model="no-model-here", **content):
     """A run folder with a finished step; its batch, and what was decided."""
     groups, records, decisions = step_content(surrogate, corrections, **content)
-    write_step(folder, step, groups, records, recipe(surrogate, corrections))
+    write_step(folder, step, groups, records, recipe(surrogate, corrections, model))
     return decisions
 
 
@@ -165,3 +167,10 @@ def served(folders, key="", **limits):
         finally:
             server.should_exit = True
             thread.join(600)
+
+
+if __name__ == "__main__":
+    place, completions, tokens, model = sys.argv[1:]
+    samples = min(8, int(completions))
+    shape = {"prompts": int(completions) // samples, "samples": samples, "lengths": [int(tokens)] * int(completions)}
+    make_step(place, SURROGATES["cppo"](), model=model, ids_in=(300, 20_000), **shape)
