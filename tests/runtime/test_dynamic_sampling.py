@@ -2,12 +2,9 @@
 an unbroken run."""
 
 import json
-import math
 import re
-from dataclasses import replace
 
 import pytest
-import torch
 
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.selection.group_selection import DropTruncated, DropUniformGroups
@@ -15,15 +12,13 @@ from proxima.data import Score
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.rollout.running_acceptance import running_acceptance
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.state.pending_files import read_groups, write_groups
+from proxima.runtime.state.pending_files import read_groups
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.checkpoint import CARRIED_GROUPS, checkpoints
 from proxima.view.report import write_report
 from tests.runtime.loop.test_controller import World
 from tests.runtime.prompt_rows import consumed_prompts
-from tests.runtime.runs import CUT
-from tests.runtime.state.test_rollouts import make_group
 from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, saved_in, traces
 
 COUNTS = ("prompts_generated", "prompts_used", "prompts_dropped_uniform", "prompts_carried", "gen_batches")
@@ -276,29 +271,9 @@ def test_the_run_that_is_resumed_carries_groups_over(runs):
     """So that there is something to resume with."""
     carried = [r["prompts_carried"] for r in runs.traces("carried groups")["metrics"] if r["kind"] == "train"]
     assert any(carried[:-1])
-
-
-def test_surplus_survives_its_file_exactly(tiny_model, tmp_path):
-    """With all that a completion may have: its likeliest tokens, and those that could be sampled."""
-    changes = {"train__steps": 1, "engine__top_k_log_probs": 2, "algorithm__dynamic_sampling__oversample": 2, **CUT}
-    go(tmp_path / "run", recipe(tiny_model("llama"), **SETTINGS | changes, **NO_EVAL))
-    (checkpoint,) = saved_in(tmp_path / "run")
-    uids = checkpoint.facts["pending"]
-    groups = read_groups(checkpoint.path / CARRIED_GROUPS)
-    assert groups and [g.prompt.uid for g in groups] == uids and groups[0].completions[0].top_k is not None
-    assert all(len(completion.sampling_mask) for group in groups for completion in group.completions)
-    write_groups(tmp_path / "again.parquet", groups)
-    assert read_groups(tmp_path / "again.parquet") == groups and read_groups(tmp_path / "none.parquet") == []
-
-
-def test_what_no_file_can_hold_does_not_cost_the_checkpoint(tmp_path):
-    group = make_group(text="a\ud800", scores=(Score.failed("\ud801"),) * 2)
-    asked = {"role": "user", "content": "\udfff?"}
-    prompt = replace(group.prompt, messages=(asked,), answer=torch.tensor(2.5), metadata={"x": math.nan}, chat=True)
-    write_groups(tmp_path / "p.parquet", [replace(group, prompt=prompt, baseline=0.5)])
-    (read,) = read_groups(tmp_path / "p.parquet")
-    assert (read.completions[0].text, read.scores[0].error, read.prompt.question) == ("a?", "?", "??")
-    assert (read.prompt.answer, read.prompt.metadata, read.prompt.chat, read.baseline) == (2.5, {"x": None}, True, 0.5)
+    for checkpoint in saved_in(runs.finished("carried groups")):
+        groups = read_groups(checkpoint.path / CARRIED_GROUPS)
+        assert [group.prompt.uid for group in groups] == checkpoint.facts["pending"]
 
 
 def test_the_limits_that_ended_a_run_may_be_changed_to_go_on(tiny_model, tmp_path):
