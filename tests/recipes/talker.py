@@ -2,18 +2,15 @@
 reward has something to tell apart, every group is mixed now and then, and no training is needed for it.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
-import pyarrow
 import torch
-from pyarrow import parquet
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from proxima.model import load_scalar_model, save
+from tests.prepare.published import write_jsonl, write_parquet
 from tests.tiny import CHAT_TEMPLATE, END, SPECIAL, START
 from tests.tiny import _config as tiny_config
 
@@ -74,19 +71,12 @@ def questions(root: Path) -> dict[str, Path]:
             pairs = [(f"{side} {i}", str(1 + i % 2)) for i in range(count)]
             asked = [{"question": text, "answer": answer} for text, answer in pairs]
             chats = [[{"role": "user", "content": f"Q {text}"}] for text, _ in pairs]
-            _parquet([row | {"messages": chat} for row, chat in zip(asked, chats, strict=True)], folder / side)
-            _parquet([row | {"answer": f"so\n#### {row['answer']}"} for row in asked], worked / side)
-            _lines([row | {"gold": row["answer"], "difficulty": 1} for row in asked], folder / side)
+            given = [row | {"messages": chat} for row, chat in zip(asked, chats, strict=True)]
+            write_parquet(folder / f"{side}.parquet", given)
+            write_parquet(worked / f"{side}.parquet", [row | {"answer": f"so\n#### {row['answer']}"} for row in asked])
+            write_jsonl(folder / f"{side}.jsonl", [row | {"gold": row["answer"], "difficulty": 1} for row in asked])
         preferred = [{"question": f"Q {i}", "chosen": str(1 + i % 2), "rejected": str(2 - i % 2)} for i in range(8)]
-        _lines(preferred, folder / "pairs")
+        write_jsonl(folder / "pairs.jsonl", preferred)
     train = folder / "train.parquet"
     lines = {"pairs": folder / "pairs.jsonl", "jsonl": folder / "train.jsonl"}
     return lines | {"prepared": folder, "parquet": train, "arithmetic": train, "gsm8k": folder / "gsm8k"}
-
-
-def _parquet(rows: list[dict[str, Any]], place: Path) -> None:
-    parquet.write_table(pyarrow.Table.from_pylist(rows), place.with_suffix(".parquet"))
-
-
-def _lines(rows: list[dict[str, Any]], place: Path) -> None:
-    place.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,13 +1,10 @@
 """Every recipe, and every cell of a sweep of recipes, makes two steps with a tiny model of the same architecture.
 
-Model, data and sizes are other ones; algorithm, rewards, selection, sampling and optimizer are those of the recipe, and
-that is asserted.
+Model, data and sizes are other ones, by name: all else is that of the recipe.
 """
 
 import math
 import re
-from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +12,9 @@ import pytest
 from proxima.config import resolve
 from proxima.config.families import TRAIN, family_name, family_of
 from proxima.config.recipe_reader import read_recipe
-from proxima.core.selection.partial_selection import BestAndWorst, Prune
 from proxima.experiments import read_sweep
-from proxima.reward.length import Overlong
-from proxima.reward.model_reward import ModelReward
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.rollouts import read_rows
 from proxima.task.protocol import is_played
 from tests.recipes.smaller import smaller
 from tests.recipes.talker import questions, talker
@@ -57,30 +50,9 @@ for sweep in map(read_sweep, SWEEPS):
     CASES |= {f"{sweep.file.stem}-{cell.name}": (sweep.recipe, cell.overrides) for cell in sweep.cells}
 
 
-CHOSEN = ("trained", "skipped_zero_advantage")  # outcomes
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return tmp_path_factory.mktemp("recipes")
-
-
-def essence(config):
-    """What the overrides may not touch."""
-    algorithm, distillation = config.algorithm, config.algorithm.distillation
-    if distillation:
-        divergence = replace(distillation.divergence, top_k=1)
-        algorithm = replace(algorithm, distillation=replace(distillation, path="", divergence=divergence))
-    if hasattr(algorithm.aggregate, "horizon"):
-        algorithm = replace(algorithm, aggregate=replace(algorithm.aggregate, horizon=1.0))
-    sizes = {Overlong: {"max_tokens": 2, "buffer_tokens": 1}, ModelReward: {"path": "elsewhere"}}
-    rewards = [replace(entry, **sizes.get(type(entry), {})) for entry in config.reward]
-    sampling = [replace(entry, max_tokens=1) for entry in (config.sampling, config.eval.sampling)]
-    kept = ("epochs_per_step", "optimizer", "schedule", "final_lr_ratio", "max_grad_norm")
-    training = [getattr(config.train, name) for name in kept]
-    model = replace(config.model, path="", device="auto", max_length=None)
-    sized = {name: 1 for name in ("slots", "top_k_log_probs") if hasattr(config.engine, name)}
-    return algorithm, rewards, sampling, training, model, config.data, replace(config.engine, **sized)
 
 
 def resolved_small(case, root, folder):
@@ -88,9 +60,7 @@ def resolved_small(case, root, folder):
     published = resolve(recipe, overrides).config
     sizes = ("train.", "eval.", "checkpoint.")  # of a cell, too
     cell = [text for text in overrides if not text.startswith(sizes)]
-    resolved = resolve(recipe, [*cell, *smaller(published, root), f"folder={folder}"])
-    assert essence(resolved.config) == essence(published)
-    return resolved
+    return resolve(recipe, [*cell, *smaller(published, root), f"folder={folder}"])
 
 
 def test_every_recipe_resolves_and_can_be_made_small(root, tmp_path):
@@ -117,27 +87,10 @@ def test_two_steps(case, root, tmp_path):
     folder = RunFolder(tmp_path / "run")
     records = [record for record in folder.read_metrics() if record["kind"] == "train"]
     assert [record["step"] for record in records] == [1, 2]
-    size, prompts = config.train.completions_per_prompt, config.train.prompts_per_step
-    kept = size
-    for spec in config.algorithm.selection:
-        if isinstance(spec, Prune):
-            kept, prompts = spec.kept(size), prompts * spec.prompts_factor(size)
-    paired = any(isinstance(spec, BestAndWorst) for spec in config.algorithm.selection)
     for record in records:
         assert all(math.isfinite(value) for value in record.values() if isinstance(value, float))
         assert record["reward/invalid"] == 0
         assert {f"reward/part/{reward.label}" for reward in config.reward} <= set(record)
-        groups = defaultdict(list)
-        for row in read_rows(folder.rollout_file(record["step"])):
-            groups[row["prompt_uid"]].append(row)
-        assert {len(group) for group in groups.values()} == {size}
-        if paired:  # a prompt without a best and a worst completion is left out
-            kept, prompts = 2, sum(len({row["reward"] for row in group}) > 1 for group in groups.values())
-        chosen = {uid: sum(row["outcome"] in CHOSEN for row in group) for uid, group in groups.items()}
-        used = [uid for uid, count in chosen.items() if count]
-        assert len(used) == prompts and all(chosen[uid] == kept for uid in used)
-        if config.algorithm.dynamic_sampling is not None:
-            assert all({row["correct"] for row in groups[uid]} == {True, False} for uid in used)
     assert any(record["grad_norm"] > 0 for record in records)
     assert any(0 < record.get("accuracy", record["reward/mean"]) < 1 for record in records)
     assert all(("episode/turns/mean" in record) == is_played(config.task) for record in records)

@@ -1,15 +1,18 @@
 """Runs that are interrupted: by Ctrl-C or a sudden end at a chosen event, or in a process of their own that a reward
 holds."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.runtime.placement.launched import ROOT, environment
 from tests.runtime.tiny_run import Watcher, saved_in
 from tests.warm import WarmPopen
 
@@ -85,30 +88,44 @@ def interrupt_and_resume(go, folder, tree, moment, end="died"):
     assert go(folder, tree, resume=True).status == "done"
 
 
-ROOT = Path(__file__).resolve().parents[2]
-TRAIN = """
-import sys
+FORKING = """
+import json, os, signal, sys, threading
+from pathlib import Path
 from proxima.cli.main import main
 from proxima.process import start as starting
+from tests.runtime.tiny_run import Watcher, go
 from tests.warm import forked_subprocess
 
 starting.subprocess = forked_subprocess()
-sys.exit(main())
+"""
+TRAIN = FORKING + "sys.exit(main())"
+KILLED = """
+folder, tree, seconds, start = sys.argv[1:]
+
+def on(event, *facts):
+    if event == start and (event == "started" or facts[0]["step"] == 1):
+        threading.Timer(float(seconds), os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+go(Path(folder), json.loads(tree), observer=Watcher(on))
 """
 
 
+def forked(program: str, *words: str) -> subprocess.Popen:
+    """A process that runs a program, and forks those that it needs."""
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return WarmPopen([sys.executable, "-c", program, *words], env=environment(), cwd=ROOT, **how)
+
+
+def kill_after(seconds: float, folder: Path, tree: dict[str, Any], *, start: str = "started") -> None:
+    """`go`, in a process that a thread of it kills so long after `started`, or after its first `step`: at any instant,
+    whatever it is doing; it may have ended before."""
+    killed = forked(FORKING + KILLED, str(folder), json.dumps(tree), str(seconds), start)
+    _, err = killed.communicate(timeout=300)
+    assert killed.returncode in (0, -signal.SIGKILL), err
+
+
 def start(folder: Path, *more: str) -> subprocess.Popen:
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = ["-c", TRAIN, "train", str(folder.parent / "recipe.yaml"), f"folder={folder}", *more]
-    return WarmPopen(
-        [sys.executable, *command],
-        env=environment,
-        cwd=folder.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return forked(TRAIN, "train", str(folder.parent / "recipe.yaml"), f"folder={folder}", *more)
 
 
 def start_and_hold(folder: Path, uid: int, *more: str) -> subprocess.Popen:

@@ -1,8 +1,5 @@
 """Asynchronous runs: each prompt once, ages within the bound, resumed after a stop or a kill."""
 
-import random
-from contextlib import suppress
-
 import pytest
 import yaml
 
@@ -11,8 +8,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
 from tests.campaigns import campaign
-from tests.runtime.interruptions import Died, die_at, interrupt, interrupt_and_resume, start, start_and_hold
-from tests.runtime.kill_after import kill_after
+from tests.runtime.interruptions import interrupt, interrupt_and_resume, start, start_and_hold
 from tests.runtime.prompt_rows import consumed_prompts
 from tests.runtime.tiny_run import NO_EVAL, Watcher, assert_same, go, recipe, recipe_with, steps_of, summary_of, traces
 
@@ -42,11 +38,7 @@ def assert_whole(folder, steps=STEPS, prompts=4, lag=2):
     return records
 
 
-@pytest.mark.parametrize(
-    "engine",
-    ["local", *campaign("tests/runtime/test_async_run.py::test_prompts_generate_asynchronously", ["local_process"])],
-)
-def test_prompts_generate_asynchronously(engine, tiny_model, tmp_path, warm_processes, monkeypatch):
+def test_prompts_generate_asynchronously(tiny_model, tmp_path, monkeypatch):
     spans, step_metrics = [], AsyncCollector.step_metrics
 
     def watched(self, seconds):
@@ -54,7 +46,7 @@ def test_prompts_generate_asynchronously(engine, tiny_model, tmp_path, warm_proc
         return step_metrics(self, seconds)
 
     monkeypatch.setattr(AsyncCollector, "step_metrics", watched)
-    assert go(tmp_path / "run", tree(tiny_model("llama"), engine__kind=engine)).status == "done"
+    assert go(tmp_path / "run", tree(tiny_model("llama"))).status == "done"
     records = assert_whole(tmp_path / "run")
     assert any(r["age/max"] > 0 for r in records)  # some were generated before the weights of the step before
     for record in records:
@@ -137,23 +129,6 @@ def test_a_replaced_engine_is_reported(tiny_model, tmp_path, warm_processes):
     warnings = [w for w in watcher.warnings if "the engine's process ended once and was replaced" in w]
     assert killed and len(warnings) in (len(killed) - 1, len(killed))  # the last one may die after the last look
     assert_whole(tmp_path / "run")
-
-
-@pytest.mark.campaign("tests/runtime/test_async_run.py::test_after_an_interruption_every_prompt_is_consumed_once[died]")
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_again_and_again(seed, tiny_model, tmp_path, warm_processes):
-    """The trainer's process at any instant, then at the end of a step, and the engine's process several times."""
-    config = tree(tiny_model("llama"), engine__kind="local_process", engine__threads=1, train__steps=40)
-    draw = random.Random(seed)
-    kill_after(draw.uniform(0.0, 0.6), tmp_path / "run", config)  # forty steps take longer
-    last = draw.randrange(6, 10)
-    with suppress(Died):
-        observer = die_at(("step", lambda record: record["step"] >= last, 0))
-        go(tmp_path / "run", config, resume=True, observer=observer)
-    killed: list[int] = []
-    go(tmp_path / "run", config, resume=True, observer=Watcher(engine_killer(warm_processes, killed)))
-    records = assert_whole(tmp_path / "run", steps=40)
-    assert sum(r["prompts_used"] for r in records) == 160 and killed
 
 
 def test_a_second_process_is_refused_until_the_first_has_died(tiny_model, tmp_path):

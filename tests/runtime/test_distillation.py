@@ -9,7 +9,6 @@ import pytest
 from proxima.data import FieldError
 from proxima.model.pretrained import load_config, load_tokenizer
 from proxima.runtime.loop.training_loop import RunEnded
-from tests.campaigns import campaign
 from tests.runtime.tiny_run import NO_EVAL, go, recipe, rollouts_of, steps_of
 
 
@@ -22,14 +21,7 @@ def distilled(tiny_model, *, divergence="reverse_kl", more=None, algorithm=None,
 
 @pytest.mark.parametrize(
     "divergence",
-    [
-        {"kind": "js", "beta": 0.3, "top_k_of": "student", "top_k": 8},
-        {"kind": "reverse_kl", "top_k": 0},
-        *campaign(
-            "tests/runtime/test_distillation.py::test_a_student_gets_nearer_to_its_teacher",
-            [{"kind": "reverse_kl", "top_k": 259}],
-        ),
-    ],
+    [{"kind": "js", "beta": 0.3, "top_k_of": "student", "top_k": 8}, {"kind": "reverse_kl", "top_k": 0}],
     ids=lambda divergence: f"{divergence['kind']}-{divergence.get('top_k', 16)}",
 )
 def test_a_student_gets_nearer_to_its_teacher(tiny_model, tmp_path, divergence):
@@ -43,8 +35,6 @@ def test_a_student_gets_nearer_to_its_teacher(tiny_model, tmp_path, divergence):
     assert all(r["loss"] == pytest.approx(r["distillation/divergence"], rel=1e-4) for r in steps)
     assert all(0 <= r["reward/mean"] <= 1 for r in steps)  # measured all the same
     assert ("distillation/teacher_rest" in steps[0]) == (divergence.get("top_k") != 0)
-    if divergence.get("top_k") == 259:
-        assert steps[0]["distillation/teacher_rest"] == pytest.approx(0, abs=1e-5)
 
 
 def test_a_teacher_that_is_the_student_teaches_nothing(tiny_model, tmp_path):

@@ -12,7 +12,7 @@ from proxima.engine.executor import Executor
 from proxima.engine.local import Local, LocalEngine
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
-from proxima.train.checkpoint import NEXT_POLICY, checkpoints
+from proxima.train.checkpoint import checkpoints
 from tests.campaigns import campaign
 from tests.runtime.interruptions import interrupt
 from tests.runtime.test_async_run import assert_whole, tree
@@ -145,17 +145,6 @@ def test_what_the_user_must_fix_still_ends_the_run(error, tiny_model, tmp_path, 
     monkeypatch.setattr(LocalEngine, "score", broken)
     with pytest.raises(RunEnded if isinstance(error, NotFiniteError) else UserError, match=str(error)):
         go(tmp_path / "run", sdp_tree(tiny_model("llama"), **SHORT))
-
-
-def test_a_torn_file_of_an_asynchronous_checkpoint_costs_its_step(tiny_model, tmp_path):
-    config, watcher = sdp_tree(tiny_model("llama"), **SHORT), Watcher()
-    interrupt(go, tmp_path / "run", config, "after step 4")
-    run = RunFolder(tmp_path / "run")
-    file = run.checkpoint(3) / NEXT_POLICY
-    file.write_bytes(file.read_bytes()[:-9])
-    assert go(run.path, config, resume=True, observer=watcher).status == "done"
-    assert f"000003: {NEXT_POLICY} is damaged; it is now 000003.damaged" in watcher.warnings[0]
-    assert_whole(run.path, steps=5, prompts=2, lag=3)
 
 
 @pytest.mark.parametrize("step", [1, 3])

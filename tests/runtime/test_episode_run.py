@@ -63,22 +63,15 @@ def test_workers_that_are_killed_lose_and_double_nothing(runs, tmp_path, mark):
     assert sum(killed) > 0
 
 
-ALONE = "tests/runtime/test_episode_run.py::test_workers_that_are_killed_lose_and_double_nothing"
 BESIDE = "tests/runtime/test_episode_resume.py::test_workers_and_engines_of_an_asynchronous_run_are_killed"
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("sync", marks=pytest.mark.campaign(ALONE)),
-        pytest.param("async", marks=pytest.mark.campaign(BESIDE)),
-    ],
-)
-def test_kills_of_trainers_engines_and_workers_at_any_instant(kind, monkeypatch, tmp_path):
+@pytest.mark.campaign(BESIDE)
+def test_kills_of_trainers_engines_and_workers_at_any_instant(monkeypatch, tmp_path):
     monkeypatch.setenv(MARK, "")  # all three are changed, for good
     monkeypatch.setattr(starting, "subprocess", starting.subprocess)
     monkeypatch.setattr(Activity, "stage", Activity.stage)
-    result = campaign(tmp_path, tmp_path / "runs.jsonl", 10, kinds=[kind])
+    result = campaign(tmp_path, tmp_path / "runs.jsonl", 10, kinds=["async"])
     assert result["wrong"] == [] and sum(result["kills"].values()) >= 10
 
 

@@ -42,13 +42,6 @@ def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(whole):
     assert (RunFolder(whole).checkpoint(3) / "model" / "base.json").read_text().count("model.safetensors") == 1
 
 
-def test_another_adapter_or_none_is_another_run(whole, runs):
-    for lora, said in ((LORA | {"rank": 8}, "model.lora.rank=8"), (None, "model.lora")):
-        with pytest.raises(UserError, match="differs from") as caught:
-            runs.go("adapter", whole, model__lora=lora, resume=True)
-        assert str(caught.value).startswith(said)
-
-
 def test_the_reference_is_the_base_whose_weights_are_read_once(runs, tmp_path, monkeypatch):
     read = []
     monkeypatch.setattr("proxima.model.model_source.load", lambda *what, **how: read.append(what) or load(*what, **how))

@@ -7,26 +7,20 @@ import pytest
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.report import write_report
-from tests.campaigns import campaign
 from tests.runtime.tiny_run import assert_same, summary_of, traces
 
-PLATEAU = "tests/runtime/test_plateau_run.py::test_a_run_ends_on_a_plateau_and_a_resume_may_raise_or_remove_it"
 
-
-@pytest.mark.parametrize(
-    ("name", "figure"), [("plateau", "accuracy"), *campaign(PLATEAU, [("plateau of sft", "loss")])]
-)
-def test_a_run_ends_on_a_plateau_and_a_resume_may_raise_or_remove_it(name, figure, runs, tmp_path):
-    folder, summary = shutil.copytree(runs.finished(name), tmp_path / "run"), runs.made(name).summary
+def test_a_run_ends_on_a_plateau_and_a_resume_may_raise_or_remove_it(runs, tmp_path):
+    folder, summary = shutil.copytree(runs.finished("plateau"), tmp_path / "run"), runs.made("plateau").summary
     assert (summary.status, summary.steps) == ("done", 2) and summary.eval["after"]["step"] == 2
     assert summary_of(folder)["plateau"].startswith(
-        f"plateau: {figure} has not improved by more than 1000 in 2 evaluations, its best is "
+        "plateau: accuracy has not improved by more than 1000 in 2 evaluations, its best is "
     )
     assert "The run ended early: plateau" in write_report(folder).read_text()
-    assert runs.go(name, folder, resume=True).steps == 2
-    assert_same(traces(folder), runs.traces(name))
-    assert runs.go(name, folder, resume=True, eval__stop_after__patience=4).steps == 4
-    whole = runs.go(name, folder, resume=True, eval__stop_after=None)
+    assert runs.go("plateau", folder, resume=True).steps == 2
+    assert_same(traces(folder), runs.traces("plateau"))
+    assert runs.go("plateau", folder, resume=True, eval__stop_after__patience=4).steps == 4
+    whole = runs.go("plateau", folder, resume=True, eval__stop_after=None)
     assert (whole.steps, whole.plateau) == (5, "")
 
 

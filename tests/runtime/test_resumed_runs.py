@@ -3,8 +3,7 @@
 import pytest
 
 from tests.campaigns import campaign
-from tests.runtime.interruptions import interrupt
-from tests.runtime.kill_after import kill_after
+from tests.runtime.interruptions import interrupt, kill_after
 from tests.runtime.runs import RUNS
 from tests.runtime.tiny_run import assert_same, go
 
@@ -88,18 +87,14 @@ def test_a_resumed_run_equals_an_unbroken_one(run, runs, tmp_path, request):
     assert_same(RUNS[run].traces(tmp_path / "run"), runs.traces(run))
 
 
-INSTANTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)  # seconds after the start
 KILLED = "tests/runtime/test_resumed_runs.py::test_a_run_that_is_killed_at_any_instant"
+INSTANTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)  # seconds after the start
 
 
 def kills():
-    for run in ("sft", "reward model", "dpo", "teacher"):
-        small = run in ("sft", "dpo")
-        if small:
-            yield pytest.param(run, 0.01, "step")
-        mark = pytest.mark.campaign(f"{KILLED}[{run if small else 'sft'}-0.01-step]")
-        for seconds in INSTANTS:
-            yield pytest.param(run, seconds, "step" if run == "teacher" else "started", marks=mark)
+    for run in ("sft", "dpo"):
+        yield run, 0.01, "step"
+        yield from campaign(f"{KILLED}[{run}-0.01-step]", [(run, seconds, "started") for seconds in INSTANTS])
 
 
 @pytest.mark.parametrize(("run", "seconds", "start"), kills())

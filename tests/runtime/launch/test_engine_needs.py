@@ -37,14 +37,6 @@ def test_needs_follow_from_the_algorithm(tiny_model, model):
     assert [s.temperature for s in rollout_needs(remax, model).samplings] == [1.0, 0.0]  # and so is its baseline
 
 
-def test_one_answer_is_greedy_and_several_are_sampled_as_in_training(tiny_model):
-    for samples, temperature in ((1, 0.0), (4, 0.7)):
-        config = config_of(tiny_model, eval__samples=samples, sampling__temperature=0.7, sampling__stop=["x"])
-        (spec,) = config.eval.all_sets.values()
-        sampling = spec.groups(1).sampling
-        assert (sampling.temperature, sampling.max_tokens, tuple(sampling.stop)) == (temperature, 6, ("x",))
-
-
 def test_held_out_prompts_have_numbers_that_no_training_prompt_has(tiny_model):
     data = load_run_data(config_of(tiny_model, eval__limit=2))
     (held_out,) = data.held_out

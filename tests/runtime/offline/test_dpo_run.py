@@ -1,6 +1,5 @@
 """Runs of DPO: resumed to the bit, with reference log-probs that are computed once, and what they refuse."""
 
-import json
 import os
 import shutil
 from functools import partial
@@ -14,7 +13,7 @@ from proxima.config import resolve
 from proxima.config.sections.preference_section import PreferenceConfig
 from proxima.data import UserError
 from proxima.train.offline import preference_method
-from tests.campaigns import campaign
+from tests.prepare.published import write_jsonl
 from tests.runtime.tiny_run import Watcher, evals_of, go, steps_of, timeless
 
 
@@ -104,9 +103,8 @@ def test_the_reference_of_an_adapter_is_the_base(runs):
 
 
 def test_kto_without_another_prompt_is_refused(tree, tmp_path):
-    file = tmp_path / "rows.jsonl"
     rows = [{"question": "1?", "completion": text, "label": text == "a"} for text in "ab"]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
     with pytest.raises(UserError, match="row 0: no row with another .*, or set preference.loss.0.anchor=zero"):
         go(tmp_path / "run", tree(preference__loss=["kto"], task__path=str(file)))
 
@@ -157,27 +155,20 @@ def test_a_model_that_is_changed_in_place_has_another_reference(tree, tiny_model
     assert abs(step["rewards/chosen"]) < 1e-4 and len(list((tmp_path / "cache").iterdir())) == 4
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        "sigmoid",
-        *campaign("tests/runtime/offline/test_dpo_run.py::test_before_the_first_step_no_item_has_a_reward", ["kto"]),
-    ],
-)
-def test_before_the_first_step_no_item_has_a_reward(loss, tree, tmp_path):
+def test_before_the_first_step_no_item_has_a_reward(tree, tmp_path):
     """Reference and policy run the same forward passes: rounding makes no accuracy, whatever run filled the cache."""
-    file, sides = tmp_path / "rows.jsonl", {"chosen": "right ", "rejected": "wrong "}
+    sides = {"chosen": "right ", "rejected": "wrong "}
     rows = [
-        {"question": f"question {a // 2} " * (a % 4 + 1), "completion": "z" * (a + 1), "label": a % 2}
+        {"question": f"question {a // 2} " * (a % 4 + 1)}
         | {name: text * ((a + len(name)) % 7 + 1) for name, text in sides.items()}
         for a in range(50)
     ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
     for budget, chunk in ((2000, 512), (400, 3)):
         changes = {"task__path": str(file), "eval__task__path": str(file), "train__tokens_per_micro_batch": budget}
         changes["model__log_prob_chunk"] = chunk
         folder = tmp_path / f"{budget}-{chunk}"
-        go(folder, tree(preference__loss=[loss], train__steps=1, eval__after=False, **changes))
+        go(folder, tree(train__steps=1, eval__after=False, **changes))
         (before,) = evals_of(folder)
         assert before["accuracy"] == 0.5 and before["rewards/chosen"] == before["rewards/rejected"] == 0
 

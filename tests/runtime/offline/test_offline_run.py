@@ -14,7 +14,8 @@ from proxima.runtime.state.export import find_checkpoint
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.watch.timeline import timeline_spans
-from tests.runtime.offline import tiny_dpo, tiny_reward
+from tests.prepare.published import write_jsonl
+from tests.runtime.offline import tiny_dpo, tiny_reward, tiny_sft
 from tests.runtime.offline.tiny_sft import recipe
 from tests.runtime.tiny_run import Watcher, evals_of, go, summary_of
 
@@ -70,8 +71,7 @@ def test_the_best_checkpoint_has_the_lowest_loss(finished):
 
 
 def bad_rows(folder, *rows):
-    file = folder / "bad.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = write_jsonl(folder / "bad.jsonl", rows)
     return {"task__path": str(file), "train__steps": 1, "eval__task": None, "eval__every": 0}
 
 
@@ -82,14 +82,37 @@ GOOD, EMPTY, LONG = (
 )
 
 
-def test_bad_rows_are_counted_and_named(tiny_model, tmp_path):
-    changes = bad_rows(tmp_path, GOOD, EMPTY, LONG, EMPTY, GOOD)
-    watcher = Watcher()
-    go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", **changes), observer=watcher)
-    (warning,) = watcher.warnings
-    file = changes["task__path"]
-    skipped = f"task: 3 of 5 rows are skipped: completion is empty ({file}:2, {file}:4); messages has "
-    assert warning.startswith(skipped) and warning.endswith(f"tokens, the model holds 256 ({file}:3)")
+PAIRS = [
+    {"question": f"{chosen[:1]}?", "chosen": chosen, "rejected": rejected}
+    for chosen, rejected in (("a", "b"), ("same", "same"), ("", "b"), ("x" * 400, "b"))
+]
+EMPTY_ROWS = "task: 3 of 5 rows are skipped: completion is empty ({0}:2, {0}:4); messages has "
+BAD = {  # rows, what is said of them, and of the first if it is refused
+    tiny_sft: (
+        [GOOD, EMPTY, LONG, EMPTY, GOOD],
+        [EMPTY_ROWS, "tokens, the model holds 256 ({0}:3)"],
+        "completion=' ' is empty",
+    )
+} | dict.fromkeys(
+    (tiny_reward, tiny_dpo),
+    (
+        PAIRS,
+        ["task: 3 of 4 rows are skipped", "rejected equals chosen", "chosen is empty ({0}:3)", "has no room"],
+        "rejected='same' equals chosen",
+    ),
+)
+
+
+@pytest.mark.parametrize("method", BAD)
+def test_bad_rows_are_counted_and_named_or_refused(method, tiny_model, tmp_path):
+    rows, said, refused = BAD[method]
+    changes, watcher = bad_rows(tmp_path, *rows), Watcher()
+    tree = method.recipe(tiny_model("llama"), tmp_path / "rows", **changes)
+    go(tmp_path / "run", tree, observer=watcher)
+    (note,) = (text for text in watcher.warnings if "skipped" in text)
+    assert [text for text in said if text.format(changes["task__path"]) not in note] == []
+    with pytest.raises(FieldError, match=f"data.unusable='refuse' refuses .*:2 of task: {refused}"):
+        go(tmp_path / "other", tree | {"data": {"unusable": "refuse"}})
 
 
 NONE_LEFT = r"task: none of its 2 rows can be used: completion is empty \(.*:1, .*:2\)"
@@ -98,7 +121,6 @@ NONE_LEFT = r"task: none of its 2 rows can be used: completion is empty \(.*:1, 
 @pytest.mark.parametrize(
     ("rows", "data", "message"),
     [
-        ([GOOD, EMPTY], {"unusable": "refuse"}, "data.unusable='refuse' refuses .*:2 of task: completion=' ' is empty"),
         ([GOOD, LONG], {"over_length": "refuse"}, "data.over_length='refuse' refuses .*:2 of task: messages='long lo"),
         ([EMPTY, EMPTY], {}, NONE_LEFT),
         # the remedy is that of the commonest reason
@@ -126,24 +148,6 @@ def test_a_row_without_a_prompt_is_skipped_or_refused_like_others(tiny_model, tm
     )
     assert len(read_rows(RunFolder(tmp_path / "run").eval_files()[-1])) == 1
     with pytest.raises(FieldError, match="data.unusable='refuse' refuses .*:2 of task: question='' is empty; remove"):
-        go(tmp_path / "other", tree | {"data": {"unusable": "refuse"}})
-
-
-@pytest.mark.parametrize("method", [tiny_reward, tiny_dpo])
-def test_rows_that_are_no_pairs_are_skipped_and_named(method, tiny_model, tmp_path):
-    pairs = [("a", "b"), ("same", "same"), ("", "b"), ("x" * 400, "b")]
-    changes = bad_rows(tmp_path, *({"question": f"{c[:1]}?", "chosen": c, "rejected": r} for c, r in pairs))
-    tree = method.recipe(tiny_model("llama"), tmp_path / "rows", **changes)
-    watcher = Watcher()
-    go(tmp_path / "run", tree, observer=watcher)
-    (note,) = (text for text in watcher.warnings if "skipped" in text)
-    assert "task: 3 of 4 rows are skipped" in note
-    assert (
-        "rejected equals chosen" in note
-        and f"chosen is empty ({changes['task__path']}:3)" in note
-        and "has no room" in note
-    )
-    with pytest.raises(FieldError, match="data.unusable='refuse' refuses .*:2 of task: rejected='same' equals chosen"):
         go(tmp_path / "other", tree | {"data": {"unusable": "refuse"}})
 
 

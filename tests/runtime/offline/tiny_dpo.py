@@ -1,9 +1,9 @@
 """DPO runs of seconds on a tiny model."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from tests.prepare.published import write_jsonl
 from tests.runtime.offline import tiny_sft
 from tests.runtime.tiny_run import changed
 
@@ -11,7 +11,6 @@ from tests.runtime.tiny_run import changed
 def preferences(folder: Path, name: str, count: int, first: int = 0) -> Path:
     """A file of pairs, two of each question, with the same as labeled completions and a margin: the right sum against
     another number."""
-    file = folder / f"{name}.jsonl"
     rows = [
         {
             "question": f"{a} + {a % 3}?",
@@ -24,8 +23,7 @@ def preferences(folder: Path, name: str, count: int, first: int = 0) -> Path:
         for a in range(first, first + count)
         for wrong in (3, 40)
     ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+    return write_jsonl(folder / f"{name}.jsonl", rows)
 
 
 def recipe(model: Path, folder: Path, **changes: Any) -> dict[str, Any]:

@@ -25,13 +25,11 @@ def test_a_task_of_srun_is_a_rank() -> None:
     assert slurm_variables(SRUN | {"SLURM_NODEID": "3"})["LOCAL_WORLD_SIZE"] == "1"
 
 
-@pytest.mark.parametrize("absent", ["MASTER_ADDR", "SLURM_STEP_NUM_TASKS"])
-def test_a_batch_script_and_a_run_that_does_not_ask_for_it_are_none(absent: str) -> None:
-    assert slurm_variables({name: value for name, value in SRUN.items() if name != absent}) == {}
-
-
-def test_torchrun_below_srun_keeps_its_own() -> None:
-    assert slurm_variables(SRUN | {"RANK": "0"}) == {}
+@pytest.mark.parametrize("changed", [{"MASTER_ADDR": ""}, {"SLURM_STEP_NUM_TASKS": ""}, {"RANK": "0"}])
+def test_a_run_that_does_not_ask_for_it_a_batch_script_and_torchrun_below_srun_are_none(
+    changed: dict[str, str],
+) -> None:
+    assert slurm_variables({name: value for name, value in (SRUN | changed).items() if value}) == {}
 
 
 def test_only_adopting_writes_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.reward.regex import Format
 from proxima.reward.workers.pool import WorkerPool
 from proxima.runtime.placement import reward_actors
 from proxima.runtime.placement.reward_actors import ActorPool
 from tests import ray_cluster
-from tests.reward.make import scored
 from tests.reward.test_pool import HANGS, code, found, regex
-from tests.reward.test_runner import THOUGHT
 
 psutil = pytest.importorskip("psutil")
 pytestmark = pytest.mark.waits
@@ -66,12 +63,3 @@ def test_an_actor_that_is_killed_costs_its_job_and_is_replaced(tmp_path):
     lost, after = results(pool, [code(tmp_path, busy.format(file)), regex("2")])
     assert lost.value is None and "its actor died" in (lost.error or "")
     assert after.value == {"answer": "2"} and pool.started == 2
-
-
-@pytest.mark.campaign(KILLED)
-def test_a_score_that_was_lost_is_invalid_and_never_0(monkeypatch):
-    (score,) = scored([Format()], None, THOUGHT, pool=ActorPool)
-    assert score.valid and score.value == 1.0
-    monkeypatch.setattr(reward_actors, "START_SECONDS", 1e-6)  # no actor is ready so soon
-    (score,) = scored([Format()], None, THOUGHT, pool=ActorPool)
-    assert not score.valid

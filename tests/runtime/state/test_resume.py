@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from proxima.config import resolve
-from proxima.data import UserError
+from proxima.data import FieldErrors, UserError
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.restored_journal import RestoredJournal
 from proxima.runtime.state.resume import check_resume
-from tests.campaigns import campaign
 from tests.runtime.interruptions import press, start_and_hold
+from tests.runtime.runs import LORA
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, saved_in, steps_of, summary_of, traces
 
 STEPS = 4  # of the run called "policy"
@@ -105,38 +105,36 @@ def test_an_evaluation_that_a_finished_run_lacks_is_made(copy, runs):
     assert summary_of(copy)["eval"]
 
 
-def test_damaged_weights_without_a_checkpoint_before_are_one_line(copy, runs):
-    next((RunFolder(copy).checkpoint(1) / "model").glob("*.safetensors")).write_bytes(b"torn")
-    with pytest.raises(UserError, match="000001: model/model.safetensors is damaged, and no checkpoint before it is"):
-        runs.go("policy", copy, resume=True)
+def refusal(runs, name, changes):
+    """The lines that refuse a resume of a run with changes."""
+    with RestoredJournal(":memory:") as journal:
+        check_resume(journal, resolve(runs.tree(name), root=None).config)
+        with pytest.raises(FieldErrors, match="differs from .*; resume with that value, or start another") as caught:
+            check_resume(journal, resolve(runs.tree(name, **changes), root=None).config)
+    return str(caught.value).splitlines()
 
 
 @pytest.mark.parametrize(
-    ("changes", "field"),
+    ("name", "changes", "said"),
     [
-        ({"algorithm": {"preset": "cppo", "surrogate": {"delta": 0.3}}}, "algorithm.surrogate.delta=0.3"),
-        ({"reward": [{"kind": "length"}]}, "reward="),
-        ({"engine__dtype": "bfloat16"}, "engine.dtype='bfloat16'"),
-        ({"engine__weights": "int8"}, "engine.weights='int8'"),
+        ("policy", {"algorithm": {"preset": "cppo", "surrogate": {"delta": 0.3}}}, "algorithm.surrogate.delta=0.3"),
+        ("policy", {"reward": [{"kind": "length"}]}, "reward="),
+        ("policy", {"engine__dtype": "bfloat16"}, "engine.dtype='bfloat16'"),
+        ("policy", {"engine__weights": "int8"}, "engine.weights='int8'"),
+        ("policy", {"runtime__max_lag": 5}, "runtime.max_lag=5 differs from 1, with which the run in "),
+        ("adapter", {"model__lora": LORA | {"rank": 8}}, "model.lora.rank=8"),
+        ("adapter", {"model__lora": None}, "model.lora"),
+        ("sft", {"sft__loss_on": "all_turns"}, "sft.loss_on='all_turns'"),
     ],
 )
-def test_resume_of_another_run_is_refused(changes, field, one_step, runs):
-    before = RunFolder(one_step).metrics.read_bytes()
-    said = "differs from .*; resume with that value, or start another run with folder=PATH"
-    with pytest.raises(ValueError, match=said) as caught:
-        runs.go("policy", one_step, resume=True, train__steps=1, eval__every=0, **changes)
-    assert str(caught.value).startswith(field)
-    lines = str(caught.value).splitlines()
+def test_another_run_is_refused(name, changes, said, runs):
+    lines = refusal(runs, name, changes)
+    assert lines[0].startswith(said) and "".join(lines).count("; resume") == 1
     assert len({line.partition(": the run")[0] for line in lines}) == len(lines)
-    assert str(caught.value).count("; resume") == 1
-    assert RunFolder(one_step).metrics.read_bytes() == before
 
 
-def test_another_algorithm_is_one_line_that_says_so(one_step, runs):
-    changes = {"algorithm": {"preset": "grpo"}, "seed": 4}
-    with pytest.raises(ValueError, match="differs") as caught:
-        runs.go("policy", one_step, resume=True, train__steps=1, eval__every=0, **changes)
-    algorithm, seed = str(caught.value).splitlines()
+def test_another_algorithm_is_one_line_that_says_so(runs):
+    algorithm, seed = refusal(runs, "policy", {"algorithm": {"preset": "grpo"}, "seed": 4})
     assert algorithm.startswith("algorithm.surrogate.kind='ppo_clip' differs from 'cppo', with which the run in ")
     assert re.search(r"it is another algorithm, and \d+ more fields differ \(.*, …\); resume with", algorithm)
     assert seed.startswith("seed=4 differs from 3")
@@ -145,6 +143,7 @@ def test_another_algorithm_is_one_line_that_says_so(one_step, runs):
 def test_a_refusal_lists_all_differences_and_says_which_can_be_accepted(one_step, runs):
     other = {"train__optimizer__lr": 1e-4, "sampling__temperature": 0.5, "seed": 4, "train__completions_per_prompt": 2}
     resolved = resolve({**runs.tree("policy", train__steps=1, eval__every=0, **other), "folder": str(one_step)})
+    before = RunFolder(one_step).metrics.read_bytes()
     with pytest.raises(ValueError, match="differs") as caught, resolved.locating():
         train(resolved.config, resolved=resolved, resume=True)
     lines = str(caught.value).splitlines()
@@ -155,6 +154,7 @@ def test_a_refusal_lists_all_differences_and_says_which_can_be_accepted(one_step
     with pytest.raises(ValueError, match="differs") as caught:
         train(resolved.config, resolved=resolved, resume=True, accept_changes=True)
     assert {error.field for error in caught.value.errors} == {"seed", "train.completions_per_prompt"}
+    assert RunFolder(one_step).metrics.read_bytes() == before
 
 
 def test_an_accepted_change_is_reported_from_then_on(copy, runs):
@@ -210,12 +210,8 @@ def test_an_infinite_field_can_be_resumed(runs, tmp_path):
             assert check_resume(journal, config) == []
 
 
-KILLED = "tests/runtime/state/test_resume.py::test_kill_9_in_a_real_process[policy]"
-
-
-@pytest.mark.parametrize("name", ["policy", *campaign(KILLED, ["adapter"])])
-def test_kill_9_in_a_real_process(name, runs, tmp_path):
-    held = runs.tree(name, reward=[{"kind": "tests.runtime.tiny_run:Even", "hold": str(tmp_path / "hold")}])
+def test_kill_9_in_a_real_process(runs, tmp_path):
+    held = runs.tree("policy", reward=[{"kind": "tests.runtime.tiny_run:Even", "hold": str(tmp_path / "hold")}])
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(held))
     folder = tmp_path / "run"
     process = start_and_hold(folder, 9, "--resume")  # a prompt of the third step
@@ -225,7 +221,7 @@ def test_kill_9_in_a_real_process(name, runs, tmp_path):
     assert steps_of(folder)[-1]["step"] == 2
     (tmp_path / "hold").unlink()
     assert go(folder, held, resume=True).status == "done"
-    assert_same(traces(folder), runs.traces(name))
+    assert_same(traces(folder), runs.traces("policy"))
 
 
 def of_two_steps(act, at):

@@ -10,7 +10,6 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.restored_journal import RestoredJournal
 from proxima.train.checkpoint import checkpoints
-from tests.campaigns import campaign
 from tests.runtime.state.test_folder_check import flip
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
@@ -35,38 +34,23 @@ def resume(two_steps, runs):
     return resumed
 
 
-FLIPPED = "tests/train/test_checkpoint.py::test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken"
-OTHERS = [("critic", "critic/model.safetensors"), ("adapter", "model/adapter_model.safetensors")]
-
-
-@pytest.mark.parametrize(("name", "file"), [("carried groups", "optimizer.safetensors"), *campaign(FLIPPED, OTHERS)])
-def test_a_flipped_bit_costs_a_checkpoint_not_the_run(name, file, runs, tmp_path):
-    run, watcher = RunFolder(shutil.copytree(runs.finished(name), tmp_path / "run")), Watcher()
-    *before, last = (checkpoint.step for checkpoint in checkpoints(run.checkpoints))
-    flip(run.checkpoint(last) / file, at=1.0, bit=2)
+def test_a_flipped_bit_costs_a_checkpoint_not_the_run(runs, tmp_path):
+    run, watcher = RunFolder(shutil.copytree(runs.finished("carried groups"), tmp_path / "run")), Watcher()
+    flip(run.checkpoint(3) / "optimizer.safetensors", at=1.0, bit=2)
     shutil.copytree(run.checkpoint(1), run.checkpoints / "000001 copy")
-    runs.go(name, run.path, resume=True, observer=watcher, checkpoint__keep_best=True)
-    said = f"{last:06}: {file} is damaged; it is now {last:06}.damaged, and the checkpoint before it, {last - 1:06}"
+    runs.go("carried groups", run.path, resume=True, observer=watcher, checkpoint__keep_best=True)
+    said = "000003: optimizer.safetensors is damaged; it is now 000003.damaged, and the checkpoint before it, 000002"
     assert said in watcher.warnings[0]
-    assert [c.step for c in checkpoints(run.checkpoints)] == [*before, last]
-    assert_same(traces(run.path), runs.traces(name))
+    assert [c.step for c in checkpoints(run.checkpoints)] == [1, 2, 3]
+    assert_same(traces(run.path), runs.traces("carried groups"))
 
 
-WITHOUT_WAL = "tests/runtime/state/test_resume_damage.py::test_a_journal_without_its_wal_is_restored_from_the_metrics"
-
-
-@pytest.mark.parametrize("left", [1, *campaign(f"{WITHOUT_WAL}[1]", [0])])
-def test_a_journal_without_its_wal_is_restored_from_the_metrics(left, two_steps, runs, resume):
+def test_a_journal_without_its_wal_is_restored_from_the_metrics(two_steps, runs, resume):
     assert checkpoints(two_steps.checkpoints)[-1].facts["pending"]
-    if left:
-        with RestoredJournal(two_steps.journal) as journal:
-            journal.rewind(left)
-    else:
-        two_steps.journal.unlink()
+    with RestoredJournal(two_steps.journal) as journal:
+        journal.rewind(1)
     first, *_ = resume()
-    assert first.startswith(
-        f"run.sqlite ended at step {left}: was it copied without run.sqlite-wal? Steps {left + 1} to 2"
-    )
+    assert first.startswith("run.sqlite ended at step 1: was it copied without run.sqlite-wal? Steps 2 to 2")
     lost, restored, whole = {"consumed", "counts"}, traces(two_steps.path), runs.traces("carried groups")
     assert_same(restored, {name: value for name, value in whole.items() if name not in lost})
     assert restored["consumed"][3] == whole["consumed"][3]

@@ -4,15 +4,14 @@ import json
 from collections import defaultdict
 from itertools import pairwise
 
-import pytest
-
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch import timeline as timeline_module
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.timeline import ENGINE, TRAINER, Timeline, rewind_timeline
 from tests.manual_clock import ManualClock
+from tests.runtime.interruptions import interrupt
 from tests.runtime.loop.test_controller import World
-from tests.runtime.tiny_run import NO_EVAL, Watcher, go, recipe
+from tests.runtime.tiny_run import NO_EVAL, go, recipe
 
 
 def events(path, *, closed=True):
@@ -122,14 +121,8 @@ def test_a_killed_run_leaves_an_array_that_continues(tmp_path):
 def test_a_resume_doubles_no_step(tmp_path, tiny_model):
     few = {"train__prompts_per_step": 2, "train__completions_per_prompt": 2}
     tree = recipe(tiny_model("llama"), checkpoint__every=2, train__steps=4, eval__every=0, **few)
-
-    def die(event, *facts):
-        if event == "step" and facts[0]["step"] == 3:
-            raise RuntimeError("killed")
-
     folder = RunFolder(tmp_path / "run")
-    with pytest.raises(RuntimeError):
-        go(folder.path, tree, observer=Watcher(die))
+    interrupt(go, folder.path, tree, "after step 3")
     assert steps(events(folder.timeline)) == [1, 2, 3]
     go(folder.path, tree, resume=True)
     timeline = events(folder.timeline)
