@@ -10,7 +10,7 @@ import torch
 
 from proxima.laws.engine_case import tiny_model
 from proxima.model import LoadedModel, load
-from tests.engine.http.plain_dialect import engine_over, fakes, update
+from tests.engine.http.plain_servers import engine_over, fakes, update
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def llama(tiny_model: Callable[[str], Path]) -> LoadedModel:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Any, list[Any]]]]:
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Any, list[Any]]]]:
     """`fleet(count, facts=…, rates=…, slow=…, published=…, **settings)`: an engine and the servers that it speaks to,
     with weights of version 1 if they are `published`; both end with the test. A server that answers, however slowly, is
     never given up: the limits of `replica` are minutes."""
@@ -43,17 +43,10 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     with ExitStack() as opened:
 
-        def start(
-            count: int = 1,
-            *,
-            facts: dict[str, Any] | None = None,
-            rates: dict[str, float] | None = None,
-            slow: float = 0.0,
-            published: bool = False,
-            **settings: Any,
-        ) -> tuple[Any, list[Any]]:
-            servers = opened.enter_context(fakes(count, facts=facts, rates=rates, slow=slow))
-            engine = opened.enter_context(engine_over(servers, tmp_path, **settings))
+        def start(count: int = 1, *, published: bool = False, **settings: Any) -> tuple[Any, list[Any]]:
+            of_servers = {name: settings.pop(name) for name in ("facts", "rates", "slow") if name in settings}
+            servers = fakes(count, **of_servers)
+            engine = opened.enter_context(engine_over(servers, **settings))
             if published:
                 engine._loop.call(engine._keeper.publish(update(1)))
             return engine, servers

@@ -57,3 +57,10 @@ def draw(log_prob: np.ndarray, uniform: float, temperature: float) -> int:
     if not temperature:
         return int(log_prob.argmax())
     return int(min(np.searchsorted(np.exp(log_prob).cumsum(), uniform, side="right"), VOCABULARY - 1))
+
+
+def rows_of(fed: Sequence[int], weights: float) -> np.ndarray:
+    """[N, 2, 2] experts of the tokens that were fed: token and place say which, and the weights say another."""
+    first = np.array([[[(3 * token + at + mixture) % 64] for mixture in (0, 1)] for at, token in enumerate(fed)])
+    first = first.reshape(len(fed), 2, 1)
+    return np.concatenate([first, (first + 1 + round(10 * weights)) % 64], -1).astype(np.int8)

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.engine.http.fake_server import spans_of
 from tests.engine.http.fake_vllm import experts_of
+from tests.engine.http.plain_servers import spans_of
 from tests.engine.http.small_http import Answer, SmallHttpServer
 
 

@@ -6,8 +6,7 @@ from proxima.data import UserError
 from proxima.engine.http.client import LONGEST_BREAK, SHORTEST_BREAK, _retry_after, busy_seconds
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
-from tests.engine.http.fake_server import FakeServer, _respond
-from tests.engine.http.plain_dialect import ELSEWHERE, begun, check, engine_over, fakes, requests, update
+from tests.engine.http.plain_servers import ELSEWHERE, begun, check, engine_over, fakes, requests, update
 
 
 @pytest.fixture
@@ -17,23 +16,9 @@ def fleet(fleet, monkeypatch):
     return fleet
 
 
-def make_busy(server: FakeServer, status: int = 429, times: float = float("inf"), more: str = "") -> None:
+def make_busy(server, status=429, **how):
     """With completions and scores."""
-    generate, score = server._generate, server._score
-
-    def is_busy() -> bool:
-        nonlocal times
-        times -= 1
-        return times >= 0
-
-    async def busy(reader, writer, body):
-        if not is_busy():
-            return await generate(reader, writer, body)
-        _respond(writer, status, {"error": "come again"}, last=True, more=more)
-        await writer.drain()
-
-    server._generate = busy
-    server._score = lambda body: (status, {"error": "come again"}) if is_busy() else score(body)
+    server.fail("/generate", "/score", status=status, message="come again", **how)
 
 
 def test_waits_double_up_to_a_minute_and_are_not_all_alike():
@@ -60,18 +45,17 @@ async def test_a_server_is_left_alone_for_as_long_as_it_asks(fleet, monkeypatch)
     monkeypatch.setattr("proxima.engine.http.client.LONGEST_BREAK", 3600.0)
     asked = requests(4, 3)
     engine, (server,) = fleet(retries=0, max_running=4)
-    make_busy(server, times=24, more="Retry-After: 0\r\n")
+    make_busy(server, times=24, headers={"Retry-After": "0"})
     check(asked, await collect(engine, asked))
     assert (await engine.health()).detail["replicas"]["ejected"] == 0 and server.calls["/generate"] > len(asked)
 
 
-def test_a_server_that_is_busy_at_the_start_is_waited_for(monkeypatch, tmp_path):
+def test_a_server_that_is_busy_at_the_start_is_waited_for(monkeypatch):
     monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 0.002)
-    with fakes() as servers:
-        facts, busy = servers[0]._facts, iter([True] * 3)
-        servers[0]._facts = lambda body: (429, {"error": "come again"}) if next(busy, False) else facts(body)
-        with engine_over(servers, tmp_path):
-            assert servers[0].calls["/facts"] == 4
+    (server,) = fakes()
+    server.fail("/facts", status=429, times=3)
+    with engine_over([server]):
+        assert server.calls["/facts"] == 4
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -79,7 +63,7 @@ async def test_a_busy_server_slows_the_run_and_does_not_end_it(status, fleet):
     """More answers of this kind than any number of retries."""
     asked = requests(4, 3)
     engine, (server,) = fleet(retries=0, max_running=4)
-    make_busy(server, status, 40)
+    make_busy(server, status, times=40)
     check(asked, await collect(engine, asked))
     detail = (await engine.health()).detail
     assert detail["replicas"]["ejected"] == 0
@@ -113,13 +97,13 @@ async def test_a_server_that_stays_busy_ends_the_run_when_its_time_is_over(waits
         await waits(engine)
 
 
-def test_one_that_stays_busy_at_the_start_is_an_error(monkeypatch, tmp_path):
+def test_one_that_stays_busy_at_the_start_is_an_error(monkeypatch):
     for name in ("SHORTEST_BREAK", "LONGEST_BREAK"):
         monkeypatch.setattr(f"proxima.engine.http.client.{name}", 3600.0)  # longer than a call may take
-    with fakes() as servers:
-        servers[0]._facts = lambda body: (429, {"error": "come again"})
-        with pytest.raises(UserError, match="status 429"), engine_over(servers, tmp_path):
-            pass
+    (server,) = fakes()
+    server.fail("/facts", status=429)
+    with pytest.raises(UserError, match="status 429"), engine_over([server]):
+        pass
 
 
 async def test_a_server_that_stays_busy_while_completions_must_be_finished_ends_the_run(fleet):

@@ -13,7 +13,7 @@ from proxima.engine.local import collect
 from proxima.engine.protocol import EngineRequirements
 from tests.engine.helpers import unloaded
 from tests.engine.http.fake_vllm import FakeVllm
-from tests.engine.http.plain_dialect import LONG, begun, check, go_on, hold_scores, replicas, requests, until, update
+from tests.engine.http.plain_servers import LONG, begun, check, go_on, hold_scores, replicas, requests, until, update
 
 SLEEPS = {"sleeps": True}
 
@@ -83,7 +83,7 @@ async def test_nothing_runs_between_sleep_and_resume(fleet):
 
 async def test_a_server_that_comes_back_during_an_update_waits_for_its_end(fleet):
     engine, servers = fleet(2, facts=SLEEPS, published=True)
-    servers[0].failing.add("/load")  # its health check
+    servers[0].fail("/load")  # its health check
     await until(lambda: engine._pool.counts["ejected"])
     release, calls = hold_scores(servers[0]), servers[0].calls["/score"]
     servers[0].restart()
@@ -105,7 +105,7 @@ async def test_a_server_that_comes_back_during_an_update_waits_for_its_end(fleet
 
 async def test_a_long_update_is_no_absence_of_the_servers(fleet):
     engine, (server,) = fleet(facts=SLEEPS, away_seconds=0.05, published=True)
-    server.failing.add("/sleep")
+    server.fail("/sleep")
     await engine.pause()
     await engine.sleep()
     task = asyncio.create_task(collect(engine, requests(2, 2)))
@@ -121,7 +121,7 @@ async def test_a_long_update_is_no_absence_of_the_servers(fleet):
 @pytest.mark.parametrize("call", ["sleep", "wake"])
 async def test_a_server_that_fails_is_ejected_and_returns_when_the_trainer_is_done(call, fleet):
     engine, servers = fleet(2, facts=SLEEPS, published=True)
-    servers[0].failing.add(f"/{call}")
+    servers[0].fail(f"/{call}")
     await engine.pause()
     await engine.sleep()
     if call == "wake":

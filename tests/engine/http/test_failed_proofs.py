@@ -9,7 +9,7 @@ import pytest
 from proxima.data import UserError
 from proxima.engine.http.weight_probe import WeightProbe
 from proxima.engine.local import collect
-from tests.engine.http.plain_dialect import (
+from tests.engine.http.plain_servers import (
     IN_PLACE,
     LONG,
     WEIGHTS,
@@ -83,7 +83,7 @@ async def test_one_that_is_away_is_waited_for_when_all_others_fail(returns, flee
         servers[0].die()
         await until(lambda: engine._pool.counts["ejected"] == 1)
     else:
-        servers[0].failing = {"/weights"}
+        servers[0].fail("/weights")
     servers[1].ignores_weights = True
     publishing = asyncio.create_task(engine.publish(update(2)))
     await until(lambda: engine._pool.counts["ejected"] == 2)

@@ -4,32 +4,32 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.local import collect
-from tests.engine.http.plain_dialect import check, engine_over, fakes, replicas, requests, until, update
+from tests.engine.http.plain_servers import check, engine_over, fakes, replicas, requests, until, update
 
 
 @pytest.mark.parametrize("call", ["/load", "/tokenize"])
-def test_the_only_server_that_fails_while_it_is_compared_is_one_line(call, tmp_path):
-    with fakes(1) as servers:
-        servers[0].failing = {call}
-        with pytest.raises(UserError) as caught, engine_over(servers, tmp_path):
-            pass
+def test_the_only_server_that_fails_while_it_is_compared_is_one_line(call):
+    (server,) = fakes()
+    server.fail(call)
+    with pytest.raises(UserError) as caught, engine_over([server]):
+        pass
     assert str(caught.value) == (
-        f"url={servers[0].url!r} {call} failed: status 500: broken on purpose;"
+        f"url={server.url!r} {call} failed: status 500: broken on purpose;"
         " see the log of the server, or check the address and the kind of the engine"
     )
 
 
 @pytest.mark.parametrize(("call", "publishes"), [("/load", True), ("/load", False), ("/tokenize", True)])
-async def test_one_of_two_that_fails_while_it_is_compared_is_left_out_and_returns(call, publishes, tmp_path):
-    with fakes(2) as servers:
-        servers[0].failing = {call}
-        with engine_over(servers, tmp_path) as engine:
-            assert replicas(engine) == [False, True]
-            line = f"engine: {servers[0].url} is out of service: {call} failed: status 500: broken on purpose"
-            assert line in (await engine.health()).detail["events"]
-            check(requests(4, 2), await collect(engine, requests(4, 2)))
-            if publishes:
-                await engine.publish(update(1))
-            servers[0].failing = set()
-            await until(lambda: engine._pool.counts["returned"] == 1)
-            check(requests(4, 2), await collect(engine, requests(4, 2)), int(publishes))
+async def test_one_of_two_that_fails_while_it_is_compared_is_left_out_and_returns(call, publishes):
+    servers = fakes(2)
+    servers[0].fail(call)
+    with engine_over(servers) as engine:
+        assert replicas(engine) == [False, True]
+        line = f"engine: {servers[0].url} is out of service: {call} failed: status 500: broken on purpose"
+        assert line in (await engine.health()).detail["events"]
+        check(requests(4, 2), await collect(engine, requests(4, 2)))
+        if publishes:
+            await engine.publish(update(1))
+        servers[0].failing.clear()
+        await until(lambda: engine._pool.counts["returned"] == 1)
+        check(requests(4, 2), await collect(engine, requests(4, 2)), int(publishes))

@@ -1,8 +1,10 @@
 """A server comes back to a run whose steps are shorter than its return takes."""
 
+import asyncio
+
 import pytest
 
-from tests.engine.http.plain_dialect import PlainDialect, PlainSync, until, update
+from tests.engine.http.plain_servers import PlainDialect, PlainSync, hold_scores, until, update
 
 
 @pytest.mark.parametrize(("owner", "name"), [(PlainDialect, "probe"), (PlainSync, "push")])
@@ -14,6 +16,7 @@ async def test_new_weights_do_not_keep_a_server_out_forever(owner, name, fleet, 
         if returning and of.url == servers[0].url:
             inside.append(of)
             await until(engine._keeper._publishing.locked)
+            inside.clear()
         return await whole(caller, of, *more)
 
     monkeypatch.setattr(owner, name, take_long)
@@ -24,8 +27,11 @@ async def test_new_weights_do_not_keep_a_server_out_forever(owner, name, fleet, 
     servers[0].come_back()
     for version in range(2, 40):
         await until(lambda: inside or engine._pool.counts["returned"])
-        inside.clear()
-        await engine.publish(update(version, 0.5 + 0.01 * version))
+        release = hold_scores(servers[1], 1)
+        publishing = asyncio.create_task(engine.publish(update(version, 0.5 + 0.01 * version)))
+        await until(lambda: not inside)
+        release()
+        await publishing
         if engine._pool.counts["returned"]:
             break
     assert (await engine.health()).detail["replicas"]["ready"] == 2 and engine._pool.counts["returned"] == 1

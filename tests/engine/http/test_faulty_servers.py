@@ -10,7 +10,7 @@ import pytest
 from proxima.data import UserError
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
-from tests.engine.http.plain_dialect import (
+from tests.engine.http.plain_servers import (
     WEIGHTS,
     PlainDialect,
     check,
@@ -55,10 +55,10 @@ async def test_the_tokens_of_a_broken_completion_are_kept(fault, spans, fleet):
     given = await task
     assert not engine.capabilities.deterministic
     check(asked, given, 1)
-    first, second = server.bodies
-    assert second["tokens"] == [*first["tokens"], int(given[0].tokens[0])]
-    assert second["max_tokens"] == first["max_tokens"] - 1
-    assert second["seed"] != first["seed"]  # the server begins its draws again
+    first, second = server.requests
+    assert list(second.tokens) == [*first.tokens, int(given[0].tokens[0])]
+    assert second.sampling.max_tokens == first.sampling.max_tokens - 1
+    assert second.seed != first.seed  # the server begins its draws again
 
 
 async def test_a_server_that_continues_after_the_stop_token(fleet):
@@ -79,7 +79,7 @@ async def test_a_completion_that_always_fails_ends_the_run_in_one_line(fleet):
 async def test_a_server_of_another_model_is_out_of_service(fleet):
     asked = requests(4, 2)
     engine, servers = fleet(2)
-    servers[0]._load = lambda _: (200, {"weight_version": servers[0].label, "model": "another"})
+    servers[0].facts["model"] = "another"
     await until(lambda: engine._pool.counts["ejected"])
     check(asked, await collect(engine, asked))
     line = f"engine: {servers[0].url} is out of service: it serves another now, not formula"
@@ -114,12 +114,12 @@ async def test_failing_hanging_dying_and_coming_back(fleet):
 
 async def test_a_server_that_takes_no_weights_is_ejected_and_catches_up(fleet):
     engine, servers = fleet(2)
-    servers[0].failing = {"/weights"}
+    servers[0].fail("/weights")
     await engine.publish(update(1))
     assert replicas(engine) == [False, True]
     check(requests(4, 2), await collect(engine, requests(4, 2)))
     await engine.publish(update(2))
-    servers[0].failing = set()
+    servers[0].failing.clear()
     await until(lambda: engine._pool.counts["returned"] == 1)
     check(requests(4, 2), await collect(engine, requests(4, 2)), 2)
     assert servers[0].weights == WEIGHTS[2]
@@ -170,9 +170,9 @@ async def test_scoring_goes_elsewhere_too(fleet):
     asked = [ScoreRequest(prompt_tokens=[1, 2], tokens=[3, 4, i]) for i in range(6)]
     engine, servers = fleet(2)
     clean = await engine.score(asked)
-    servers[0].failing = {"/score"}
+    servers[0].fail("/score")
     assert all(np.array_equal(a, b) for a, b in zip(await engine.score(asked), clean, strict=True))
-    servers[1].failing = {"/score"}
+    servers[1].fail("/score")
     with pytest.raises(UserError, match="scoring: failed 4 times in a row"):
         await engine.score(asked[:1])
 

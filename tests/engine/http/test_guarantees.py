@@ -15,7 +15,7 @@ from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import LetterTokenizer, sequence_log_probs
-from tests.engine.http.plain_dialect import (
+from tests.engine.http.plain_servers import (
     IN_PLACE,
     RULES,
     WEIGHTS,
@@ -175,7 +175,7 @@ def test_what_is_no_key_is_said_without_telling_it(token, monkeypatch):
     assert "token_env" in str(error.value) and token not in str(error.value)
 
 
-def test_an_engine_that_is_refused_leaves_no_connection(tmp_path, monkeypatch):
+def test_an_engine_that_is_refused_leaves_no_connection(monkeypatch):
     closed = []
     whole = ServerClient.close
 
@@ -184,10 +184,10 @@ def test_an_engine_that_is_refused_leaves_no_connection(tmp_path, monkeypatch):
         await whole(self)
 
     monkeypatch.setattr(ServerClient, "close", close)
-    with fakes(1) as good, fakes(1, facts={"model": "another"}) as bad:
-        with pytest.raises(UserError), engine_over([*good, *bad], tmp_path):
-            pass
-        assert closed == [good[0].url, bad[0].url]
+    servers = [*fakes(), *fakes(facts={"model": "another"})]
+    with pytest.raises(UserError), engine_over(servers):
+        pass
+    assert closed == [server.url for server in servers]
 
 
 @pytest.mark.parametrize("state", ["idle", "running", "paused", "publishing", "finishing", "dead"])

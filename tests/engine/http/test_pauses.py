@@ -9,7 +9,7 @@ from proxima.data import UserError
 from proxima.engine.http.dialect import Chunk
 from proxima.engine.local import collect
 from tests.engine.http.fake_model import STOP, log_probs, states
-from tests.engine.http.plain_dialect import (
+from tests.engine.http.plain_servers import (
     ELSEWHERE,
     IN_PLACE,
     WEIGHTS,
@@ -142,7 +142,7 @@ async def test_old_kv_is_never_read(fleet):
     for version in (1, 2, 1):
         await engine.publish(update(version))
         check(asked, await collect(engine, asked))
-    assert len({body["cache_salt"] for body in server.bodies}) == 3
+    assert len({request.cache_salt for request in server.requests}) == 3
 
 
 async def test_a_stop_string_across_the_seam_ends_the_completion(fleet):

@@ -1,46 +1,27 @@
 """Servers that refuse the key in the middle of a run: others go on, and when none is left the run ends at once."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from proxima.data import UserError
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
-from tests.engine.http.fake_server import FakeServer, _respond
-from tests.engine.http.plain_dialect import check, engine_over, fakes, held, replicas, requests, until, update
+from tests.engine.http.plain_servers import check, engine_over, fakes, held, replicas, requests, until, update
 
-CALLS = ("facts", "load", "tokenize", "score", "pause", "resume", "weights", "forget")
-
-
-def refuse_completions(server: FakeServer, status: int, error: object, *, once: bool = False) -> None:
-    """Health, facts and weights are fine; a completion is not, or `once` the next one."""
-
-    async def generate(reader, writer, body):
-        if once:
-            del server._generate
-        _respond(writer, status, {"error": error}, last=True)
-        await writer.drain()
-
-    server._generate = generate
+CALLS = ("/facts", "/load", "/tokenize", "/generate", "/score", "/pause", "/resume", "/weights", "/forget")
 
 
-def refuse(server: FakeServer, status: int = 401) -> None:
+def refuse(server, status=401):
     """From now on every call is of a stranger."""
-    refuse_completions(server, status, "another key")
-    for name in CALLS:
-        setattr(server, f"_{name}", lambda _: (status, {"error": "another key"}))
-
-
-def accept(server: FakeServer) -> None:
-    for name in ("generate", *CALLS):
-        delattr(server, f"_{name}")
+    server.fail(*CALLS, status=status, message="another key")
 
 
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_server_that_refuses_completions_alone_does_not_return_for_ever(status, fleet):
     engine, (server,) = fleet(away_seconds=3600.0, published=True)
-    refuse_completions(server, status, {"message": "your plan has\nno completions"})
+    server.fail("/generate", status=status, message={"message": "your plan has\nno completions"})
     with pytest.raises(UserError) as error:
         await collect(engine, requests(4, 2))
     said, counts = str(error.value), (await engine.health()).detail["replicas"]
@@ -54,7 +35,7 @@ async def test_refusals_with_completions_between_do_not_add_up(fleet, monkeypatc
     monkeypatch.setattr("proxima.engine.http.replica.FRUITLESS", 4)
     engine, (server,) = fleet()
     for returned in range(1, 6):
-        refuse_completions(server, 403, "no", once=True)
+        server.fail("/generate", status=403, times=1)
         check(requests(1, 1), await collect(engine, requests(1, 1)))
         assert engine._pool.counts["ejected"] == returned
 
@@ -65,13 +46,13 @@ async def test_a_server_that_always_has_other_weights_again_is_given_up(tokens, 
     monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.02)
     monkeypatch.setattr("proxima.engine.http.replica.FRUITLESS", 4)
     engine, (server,) = fleet(away_seconds=3600.0, published=True)
-    server.stop_after, load = tokens, server._load
+    server.stop_after, health = tokens, server.health
 
-    def flaps(body):
-        status, answer = load(body)
-        return status, answer | ({"weight_version": "another"} if held(server, tokens) else {})
+    async def flaps():
+        said = await health()
+        return replace(said, weight_version="another") if held(server, tokens) else said
 
-    server._load = flaps
+    server.health = flaps
     with pytest.raises(UserError, match=r"it has weights 'another'.*4 times in a row"):
         await collect(engine, requests(1, 1, first=3))
     assert server.begun == 4
@@ -94,7 +75,7 @@ async def test_one_server_that_refuses_the_key_is_ejected_and_returns(when, stat
     assert replicas(engine) == [False, True]
     events = (await engine.health()).detail["events"]
     assert any(f"refused with status {status}: another key" in line for line in events)
-    accept(servers[0])
+    servers[0].failing.clear()
     await until(lambda: engine._pool.counts["returned"] == 1)
     check(asked, await collect(engine, asked))
 
@@ -113,11 +94,11 @@ async def test_the_run_ends_at_once_when_all_refuse_the_key(when, fleet):
             await collect(engine, requests(4, 2))
 
 
-def test_a_refused_key_is_an_error_at_the_start(tmp_path):
-    with fakes(2) as servers:
-        refuse(servers[1], 403)
-        with pytest.raises(UserError, match="refused with status 403.*check token_env"), engine_over(servers, tmp_path):
-            pass
+def test_a_refused_key_is_an_error_at_the_start():
+    servers = fakes(2)
+    refuse(servers[1], 403)
+    with pytest.raises(UserError, match="refused with status 403.*check token_env"), engine_over(servers):
+        pass
 
 
 async def test_a_server_that_is_away_is_waited_for_when_the_other_refuses_the_key(fleet):

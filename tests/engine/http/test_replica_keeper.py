@@ -12,7 +12,7 @@ from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.replica import HEALTHY, HIGHEST_LIMIT, REFUSALS, Replica, State
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import STREAK, ReplicaPool
-from tests.engine.http.plain_dialect import Plain, PlainDialect
+from tests.engine.http.plain_servers import Plain, PlainDialect
 
 BUSY = ServerError("http://h", "/load", "come again", status=429)
 FAILED = ServerError("http://h", "/load", "status 500", status=500)

@@ -12,7 +12,7 @@ from proxima.engine.serve import Serve
 from proxima.system.atomic_files import check_writable
 from tests.engine.helpers import unloaded
 from tests.engine.http.fake_model import LetterTokenizer
-from tests.engine.http.plain_dialect import Plain, fakes
+from tests.engine.http.plain_servers import Plain, fakes
 
 PLAIN = Sampling(max_tokens=16)
 NEEDS = EngineRequirements(
@@ -47,8 +47,8 @@ def notes(servers, needs=NEEDS, **settings):
     ],
 )
 def test_a_server_that_lacks_something_is_refused_in_one_line(facts, needs, settings, line):
-    with fakes(1, facts=facts) as servers, pytest.raises(UserError, match=line) as caught:
-        notes(servers, replace(NEEDS, **needs), **settings)
+    with pytest.raises(UserError, match=line) as caught:
+        notes(fakes(facts=facts), replace(NEEDS, **needs), **settings)
     assert "\n" not in str(caught.value)
 
 
@@ -63,10 +63,10 @@ def test_a_server_that_lacks_something_is_refused_in_one_line(facts, needs, sett
     ],
 )
 def test_servers_that_differ_are_refused(facts, reason):
-    with fakes(2) as good, fakes(2, facts=facts) as bad:
-        with pytest.raises(FieldError, match=f"differs: {bad[0].url}: {reason}") as caught:
-            notes([*good, *bad])
-        assert (caught.value.field, caught.value.value) == ("url", bad[0].url)
+    good, bad = fakes(2), fakes(2, facts=facts)
+    with pytest.raises(FieldError, match=f"differs: {bad[0].url}: {reason}") as caught:
+        notes([*good, *bad])
+    assert (caught.value.field, caught.value.value) == ("url", bad[0].url)
 
 
 def test_a_folder_that_weights_cannot_be_written_to_is_refused_before_the_servers_are_asked(tmp_path):
@@ -101,21 +101,21 @@ def test_a_server_without_anyone_names_how_to_start_one():
 
 
 def test_different_weights_are_refused_where_no_new_ones_come():
-    with fakes(2) as servers:
-        servers[1].label = "other"
-        assert notes(servers) == []
-        with pytest.raises(FieldError, match="have different weights, 'other' and 'start'"):
-            notes(servers, replace(NEEDS, publishes=False))
+    servers = fakes(2)
+    servers[1].label = "other"
+    assert notes(servers) == []
+    with pytest.raises(FieldError, match="have different weights, 'other' and 'start'"):
+        notes(servers, replace(NEEDS, publishes=False))
 
 
 def test_a_server_that_is_away_is_a_warning_and_all_of_them_an_error():
-    with fakes(2) as servers:
-        servers[0].die()
-        (line,) = notes(servers)
-        assert line == f"{servers[0].url} is out of service: can't be reached; the run begins without it"
-        servers[1].die()
-        with pytest.raises(FieldError, match="' can't be reached; start the server"):
-            notes(servers)
+    servers = fakes(2)
+    servers[0].die()
+    (line,) = notes(servers)
+    assert line == f"{servers[0].url} is out of service: can't be reached; the run begins without it"
+    servers[1].die()
+    with pytest.raises(FieldError, match="' can't be reached; start the server"):
+        notes(servers)
 
 
 @pytest.mark.parametrize(

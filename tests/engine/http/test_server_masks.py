@@ -1,8 +1,6 @@
 """The tokens that could be sampled, from fakes that tell them: joined over chunks, attempts and weights; a set without
 its token costs the attempt, never a gradient."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from proxima.engine.http.answer_checks import WrongAnswerError, mask_of
 from proxima.engine.http.dialect import Chunk
 from proxima.engine.local import collect
 from tests.engine.http.fake_model import log_probs, states, truncated
-from tests.engine.http.plain_dialect import WEIGHTS, PlainDialect, across_new_weights, requests, versions
+from tests.engine.http.plain_servers import WEIGHTS, across_new_weights, requests, versions
 
 TOP_K = 3
 FACTS = {"sampling_mask": True}
@@ -27,34 +25,14 @@ def sets_of(weights, before, tokens, temperature):
     return collected
 
 
-class MaskedDialect(PlainDialect):
-    """Servers that tell them; the next `spoiled` answers get a set that lacks its token."""
-
-    def __init__(self, spoiled=0):
-        self.spoiled, self.asked = spoiled, []
-
-    async def stream(self, client, facts, request):
-        self.asked.append(request.sampling_mask)
-        server, everything = self.servers[client.url], list(request.tokens)
-        async for chunk in super().stream(client, facts, request):
-            tokens, temperature = chunk.tokens.tolist(), request.sampling.temperature
-            sets = sets_of([server.weights] * len(tokens), everything, tokens, temperature)
-            everything += tokens
-            if self.spoiled and tokens:
-                self.spoiled -= 1
-                sets[0] = [token for token in range(7) if token != tokens[0]]
-            yield replace(chunk, sampling_mask=SamplingMask.of_sets(sets)) if request.sampling_mask else chunk
-
-
 @pytest.fixture
 def masked(fleet):
-    """`masked(count, spoiled)`: an engine and its dialect."""
+    """`masked(count)`: an engine and its servers."""
+    return lambda count=1, facts=FACTS: fleet(count, facts=facts, sampling_mask=True)
 
-    def start(count=1, spoiled=0, facts=FACTS):
-        talk = MaskedDialect(spoiled)
-        return fleet(count, facts=facts, talk=talk, sampling_mask=True)[0], talk
 
-    return start
+def masks_asked(servers):
+    return [request.sampling_mask for server in servers for request in server.requests]
 
 
 def check(asked, given):
@@ -71,24 +49,26 @@ async def test_they_are_asked_for_only_where_something_is_truncated(masked):
         *requests(1, 2, first=1, top_k=TOP_K),
         *requests(1, 1, first=2, top_k=TOP_K, temperature=0.0),
     ]
-    engine, talk = masked()
+    engine, servers = masked()
     given = await collect(engine, asked)
     assert [completion.sampling_mask is not None for completion in given] == [False, False, True, True, False]
-    assert sorted(talk.asked) == [False, False, False, True, True]
+    assert sorted(masks_asked(servers)) == [False, False, False, True, True]
 
 
 async def test_a_server_that_lacks_them_is_not_asked(masked):
-    engine, talk = masked(facts={})
+    engine, servers = masked(facts={})
     assert not engine.capabilities.sampling_mask
     (completion,) = await collect(engine, requests(1, 1, top_k=TOP_K))
-    assert completion.sampling_mask is None and talk.asked == [False]
+    assert completion.sampling_mask is None and masks_asked(servers) == [False]
 
 
 async def test_a_set_without_its_token_is_tried_again_and_not_used(masked):
     asked = requests(2, 2, top_k=TOP_K)
-    engine, talk = masked(2, spoiled=2)
+    engine, servers = masked(2)
+    for server in servers:
+        server.script += ["unmasked"]
     check(asked, await collect(engine, asked))
-    assert len(talk.asked) == len(asked) + 2
+    assert len(masks_asked(servers)) == len(asked) + 2
 
 
 @pytest.mark.parametrize(
@@ -107,8 +87,8 @@ def test_each_token_is_looked_for_in_its_own_set(tokens, message):
 
 async def test_sets_over_a_change_of_weights_are_of_the_weights_that_sampled(masked):
     asked = requests(4, 3, top_k=TOP_K, temperature=0.8, max_tokens=20)
-    engine, talk = masked(2)
+    engine, servers = masked(2)
     assert engine.capabilities.sampling_mask
-    given = await across_new_weights(engine, talk.servers.values(), asked)
+    given = await across_new_weights(engine, servers, asked)
     check(asked, given)
     assert versions(given) == {0, 1}

@@ -1,8 +1,6 @@
 """The experts of each token, from fakes that tell them: joined over attempts and weights. An answer that lacks them
 costs the attempt; an attempt that was cut off gives -1."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -12,51 +10,25 @@ from proxima.engine.http.server_checks import check_facts
 from proxima.engine.local import collect
 from proxima.engine.protocol import EngineRequirements
 from tests.engine.helpers import unloaded
-from tests.engine.http.plain_dialect import PlainDialect, across_new_weights, requests, versions
+from tests.engine.http.fake_model import rows_of
+from tests.engine.http.plain_servers import across_new_weights, requests, versions
 
 SHAPE = RouteShape(layers=3, mixtures=(0, 2), experts=64, per_token=2)
 FACTS = {"routed_experts": True}
 
 
-def rows_of(fed, weights):
-    """[N, 2, 2] by a formula: token and place say the expert, and the weights say another."""
-    first = np.array([[[(3 * token + at + mixture) % 64] for mixture in (0, 1)] for at, token in enumerate(fed)])
-    return np.concatenate([first, (first + 1 + round(10 * weights)) % 64], -1).astype(np.int8)
-
-
-class RoutedDialect(PlainDialect):
-    """Servers that tell them with the end of a completion; the next `silent` ends come without, and so do aborts where
-    those are `silent_aborts`."""
-
-    def __init__(self, silent=0, silent_aborts=False):
-        self.silent, self.silent_aborts, self.asked = silent, silent_aborts, []
-
-    async def stream(self, client, facts, request):
-        self.asked.append(request.routes)
-        server, fed = self.servers[client.url], list(request.tokens)
-        rows = rows_of(fed[:-1], server.weights)
-        async for chunk in super().stream(client, facts, request):
-            for token in chunk.tokens.tolist():
-                rows = np.concatenate([rows, rows_of(fed, server.weights)[-1:]])
-                fed.append(token)
-            if chunk.finish_reason is None or request.routes is None:
-                yield chunk
-            elif self.silent or (self.silent_aborts and chunk.finish_reason == "abort"):
-                self.silent = max(self.silent - 1, 0)
-                yield chunk
-            else:
-                yield replace(chunk, routes=rows)
-
-
 @pytest.fixture
 def routed(fleet):
-    """`routed(count, facts, silent=…)`: an engine and its dialect."""
+    """`routed(count, facts)`: an engine and its servers."""
 
-    def start(count=1, facts=FACTS, wanted=True, **faults):
-        talk = RoutedDialect(**faults)
-        return fleet(count, facts=facts, talk=talk, routes=SHAPE, routed_experts=wanted)[0], talk
+    def start(count=1, facts=FACTS, wanted=True):
+        return fleet(count, facts=facts, routes=SHAPE, routed_experts=wanted)
 
     return start
+
+
+def shapes_asked(servers):
+    return [request.routes for server in servers for request in server.requests]
 
 
 def check(asked, given, weights=(0.5,), latest=False):
@@ -74,29 +46,32 @@ def check(asked, given, weights=(0.5,), latest=False):
 
 async def test_each_token_has_the_experts_of_the_position_that_predicted_it(routed):
     asked = requests(4, 3)
-    engine, talk = routed(2)
+    engine, servers = routed(2)
     given = await collect(engine, asked)
     check(asked, given)
-    assert set(talk.asked) == {SHAPE}
+    assert set(shapes_asked(servers)) == {SHAPE}
     for request, completion in zip(asked, given, strict=True):
         assert np.array_equal(completion.prompt_routed_experts, rows_of(request.prompt.tokens.tolist(), 0.5))
 
 
 async def test_without_the_field_they_are_not_asked_for(routed):
-    engine, talk = routed(wanted=False)
+    engine, servers = routed(wanted=False)
     (completion,) = await collect(engine, requests(1, 1))
-    assert completion.routed_experts is completion.prompt_routed_experts is None and talk.asked == [None]
+    assert completion.routed_experts is completion.prompt_routed_experts is None and shapes_asked(servers) == [None]
 
 
 async def test_an_end_without_them_is_tried_again_and_not_used(routed):
     asked = requests(2, 2)
-    engine, talk = routed(2, silent=2)
+    engine, servers = routed(2)
+    for server in servers:
+        server.script += ["silent"]
     check(asked, await collect(engine, asked))
-    assert len(talk.asked) == len(asked) + 2
+    assert len(shapes_asked(servers)) == len(asked) + 2
 
 
 async def test_a_server_that_never_gives_them_ends_the_run(routed):
-    engine, _ = routed(silent=10**6)
+    engine, (server,) = routed()
+    server.rates = {"silent": 1.0}
     with pytest.raises(UserError, match="routed experts of 0 tokens, where [0-9]+ were fed"):
         await collect(engine, requests(1, 1))
 
@@ -105,20 +80,21 @@ async def test_a_server_that_never_gives_them_ends_the_run(routed):
 async def test_a_token_keeps_those_of_the_weights_that_sampled_it(latest, routed):
     """Of a server that tells those of the newest weights for all tokens, the earlier ones have none."""
     asked = requests(2, 2, max_tokens=20, seed=3)
-    engine, talk = routed(facts=FACTS | {"latest_routes": latest})
-    given = await across_new_weights(engine, talk.servers.values(), asked)
+    engine, servers = routed(facts=FACTS | {"latest_routes": latest})
+    given = await across_new_weights(engine, servers, asked)
     check(asked, given, (0.5, 0.8), latest)
-    assert len(talk.asked) == len(asked)
+    assert len(shapes_asked(servers)) == len(asked)
     assert versions(given) == {0, 1}
 
 
 async def test_what_was_cut_off_has_none_and_the_rest_has_its_own(routed):
     """The server can't go on by itself: its requests are ended and sent again, with what they have."""
     asked = requests(2, 2, max_tokens=20, seed=3)
-    engine, talk = routed(facts=FACTS | {"version_spans": False}, silent_aborts=True)
-    given = await across_new_weights(engine, talk.servers.values(), asked)
+    engine, servers = routed(facts=FACTS | {"version_spans": False})
+    servers[0].silent_aborts = True
+    given = await across_new_weights(engine, servers, asked)
     check(asked, given, (0.5, 0.8), latest=True)
-    assert len(talk.asked) > len(asked)
+    assert len(shapes_asked(servers)) > len(asked)
 
 
 async def test_a_server_without_them_is_refused_at_the_start(routed):

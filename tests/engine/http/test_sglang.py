@@ -22,7 +22,7 @@ from proxima.laws import engine_case
 from proxima.laws.engine_case import chosen_of, log_softmax
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 from tests.engine.http.fake_vllm import experts_of
-from tests.engine.http.plain_dialect import LONG
+from tests.engine.http.plain_servers import LONG
 
 PROMPT = (3, 9, 27, 17, 51)
 HELD = {"pace": 0.003, "holds": ("a",)}  # a fake that stops after eight tokens until it is paused or told to abort

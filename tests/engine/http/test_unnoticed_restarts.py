@@ -13,7 +13,7 @@ from proxima.engine.http.version_proof import VersionProof
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import sequence_log_probs
-from tests.engine.http.plain_dialect import IN_PLACE, WEIGHTS, check, go_on, held, requests, until, update
+from tests.engine.http.plain_servers import IN_PLACE, WEIGHTS, check, go_on, held, requests, until, update
 
 SILENT = {"version_spans": False}  # completions do not say which weights sampled them
 NEVER = 3600.0  # between two health checks: none comes but those that something asks for
@@ -71,14 +71,9 @@ async def test_what_a_server_holds_when_new_weights_come_was_sampled_by_those_be
         calls = server.calls["/load"]
         engine._loop.submit(replica.check_soon.set)
         await until(lambda server=server, calls=calls: server.calls["/load"] > calls)
-        server.loop.call(break_streams(server))
+        server.break_streams()
         server.stop_after = None
     check(asked, await task)
-
-
-async def break_streams(server):
-    for task in list(server.handlers):
-        task.cancel()
 
 
 async def test_scores_of_a_server_that_was_started_again_do_not_count(fleet):
@@ -105,8 +100,8 @@ async def test_a_server_that_does_not_confirm_costs_seconds_and_the_tokens(fleet
     asked = requests(1, 1, first=3)
     engine, (server,) = fleet(facts=IN_PLACE | SILENT, health_seconds=NEVER, call_seconds=NEVER)
     server.script += ["break"]
-    load, counts = server._load, engine._pool.counts
-    server._load = lambda body: load(body) if counts["tokens_lost"] else (200, asyncio.Event().wait())
+    health, counts = server.health, engine._pool.counts
+    server.health = lambda: health() if counts["tokens_lost"] else asyncio.Event().wait()
     check(asked, await collect(engine, asked))
     assert counts["tokens_lost"] == 1 and counts["ejected"] == 0
 
