@@ -24,11 +24,14 @@ def family(pid: int) -> list[int]:
 
 
 def eventually(condition: Callable[[], Any], what: Any = "") -> Any:
-    """What the condition says once it is true; a hang is an AssertionError after minutes."""
-    deadline = time.monotonic() + 600
+    """What the condition says once it is true; a hang is an AssertionError after minutes, with the end of a log if
+    `what` is its path."""
+    deadline, pause = time.monotonic() + 600, 0.005
     while not (said := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
+        if time.monotonic() > deadline:
+            raise AssertionError(what.read_text(errors="replace")[-6000:] if isinstance(what, Path) else what)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
     return said
 
 

@@ -2,12 +2,11 @@
 depend on no moment are the unbroken run to the bit; of the others each prompt is consumed once."""
 
 import random
-import threading
-from http.server import ThreadingHTTPServer
 
 import pytest
 
-from tests.engine.http.model_server import Handler, ModelVllm
+from tests.engine.http.model_server import ModelVllm
+from tests.engine.http.raw_server import RawServer
 from tests.runtime.episode_world import episode_recipe, go, kill_workers
 from tests.runtime.interruptions import interrupt_and_resume
 from tests.runtime.runs import AGENT
@@ -59,28 +58,11 @@ def test_workers_and_engines_of_an_asynchronous_run_are_killed(tiny_model, tmp_p
     assert sum(record["episode/failed"] for record in records) == 0 and sum(killed) > 0
 
 
-class Prompt(Handler):
-    """Sends the two parts of an answer at once, where TCP would wait for the confirmation of the first."""
-
-    disable_nagle_algorithm = True
-
-
-@pytest.fixture
-def server(tiny_model):
-    """The address of a server that speaks vLLM's protocol."""
-    Handler.fake = ModelVllm(str(tiny_model("llama")))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Prompt) as served:
-        thread = threading.Thread(target=served.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{served.server_port}"
-        served.shutdown()
-        thread.join()
-
-
-def test_episodes_at_a_server_are_resumed(server, tiny_model, tmp_path, lent_servers):
+def test_episodes_at_a_server_are_resumed(tiny_model, tmp_path, lent_servers):
     """A server gives no bits back that it gave before; each prompt is trained on once."""
     small = {"train__steps": 2, "sampling__max_tokens": 6}
-    tree = episode_recipe(tiny_model("llama"), engine={"kind": "vllm", "url": server}, **small, **OVERLAP)
-    interrupt_and_resume(go, tmp_path / "run", tree, "after step 2")
+    with RawServer(ModelVllm(str(tiny_model("llama")))) as server:
+        tree = episode_recipe(tiny_model("llama"), engine={"kind": "vllm", "url": server.url}, **small, **OVERLAP)
+        interrupt_and_resume(go, tmp_path / "run", tree, "after step 2")
     records = assert_whole(tmp_path / "run", steps=2, prompts=2)
     assert all(record["episode/turns/mean"] > 1 and record["sync/probe_max"] < 1e-3 for record in records)

@@ -7,16 +7,18 @@ before truncation. Weights are loaded without a flush, with which the real one w
 
 import asyncio
 import base64
+import json
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import numpy as np
 import torch
 
 from tests.engine.http.fake_vllm import experts_of
 from tests.engine.http.plain_servers import spans_of
-from tests.engine.http.small_http import Answer, SmallHttpServer
+from tests.engine.http.small_http import SmallHttpServer
 
 
 @dataclass
@@ -79,12 +81,12 @@ class FakeSglang(SmallHttpServer):
 
     async def answer(self, call):
         if self.options.api_key and call.headers.get("authorization") != f"Bearer {self.options.api_key}":
-            return Answer({"error": "Unauthorized"}, 401)
-        self.controls += call.path == "/pause_generation"
-        if (call.method, call.path) not in self.table():
-            there = any(path == call.path for _, path in self.table())
-            return Answer({"detail": "Method Not Allowed" if there else "Not Found"}, 405 if there else 404)
-        made = self.table()[call.method, call.path](call.body or {})
+            return httpx.Response(401, json={"error": "Unauthorized"})
+        path = call.url.path
+        self.controls += path == "/pause_generation"
+        if (call.method, path) not in self.table():
+            return httpx.Response(405 if any(path == other for _, other in self.table()) else 404, json={})
+        made = self.table()[call.method, path](json.loads(call.content or "{}"))
         return await made if asyncio.iscoroutine(made) else made
 
     def table(self):
@@ -98,11 +100,13 @@ class FakeSglang(SmallHttpServer):
             "update_weights_from_disk": self.update_weights_from_disk,
         }
         questions = {
-            "health": lambda _: Answer(),
-            "model_info": lambda _: Answer(self.model_info()),
-            "server_info": lambda _: Answer(self.server_info()),
-            "get_load": lambda _: Answer([self.load()]),
-            "v1/models": lambda _: Answer({"data": [{"id": self.path, "max_model_len": self.options.context_length}]}),
+            "health": lambda _: httpx.Response(200),
+            "model_info": lambda _: httpx.Response(200, json=self.model_info()),
+            "server_info": lambda _: httpx.Response(200, json=self.server_info()),
+            "get_load": lambda _: httpx.Response(200, json=[self.load()]),
+            "v1/models": lambda _: httpx.Response(
+                200, json={"data": [{"id": self.path, "max_model_len": self.options.context_length}]}
+            ),
         }
         table = {("POST", f"/{name}"): work for name, work in controls.items()}
         return table | {("GET", f"/{name}"): work for name, work in questions.items()}
@@ -128,7 +132,9 @@ class FakeSglang(SmallHttpServer):
 
     def tokenize(self, body):
         tokens = self.tokenizer(body["prompt"], add_special_tokens=body.get("add_special_tokens", True)).input_ids
-        return Answer({"tokens": tokens, "count": len(tokens), "max_model_len": self.options.context_length})
+        return httpx.Response(
+            200, json={"tokens": tokens, "count": len(tokens), "max_model_len": self.options.context_length}
+        )
 
     # control
 
@@ -142,13 +148,13 @@ class FakeSglang(SmallHttpServer):
         elif mode == "retract":
             for request in self.running.values():
                 request.waiting, request.kv = True, -1
-        return Answer({"message": "Generation paused successfully.", "status": "ok"})
+        return httpx.Response(200, json={"message": "Generation paused successfully.", "status": "ok"})
 
     def resume(self, _):
         self.paused = False
         for request in self.running.values():
             request.waiting = False
-        return Answer({"message": "Generation continued successfully.", "status": "ok"})
+        return httpx.Response(200, json={"message": "Generation continued successfully.", "status": "ok"})
 
     def abort_all(self):
         for request in self.running.values():
@@ -162,7 +168,7 @@ class FakeSglang(SmallHttpServer):
 
     def flush(self, _):
         text = "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n"  # noqa: E501
-        return Answer(text=text, status=200 if self.flushed() else 400)
+        return httpx.Response(200 if self.flushed() else 400, text=text)
 
     async def update_weights_from_disk(self, body):
         from transformers import AutoModelForCausalLM
@@ -177,32 +183,33 @@ class FakeSglang(SmallHttpServer):
             self.model = AutoModelForCausalLM.from_pretrained(body["model_path"]).eval()
         except Exception as error:
             answer = {"success": False, "message": f"Failed to update weights: {error}.", "num_paused_requests": 0}
-            return Answer(answer, 400)
+            return httpx.Response(400, json=answer)
         self.weights += 1
         self._logits.clear()
         self.path = body["model_path"]
         self.version = body.get("weight_version") or self.version
-        return Answer({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
+        return httpx.Response(
+            200, json={"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+        )
 
     # generation
 
     async def generate(self, body):
         sampling = {**self.options.preferred_sampling_params, **body.get("sampling_params", {})}
         if (refusal := self.refusal(body, sampling)) is not None:
-            return Answer({"error": {"message": refusal}}, 400)
+            return httpx.Response(400, json={"error": {"message": refusal}})
         ids = body["input_ids"]
         room = self.options.context_length - 1
         if self.options.allow_auto_truncate:
             ids = ids[:room]
         elif len(ids) >= self.options.context_length:
-            return Answer(
-                {"error": {"message": f"The input ({len(ids)} tokens) is longer than the context length"}}, 400
-            )
+            message = f"The input ({len(ids)} tokens) is longer than the context length"
+            return httpx.Response(400, json={"error": {"message": message}})
         body = body | {"input_ids": ids}
         sampling["max_new_tokens"] = min(sampling.get("max_new_tokens") or 128, max(room - 1 - len(ids), 0))
         if body.get("stream"):
-            return Answer(events=self.stream(body, sampling))
-        return Answer([completion async for completion in self.outputs(body, sampling)][-1])
+            return httpx.Response(200, content=self.stream(body, sampling))
+        return httpx.Response(200, json=[completion async for completion in self.outputs(body, sampling)][-1])
 
     def refusal(self, body, sampling):
         if not body.get("input_ids"):
@@ -223,8 +230,8 @@ class FakeSglang(SmallHttpServer):
                 if "output_token_logprobs" in meta:
                     completion["meta_info"] = meta | {"output_token_logprobs": meta["output_token_logprobs"][seen:]}
                 seen = len(ids)
-            yield completion
-        yield "[DONE]"
+            yield f"data: {json.dumps(completion)}\n\n".encode()
+        yield b"data: [DONE]\n\n"
 
     async def outputs(self, body, sampling):
         """The whole answer so far, after each token (or `stream_interval` of them)."""

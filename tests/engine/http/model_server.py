@@ -6,9 +6,8 @@ fake: one request at a time, no cache, and only what the engine asks for.
 
 import json
 import os
+import signal
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +18,7 @@ from safetensors import safe_open
 
 from proxima.model import load
 from tests.engine.http.fake_vllm import FakeVllm
+from tests.engine.http.raw_server import RawServer
 
 
 class ModelVllm(FakeVllm):
@@ -28,24 +28,25 @@ class ModelVllm(FakeVllm):
         super().__init__(sleeps=sleeps)
         loaded = load(folder, dtype=torch.float32, device="cpu")
         self.model, self.tokenizer, self.folder = loaded.model, loaded.tokenizer, folder
-        self.length, self.lock = 256, threading.Lock()
+        self.length = 256
 
     def answer(self, request: httpx.Request) -> httpx.Response:
-        path = request.url.path
+        path, key = request.url.path, os.environ.get("VLLM_API_KEY")
+        if key and path.startswith("/v1") and request.headers.get("authorization") != f"Bearer {key}":
+            return httpx.Response(401, json={"error": "Unauthorized"})
         if calls := os.environ.get("MODEL_SERVER_CALLS"):  # a folder, where each server has a file of its calls
             with open(os.path.join(calls, str(os.getpid())), "a") as file:
                 file.write(f"{path} {request.url.params}\n")
-        with self.lock:
-            if path == "/health":
-                return httpx.Response(200)
-            if path == "/v1/models":
-                return httpx.Response(200, json={"data": [{"id": self.folder, "max_model_len": self.length}]})
-            if path == "/tokenize":
-                text = json.loads(request.content)["prompt"]
-                return httpx.Response(200, json={"tokens": self.tokenizer(text, add_special_tokens=False).input_ids})
-            if path == "/update_weights":
-                self._load(**json.loads(request.content)["update_info"])
-            return super().answer(request)
+        if path == "/health":
+            return httpx.Response(200)
+        if path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": self.folder, "max_model_len": self.length}]})
+        if path == "/tokenize":
+            text = json.loads(request.content)["prompt"]
+            return httpx.Response(200, json={"tokens": self.tokenizer(text, add_special_tokens=False).input_ids})
+        if path == "/update_weights":
+            self._load(**json.loads(request.content)["update_info"])
+        return super().answer(request)
 
     def _settings(self) -> dict[str, Any]:
         settings = super()._settings()
@@ -69,40 +70,13 @@ class ModelVllm(FakeVllm):
         return tokens[-1] in sampling.get("stop_token_ids", ()) or any(stop in text for stop in stops)
 
 
-class Handler(BaseHTTPRequestHandler):
-    """HTTP around `ModelVllm.answer`."""
-
-    protocol_version = "HTTP/1.1"
-    fake: ModelVllm
-
-    def do_GET(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        request = httpx.Request(self.command, f"http://fake{self.path}", content=self.rfile.read(length))
-        key = os.environ.get("VLLM_API_KEY")
-        if key and self.path.startswith("/v1") and self.headers["Authorization"] != f"Bearer {key}":
-            response = httpx.Response(401, json={"error": "Unauthorized"})
-        else:
-            response = self.fake.answer(request)
-        content = response.content
-        self.send_response(response.status_code)
-        self.send_header("Content-Type", response.headers.get("content-type", "application/json"))
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_POST = do_GET
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
 def main() -> None:
     words = sys.argv[1:]
     torch.set_num_threads(1)
-    Handler.fake = ModelVllm(words[words.index("serve") + 1], sleeps="--enable-sleep-mode" in words)
-    given = dict(pairwise(words))  # the last of an option counts, as at vLLM
-    host, port = given["--host"], given["--port"]
-    ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
+    fake = ModelVllm(words[words.index("serve") + 1], sleeps="--enable-sleep-mode" in words)
+    port = dict(pairwise(words))["--port"]  # the last of an option counts, as at vLLM
+    with RawServer(fake, int(port)):
+        signal.pause()
 
 
 if __name__ == "__main__":

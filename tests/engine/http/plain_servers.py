@@ -116,8 +116,8 @@ class PlainServer:
         slow: seconds a token.
 
     `stop_after`: completions stop sampling after so many tokens, until it is None. `ignores_weights`: answers that new
-    weights are loaded, and keeps the others. `forgetful`: keeps the label of the weights that it had. `silent_aborts`: come
-    without experts.
+    weights are loaded, and keeps the others. `forgetful`: keeps the label of the weights that it had. `silent_aborts`:
+    sends no experts with them.
     """
 
     def __init__(

@@ -1,20 +1,20 @@
 """A server that writes bytes: vLLM's fake over a real socket, with one kind of call answered by a script."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 
-from proxima.engine.event_loop_thread import EventLoopThread
 from tests.engine.http.fake_vllm import FakeVllm
-from tests.engine.http.small_http import Call, HttpListener, whole
+from tests.engine.http.small_http import SmallHttpServer, whole
 
 PAUSE = None  # in a script: wait until the client leaves
 
 
-class RawServer(HttpListener):
+class RawServer(SmallHttpServer):
     """Answers calls as `FakeVllm`, but those that `is_target` with `script(good)`, whose parts are written as they are.
 
     Args:
@@ -22,23 +22,23 @@ class RawServer(HttpListener):
         is_target: (path, body) → whether the call is answered by the script.
     """
 
-    def __init__(self, loop: EventLoopThread, fake: FakeVllm | None = None, port: int = 0) -> None:
-        super().__init__()
+    def __init__(self, fake: FakeVllm | None = None, port: int = 0) -> None:
+        super().__init__(port)
         self.fake = fake or FakeVllm()
         self.script: Callable[[httpx.Response], AsyncIterator[bytes | None]] | None = None
         self.is_target: Callable[[str, Any], bool] = lambda path, body: False
         self.sent = self.hit = 0  # most bytes of a script that left here, and calls that scripts answered
-        loop.call(self.listen(port))
 
-    async def listen(self, port: int = 0) -> None:
-        await super().listen(port)
+    async def listen(self) -> None:
+        await super().listen()
         place = self.server.sockets[0]
         place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)  # what is counted as sent is about what was read
 
-    async def respond(self, call: Call, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def respond(self, call: httpx.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         writer.transport.set_write_buffer_limits(1 << 16)
-        good = self.fake.answer(httpx.Request(call.method, f"http://x{call.target}", content=call.content))
-        if self.script is None or not self.is_target(call.path, call.body):
+        good = self.fake.answer(call)
+        body = json.loads(call.content) if call.content else None
+        if self.script is None or not self.is_target(call.url.path, body):
             writer.write(whole(good.status_code, good.content))
             await writer.drain()
             return True

@@ -3,8 +3,7 @@
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 from proxima.data import Prompt, UserError
-from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import ServerFacts, ServerHealth, WrittenTokens
@@ -341,16 +339,6 @@ def _top(body: dict[str, Any], value: Any) -> None:
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def loop() -> Iterator[EventLoopThread]:
-    thread = EventLoopThread("hostile")
-    yield thread
-    thread.close(_nothing)
-
-
-async def _nothing() -> None: ...
-
-
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 0.005)
@@ -358,14 +346,10 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxima.engine.http.replica.READ_OUT_SECONDS", 0.1)
 
 
-@contextmanager
-def hostile(loop: EventLoopThread, script: Script, is_target: Callable[[str, Any], bool]) -> Iterator[RawServer]:
-    server = RawServer(loop)
+def hostile(script: Script, is_target: Callable[[str, Any], bool]) -> RawServer:
+    server = RawServer()
     server.script, server.is_target = script, is_target
-    try:
-        yield server
-    finally:
-        loop.call(server.close())
+    return server
 
 
 RULES = CompletionRules(tokenizer=Words(), stop_tokens=(), vocabulary=VOCABULARY, max_length=64)
@@ -449,9 +433,9 @@ def is_completion(path: str, body: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", STREAM)
-def test_completions(name: str, loop: EventLoopThread, facts: ServerFacts) -> None:
+def test_completions(name: str, facts: ServerFacts) -> None:
     job = new_job()
-    with hostile(loop, STREAM[name], is_completion) as server:
+    with hostile(STREAM[name], is_completion) as server:
         error = one_call(server, limit(name), lambda replica: joined(replica, facts).run(job))
     assert (error is None) == (name in HARMLESS)
     if error is None:
@@ -468,8 +452,8 @@ def is_score(path: str, body: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_scores(name: str, loop: EventLoopThread, facts: ServerFacts) -> None:
-    with hostile(loop, SCORES[name], is_score) as server:
+def test_scores(name: str, facts: ServerFacts) -> None:
+    with hostile(SCORES[name], is_score) as server:
         given = WrittenTokens.of(np.int32([5, 6, 7, 8]), None)
         error = one_call(server, limit(name), lambda replica: joined(replica, facts).score(given, 2))
     assert isinstance(error, Exception)
@@ -483,8 +467,8 @@ def cases(*paths: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("path", "name"), cases("/v1/models", "/weight_info"))
-def test_health_checks(path: str, name: str, loop: EventLoopThread, facts: ServerFacts) -> None:
-    with hostile(loop, CALLS[path][name], lambda asked, body: asked == path) as server:
+def test_health_checks(path: str, name: str, facts: ServerFacts) -> None:
+    with hostile(CALLS[path][name], lambda asked, body: asked == path) as server:
         result = one_call(server, limit(name), lambda replica: joined(replica, facts).health())
     if name.startswith("a length"):  # nobody asks for it again
         assert (result.model, result.weight_version) == ("fake", "default")
@@ -495,7 +479,7 @@ def test_health_checks(path: str, name: str, loop: EventLoopThread, facts: Serve
 
 
 @pytest.mark.parametrize(("path", "name"), cases("/v1/models", "/inference/v1/generate"))
-def test_what_a_server_says_at_the_start(path: str, name: str, loop: EventLoopThread) -> None:
+def test_what_a_server_says_at_the_start(path: str, name: str) -> None:
     job = new_job()
 
     async def begin(replica: Replica) -> None:
@@ -504,5 +488,5 @@ def test_what_a_server_says_at_the_start(path: str, name: str, loop: EventLoopTh
         await replica.run(job)
         check_job(job)
 
-    with hostile(loop, CALLS[path][name], lambda asked, body: asked == path) as server:
+    with hostile(CALLS[path][name], lambda asked, body: asked == path) as server:
         one_call(server, limit(name), begin)

@@ -3,7 +3,6 @@ real model each (`model_server`)."""
 
 import pytest
 
-from proxima.engine.event_loop_thread import EventLoopThread
 from tests.engine.http.model_server import ModelVllm
 from tests.engine.http.raw_server import RawServer
 from tests.ports import kept_port
@@ -37,12 +36,12 @@ class Done(Exception):
 
 
 def test_servers_that_die_return_and_join_late(tiny_model, tmp_path):
-    """In one process, each server in a thread's event loop."""
-    model, loop, steps = tiny_model("llama"), EventLoopThread("servers"), []
+    """In one process, each server in a thread of its own."""
+    model, steps = tiny_model("llama"), []
     ports = [kept_port() for _ in range(3)]
 
     def start(at):
-        return RawServer(loop, ModelVllm(str(model)), ports[at])
+        return RawServer(ModelVllm(str(model)), ports[at]).__enter__()
 
     def on(event, *facts):
         if event != "step":
@@ -50,7 +49,7 @@ def test_servers_that_die_return_and_join_late(tiny_model, tmp_path):
         steps.append(facts[0])
         proven = steps[-1]["sync/replicas"]
         if len(steps) == 2:
-            loop.call(servers[1].close())
+            servers[1].__exit__()
         elif proven == 1 and len(servers) == 2:
             servers.extend([start(1), start(2)])
         elif proven == 3:
@@ -64,5 +63,6 @@ def test_servers_that_die_return_and_join_late(tiny_model, tmp_path):
         with pytest.raises(Done):
             tiny_run.go(tmp_path / "run", tree, observer=tiny_run.Watcher(on))
     finally:
-        loop.close()
+        for server in servers:
+            server.__exit__()
     check(steps)

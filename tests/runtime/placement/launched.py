@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.engine.http.waiting import until
 from tests.ports import kept_port
+from tests.processes import eventually
 from tests.runtime.tiny_run import changed, recipe
 from tests.warm import LAUNCHER, WarmPopen
 
@@ -51,7 +51,7 @@ def launched(words: list[str], *, ranks: int = 2, output: Path, module: str = PR
     """Exit code of torchrun, and what was printed before it said anything itself. No process is left."""
     with started(words, ranks=ranks, output=output, module=module) as process:
         code = process.wait(SECONDS)
-        until(lambda: not processes(words), output)
+        eventually(lambda: not processes(words), output)
     return code, ours(output)
 
 

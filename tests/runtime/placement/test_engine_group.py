@@ -21,8 +21,7 @@ from proxima.runtime.placement.placed_engine import KEY, URLS, placed_engine
 from proxima.runtime.placement.ray_cluster import bundle_of
 from tests import ray_cluster
 from tests.engine.http.test_joining_servers import recipe
-from tests.engine.http.waiting import until
-from tests.processes import is_running
+from tests.processes import eventually, is_running
 
 psutil = pytest.importorskip("psutil")
 
@@ -123,13 +122,13 @@ def test_a_run_that_shares_its_devices_with_servers_of_which_one_is_killed(tiny_
         return [int(row["sync/replicas"]) for row in rows if "sync/replicas" in row]
 
     try:
-        until(lambda: len(replicas()) >= 2, log)
+        eventually(lambda: len(replicas()) >= 2, log)
         children = psutil.Process(run.pid).children(recursive=True)
         actors = [child for child in children if "EngineHost" in " ".join(child.cmdline())]
         assert len(actors) == 2, [child.cmdline() for child in children]
         actors[0].kill()
-        until(lambda: replicas()[-1] == 1, log)
-        until(lambda: replicas()[-1] == 2, log)
+        eventually(lambda: replicas()[-1] == 1, log)
+        eventually(lambda: replicas()[-1] == 2, log)
         proven = replicas()
         run.send_signal(signal.SIGINT)
         run.wait()
@@ -140,7 +139,7 @@ def test_a_run_that_shares_its_devices_with_servers_of_which_one_is_killed(tiny_
     assert proven[:2] == [2, 2] and 1 in proven, proven
     assert "engine 0 died" in log.read_text() or "engine 1 died" in log.read_text()
     assert len(list(calls.iterdir())) == 3
-    until(lambda: not any(is_running(int(file.name)) for file in calls.iterdir()), log)
+    eventually(lambda: not any(is_running(int(file.name)) for file in calls.iterdir()), log)
     names = {"/sleep": "sleep", "/wake_up": "wake", "/finish_weight_update": "load", "/inference/v1/generate": "use"}
     order = list[str]()
     survivor = max(calls.iterdir(), key=lambda file: file.stat().st_size)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.kills.ranks import campaign, weights
 from proxima.cli.main import main
-from tests.engine.http.waiting import until
+from tests.processes import eventually
 from tests.runtime.placement.launched import launched, one_by_one, ours, processes, ranked, started
 
 FAULTY = "tests.runtime.placement.faulty_loss:Faulty"
@@ -119,12 +119,14 @@ def test_ctrl_c_writes_a_checkpoint_and_the_resumed_run_is_an_unbroken_one(tiny_
     words = short(tiny_model(), tmp_path / "run", reward=reward)
     hold.write_text("2")  # a prompt of the second step
     with started(words, output=output) as process:
-        until(held.exists, output)
+        eventually(held.exists, output)
         process.send_signal(signal.SIGINT)
-        until(lambda: output.read_text().count("closing signal SIGINT") == 2, output)  # rank 0 has it: it is the first
+        eventually(
+            lambda: output.read_text().count("closing signal SIGINT") == 2, output
+        )  # rank 0 has it: it is the first
         hold.unlink()
         process.wait()
-        until(lambda: not processes(words), output)
+        eventually(lambda: not processes(words), output)
     text = output.read_text()
     assert "stopping: a checkpoint is written first" in text and "stopped: " in text and "error" not in ours(output)
     assert [place.name for place in (tmp_path / "run" / "checkpoints").iterdir()] == ["000001"]
