@@ -84,8 +84,9 @@ class Inverse(FakeSglang):
     """Multiplies the logits by the temperature instead of dividing, and says otherwise; a law of its own finds one that
     draws at another temperature."""
 
-    def probabilities(self, logits, sampling):
-        return super().probabilities(logits, sampling | {"temperature": 1.0 / max(sampling["temperature"], 0.01)})
+    def draw(self, logits, sampling, uniform):
+        inverse = {"temperature": 1.0 / max(sampling["temperature"], 0.01)}
+        return super().draw(logits, sampling | inverse, uniform)
 
 
 def test_check_of_a_server_with_a_defect(proxima, tmp_path, monkeypatch):

@@ -16,6 +16,9 @@ import httpx
 import numpy as np
 import torch
 
+from proxima.engine.protocol import Sampling
+from proxima.engine.sampler import sample_tokens
+from proxima.engine.sampling_rows import SamplingRows
 from tests.engine.http.fake_vllm import experts_of
 from tests.engine.http.plain_servers import spans_of
 from tests.engine.http.small_http import SmallHttpServer
@@ -279,7 +282,8 @@ class FakeSglang(SmallHttpServer):
             request.kv = self.weights  # a retracted request computes its KV anew
         self.stale += request.kv != self.weights
         logits = self.logits(request.body["input_ids"] + request.tokens)
-        token, value, kept = self.draw(logits, request)
+        token, kept = self.draw(logits, request.sampling, self.uniform(request))
+        value = float(self.log_probs(logits, request.sampling)[token])
         request.tokens.append(token)
         request.versions.append(self.version)
         request.pairs.append([value, token, None])
@@ -294,27 +298,11 @@ class FakeSglang(SmallHttpServer):
                 self._logits[key] = self.model(torch.tensor([ids])).logits[0, -1].double()
         return self._logits[key]
 
-    def probabilities(self, logits, sampling):
-        """What is drawn from, after temperature and truncation."""
-        temperature = sampling.get("temperature", 1.0)
-        if temperature < 1e-6:
-            return torch.nn.functional.one_hot(logits.argmax(), len(logits)).double()
-        p = torch.softmax(logits / temperature, -1)
-        order = p.argsort(descending=True)
-        ranked = p[order]
-        top_k = sampling.get("top_k", -1)
-        keep = torch.arange(len(p)) < (len(p) if top_k == -1 else top_k)
-        keep &= ranked.cumsum(-1) - ranked <= sampling.get("top_p", 1.0)
-        keep &= ranked >= ranked[0] * sampling.get("min_p", 0.0)
-        kept = torch.zeros_like(p)
-        kept[order[keep]] = ranked[keep]
-        return kept / kept.sum()
-
-    def log_prob_of(self, logits, token, sampling):
+    def log_probs(self, logits, sampling):
         """What is reported: before truncation; at the temperature, or (an option of the server) without it."""
         temperature = sampling.get("temperature", 1.0)
         raw = self.options.return_original_logprob or temperature < 1e-6
-        return float(torch.log_softmax(logits / (1.0 if raw else temperature), -1)[token])
+        return torch.log_softmax(logits / (1.0 if raw else temperature), -1)
 
     def uniform(self, request):
         seed = request.sampling.get("sampling_seed")
@@ -322,13 +310,13 @@ class FakeSglang(SmallHttpServer):
             return np.random.default_rng([seed % (1 << 63), len(request.tokens)]).random()
         return request.draws.random()
 
-    def draw(self, logits, entry):
-        p = self.probabilities(logits, entry.sampling)
-        edge = torch.tensor(self.uniform(entry) * float(p.sum()), dtype=torch.float64)
-        token = int(torch.searchsorted(p.cumsum(-1), edge, right=True).clamp(max=len(p) - 1))
-        if p[token] == 0:
-            token = int(p.argmax())
-        return token, self.log_prob_of(logits, token, entry.sampling), p.nonzero().flatten().tolist()
+    def draw(self, logits, sampling, uniform):
+        """A token, and which could be drawn."""
+        chosen = {name: sampling[name] for name in ("temperature", "top_p", "min_p") if name in sampling}
+        chosen = Sampling(**chosen, top_k=max(sampling.get("top_k", 0), 0))
+        rows = SamplingRows.of([chosen], torch.device("cpu"))
+        drawn = sample_tokens(logits[None], rows, torch.tensor([uniform], dtype=torch.float32), masks=True)
+        return int(drawn.columns["tokens"]), drawn.sets[0].tolist()
 
     def ending(self, request):
         if request.aborted:
@@ -384,7 +372,8 @@ class FakeSglang(SmallHttpServer):
     def top_pairs(self, request, count):
         rows = []
         for at in range(len(request.tokens)):
-            logits = self.logits(request.body["input_ids"] + request.tokens[:at])
-            best = logits.topk(count).indices.tolist()
-            rows.append([[self.log_prob_of(logits, token, request.sampling), token, None] for token in best])
+            best = self.log_probs(self.logits(request.body["input_ids"] + request.tokens[:at]), request.sampling).topk(
+                count
+            )
+            rows.append([[value, token, None] for value, token in zip(*map(torch.Tensor.tolist, best), strict=True)])
         return rows

@@ -53,11 +53,11 @@ class SmallHttpServer:
         method, target, _ = head[0].split(" ")
         headers = httpx.Headers([line.split(": ", 1) for line in head[1:] if line])
         content = await reader.readexactly(int(headers.get("content-length", 0)))
-        return httpx.Request(method, f"http://x{target}", content=content, headers=headers)
+        self.calls.append(httpx.Request(method, f"http://x{target}", content=content, headers=headers))
+        return self.calls[-1]
 
     async def respond(self, call: httpx.Request, reader, writer) -> bool:
         """Whether the connection stays."""
-        self.calls.append(call)
         answer = await self.answer(call)
         try:
             writer.write(whole(answer.status_code, answer.content))

@@ -60,11 +60,14 @@ def test_a_server_that_is_busy_at_the_start_is_waited_for(monkeypatch):
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_server_slows_the_run_and_does_not_end_it(status, fleet):
-    """More answers of this kind than any number of retries."""
-    asked = requests(4, 3)
+    """More answers of this kind than any number of retries, to completions and to scores."""
+    asked, scored = requests(4, 3), [ScoreRequest(prompt_tokens=[1], tokens=[3])]
     engine, (server,) = fleet(retries=0, max_running=4)
+    (clean,) = await engine.score(scored)
     make_busy(server, status, times=40)
     check(asked, await collect(engine, asked))
+    make_busy(server, status, times=30)
+    assert (await engine.score(scored))[0].tolist() == clean.tolist()
     detail = (await engine.health()).detail
     assert detail["replicas"]["ejected"] == 0
     assert [line for line in detail["events"] if "is busy" in line]
@@ -117,11 +120,3 @@ async def test_a_server_that_stays_busy_while_completions_must_be_finished_ends_
     for waits in (engine.publish(update(2)), task):
         with pytest.raises(UserError, match=r"the server is too busy or failing: .*status 429: come again"):
             await waits
-
-
-async def test_scoring_waits_for_a_busy_server_too(fleet):
-    engine, (server,) = fleet(retries=0)
-    asked = [ScoreRequest(prompt_tokens=[1], tokens=[3])]
-    clean = await engine.score(asked)
-    make_busy(server, times=30)
-    assert (await engine.score(asked))[0].tolist() == clean[0].tolist()

@@ -3,11 +3,9 @@ others go on, and nothing that it sampled counts."""
 
 import asyncio
 
-import numpy as np
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.http.weight_probe import WeightProbe
 from proxima.engine.local import collect
 from tests.engine.http.plain_servers import (
     IN_PLACE,
@@ -126,13 +124,3 @@ async def test_what_it_continues_with_before_it_is_found_does_not_count(fleet):
     check(asked, await task)  # by the weights that each token says
     counts = (await engine.health()).detail["replicas"]
     assert counts["tokens_lost"] > 0 and counts["ready"] == 1
-
-
-def test_a_server_that_did_not_follow_is_compared_with_what_it_was_before():
-    draws, probe = np.random.default_rng(0), WeightProbe()
-    start, step = draws.normal(size=192), draws.normal(size=192) * 0.1
-    assert probe.check_movement("a", 0, start, start) == {}
-    for version in (1, 1, 2):
-        with pytest.raises(UserError, match="moved 0.00 times as far"):
-            probe.check_movement("a", version, start + version * step, start)
-    assert probe.check_movement("a", 2, start + 2 * step, start + 2 * step)["slope"] == pytest.approx(1)

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -31,6 +31,7 @@ from tests.engine.http.plain_servers import (
     update,
     versions,
 )
+from tests.engine.http.raw_server import RawServer
 
 
 def jobs_of(engine):
@@ -132,39 +133,21 @@ def test_a_stop_sign_of_many_tokens_is_seen_across_the_seam():
 # ---- calls that have no end ------------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def answering(answer):
-    """The port of a server that answers by this function."""
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-
-
 async def test_a_token_is_not_sent_where_a_server_points_to(monkeypatch):
     monkeypatch.setenv("SOME_KEY", "secret")
-    heard = []
+    with RawServer() as first, RawServer() as other:
 
-    async def point(reader, writer):
-        heard.append((await reader.readuntil(b"\r\n\r\n")).decode())
-        place = f"http://127.0.0.1:{other}/there".encode()
-        writer.write(b"HTTP/1.1 307 X\r\nLocation: " + place + b"\r\nContent-Length: 0\r\n\r\n")
-        await writer.drain()
-        writer.close()
+        async def point(good):
+            yield f"HTTP/1.1 307 X\r\nLocation: {other.url}/there\r\nContent-Length: 0\r\n\r\n".encode()
 
-    async def listen(reader, writer):
-        heard.append("elsewhere")
-        writer.close()
-
-    async with answering(point) as first, answering(listen) as other:
-        client = ServerClient(Address(f"http://127.0.0.1:{first}", token_env="SOME_KEY"))
+        first.script, first.is_target = point, lambda path, body: path == "/here"
+        client = ServerClient(Address(first.url, token_env="SOME_KEY"))
         with pytest.raises(ServerError, match="status 307"):
             await client.get("/here")
         with pytest.raises(ServerError, match="status 307"):
             await anext(client.events("/here", {}, StreamSize(1, 1)))
         await client.close()
-    assert len(heard) == 2 and all("Bearer secret" in entry for entry in heard)
+    assert [call.headers["authorization"] for call in first.calls] == ["Bearer secret"] * 2 and not other.connections
 
 
 @pytest.mark.parametrize("token", ["key\n", "two words", "schlüssel", "\x07"])

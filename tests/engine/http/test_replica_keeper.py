@@ -9,7 +9,7 @@ import pytest
 
 from proxima.engine.http.client import Address, RefusedError, ServerError
 from proxima.engine.http.folder_sync import FolderSync
-from proxima.engine.http.replica import HEALTHY, HIGHEST_LIMIT, REFUSALS, Replica, State
+from proxima.engine.http.replica import HEALTHY, HIGHEST_LIMIT, Replica, State
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import STREAK, ReplicaPool
 from tests.engine.http.plain_servers import Plain, PlainDialect
@@ -93,15 +93,6 @@ def test_attempts_that_fail_together_count_once():
     assert replica.streak == 2
     replica.succeeded()
     assert replica.streak == 0
-
-
-def test_an_ejection_of_one_that_has_left_does_not_count():
-    replica = some_replica()
-    pool = ReplicaPool([replica], Plain())
-    pool.welcome(replica)
-    for _ in range(REFUSALS):  # of completions that ran there together
-        pool.eject(replica, REFUSED)
-    assert replica.state is State.AWAY and pool.counts["ejected"] == 1
 
 
 def test_an_ejected_replica_is_healthy_again_after_completions_alone():

@@ -95,11 +95,6 @@ def test_samplings_that_vllm_refuses_beside_sampling_masks(samplings, line):
         spec.check(replace(needs, samplings=samplings[:1], training=samplings[0]))
 
 
-def test_a_server_without_anyone_names_how_to_start_one():
-    with pytest.raises(FieldError, match=r"can't be reached; start it \(`proxima engine serve RECIPE`\), or let"):
-        check_servers_of(Vllm(url="http://127.0.0.1:1"), NEEDS)
-
-
 def test_different_weights_are_refused_where_no_new_ones_come():
     servers = fakes(2)
     servers[1].label = "other"
@@ -125,7 +120,6 @@ def test_a_server_that_is_away_is_a_warning_and_all_of_them_an_error():
         ({"url": "http://127.0.0.1:99999"}, "the port in 1..65535"),
         ({"url": "http://127.0.0.1:0"}, "must be http://HOST:PORT, the port in 1..65535"),
         ({"url": "http://127.0.0.1:8001", "serve": Serve()}, "is not used where `serve` starts the servers; leave one"),
-        ({"url": ""}, "url='' must name a server; give its address, http://HOST:PORT"),
         ({"url": ("http://127.0.0.1:1", "")}, "must name a server; give its address"),
         ({"url": "http://example.com:8000"}, "is on another machine"),
         ({"url": ("http://127.0.0.1:1", "http://127.0.0.1:1/")}, "must name each server once"),

@@ -237,8 +237,11 @@ def test_a_server_that_follows_half_way_is_found_by_its_slope() -> None:
     assert abs(slope - 1) < 0.05
     reported = start + 1.4 * step + noise()
     assert probe.check("a", "version 3", start + 2 * step, reported, bound)["probe_mean"] < 0.2  # within the bound
-    with pytest.raises(UserError, match=r"moved 0\.[34]\d times as far.*version 3"):
-        probe.check_movement("a", 3, start + 2 * step, reported)
+    for version in (3, 3, 4):  # each is compared with what it was when it followed
+        with pytest.raises(UserError, match=rf"moved 0\.[34]\d times as far.*version {version}"):
+            probe.check_movement("a", version, start + 2 * step, reported)
+    slope = probe.check_movement("a", 4, start + 2 * step, start + 2 * step + noise())["slope"]
+    assert abs(slope - 1) < 0.05
     probe.forget("a")
     assert probe.check_movement("a", 4, start, start) == {}
 

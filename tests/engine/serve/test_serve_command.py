@@ -91,19 +91,10 @@ def test_what_can_not_be_served_is_one_line(recipe, capsys, words, line):
     assert out == "" and err.startswith(line) and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        ("models/missing", "does not exist"),
-        ("/nowhere/at/all", "does not exist"),
-        (".", "is a folder without config.json"),
-        ("nobody-at-all/no-such-model", "is not a folder here, is not in the hub's cache"),
-    ],
-)
-def test_a_model_that_does_not_exist_starts_nothing(recipe, tmp_path, capsys, monkeypatch, model, reason):
+def test_a_model_that_does_not_exist_starts_nothing(recipe, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("proxima.engine.serve.Servers.start", lambda _: pytest.fail("a server was started"))
     engine = f"engine={{kind: vllm, serve: {{executable: {fake_program(tmp_path)}}}}}"
-    assert main(["engine", "serve", recipe, engine, f"model.path={model}"]) == 2
+    assert main(["engine", "serve", recipe, engine, "model.path=models/missing"]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith(f"error: model.path={model} (command line): {reason}")
+    assert out == "" and err.startswith("error: model.path=models/missing (command line): does not exist")
     assert err.count("\n") == 1 and not (tmp_path / "runs").exists()
