@@ -10,15 +10,15 @@ from tests.engine.http.plain_servers import PlainDialect, PlainSync, hold_scores
 @pytest.mark.parametrize(("owner", "name"), [(PlainDialect, "probe"), (PlainSync, "push")])
 async def test_new_weights_do_not_keep_a_server_out_forever(owner, name, fleet, monkeypatch):
     """They come in the middle of each of its returns: what takes long lasts until then."""
-    whole, returning, inside = getattr(owner, name), False, []
+    whole, returning, inside, publishes = getattr(owner, name), False, [], []
 
     async def take_long(caller, of, *more):
-        if returning and of.url == servers[0].url:
-            inside.append(mark := object())
+        if returning and of.url == servers[0].url and not engine._pool.replicas[0].in_service:
+            inside.append(before := len(publishes))
             try:  # new weights may end it
-                await until(engine._keeper._publishing.locked)
+                await until(lambda: len(publishes) > before and engine._keeper._publishing.locked())
             finally:
-                inside.remove(mark)
+                inside.remove(before)
         return await whole(caller, of, *more)
 
     monkeypatch.setattr(owner, name, take_long)
@@ -30,6 +30,7 @@ async def test_new_weights_do_not_keep_a_server_out_forever(owner, name, fleet, 
     for version in range(2, 40):
         await until(lambda: inside or engine._pool.counts["returned"])
         release = hold_scores(servers[1], 1)
+        publishes.append(version)
         publishing = asyncio.create_task(engine.publish(update(version, 0.5 + 0.01 * version)))
         await until(lambda: not inside)
         release()

@@ -184,6 +184,7 @@ STREAM: dict[str, Script] = {
     "busy and unavailable": status(503, head=b"Retry-After: 0\r\n"),
     "redirects to nonsense": status(302, head=b"Location: http://[::\r\n"),
     "an error of megabytes": endless(b"HTTP/1.1 500 X\r\nContent-Length: %d\r\n\r\n" % OFFERED, b"x" * 65536),
+    "an error that breaks off": raw(b"HTTP/1.1 500 X\r\nContent-Length: 500\r\n\r\nbroken"),
     "an error that is a gzip bomb": raw(b"HTTP/1.1 500 X\r\nContent-Encoding: gzip\r\n\r\n", bomb),
     # headers
     "drips its headers": drip(b"H", 0.02),
