@@ -1,4 +1,4 @@
-"""The golden records of this package, with their verdicts."""
+"""The golden records, of peers and worked out by hand, with their verdicts."""
 
 import json
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from proxima.core.value import RewardLoss, ValueLoss
 from proxima_peers.verify.verdict import RecordVerdict
 from proxima_peers.verify.verification import verify_record
 
+FOLDERS = (Path(__file__).parent / "golden", Path(__file__).parents[3] / "tests" / "golden")
+FILES = [file for folder in FOLDERS for file in sorted(folder.glob("*.json"))]
 TABLES = (SURROGATES, CORRECTIONS, PENALTIES, AGGREGATES, ADVANTAGES, PREFERENCES, DISTILLATIONS)
 SPECS = {cls for table in TABLES for cls in table.values()} | {Kto, ValueLoss, RewardLoss}
 
@@ -46,7 +48,7 @@ def verified_records() -> dict[str, Verified]:
                 return _own(self, *args)
 
             patch.setattr(owner, "__call__", spied)
-        for file in sorted((Path(__file__).parent / "golden").glob("*.json")):
+        for file in FILES:
             for record in json.loads(file.read_text()):
                 called.clear()
                 verified[record["name"]] = Verified(record, verify_record(record), called & SPECS)
