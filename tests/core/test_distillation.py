@@ -66,8 +66,9 @@ def test_the_loss_has_a_denominator_and_metrics_of_its_own():
     loss = distillation_loss(b, divergence=ReverseKl(top_k=3), aggregate=TokenMean(), coefficient=0.5)
     assert float(loss.denominator) == 3 and float(loss.value) == pytest.approx(0.5 * float(value.sum()) / 3)
     assert loss.metrics["distillation/divergence"].value == pytest.approx(float(value.sum()) / 3)
-    rest = 1 - b.teacher_bucket_log_prob.exp().sum(1)
-    assert loss.metrics["distillation/teacher_rest"].value == pytest.approx(float(rest[b.loss_mask].mean()))
+    for name, listed in (("teacher", b.teacher_bucket_log_prob), ("student", b.bucket_log_prob)):
+        rest = 1 - listed.exp().sum(1)
+        assert loss.metrics[f"distillation/{name}_rest"].value == pytest.approx(float(rest[b.loss_mask].mean()))
     gap = (b.log_prob - b.teacher_log_prob)[b.loss_mask].mean()
     assert loss.metrics["distillation/sampled_reverse_kl"].value == pytest.approx(float(gap))
     by_sequence = distillation_loss(b, divergence=ReverseKl(top_k=3), aggregate=SequenceMeanTokenMean())

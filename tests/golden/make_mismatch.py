@@ -1,17 +1,17 @@
 """Writes mismatch.json: engine against trainer, one token after the other, in Python floats.
 
-    python -m tests.golden.make_mismatch
+    python tests/golden/make_mismatch.py
 
 No peer has all of these figures, nor the guard. This is what docs/mismatch.md and algorithms.md define, without torch
 and without anything of proxima.
 """
 
+import json
 import math
 import random
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from pathlib import Path
 from statistics import fmean
-
-from tests.golden.by_formula import edges_of, k3, plain, record, variance, write
 
 CATASTROPHIC, EDGES = 1e-4, (0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 1.0)
 PERCENTILES = {"p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
@@ -20,15 +20,20 @@ BELOW = {"rollout_is_eff_sample_size": (0.8, 0.3)}
 Rows = list[list[tuple[float, float]]]  # of each sequence the (log π, log μ) of its loss tokens
 
 
+def k3(x: float) -> float:
+    return math.expm1(x) - x
+
+
 def safe(x: float) -> float:
     return math.exp(min(max(x, -20.0), 20.0))
 
 
 def distribution(name: str, values: list[float], correction: int = 0) -> dict[str, float]:
     mean = fmean(values)
+    variance = sum((x - mean) ** 2 for x in values) / max(len(values) - correction, 1)
     return {
         f"{name}_mean": mean,
-        f"{name}_std": math.sqrt(variance(values, correction)),
+        f"{name}_std": math.sqrt(variance),
         f"{name}_min": min(values),
         f"{name}_max": max(values),
         f"{name}_eff_sample_size": mean**2 / fmean(x * x for x in values),
@@ -151,8 +156,10 @@ def made(
     expected = {"exceeded": int(over), "rejects": [int(over and entry) for entry in bad]}
     expected |= {"health": {f"mismatch/{metric}": level for metric, level in levels(result, kl, catastrophic).items()}}
     if all_:
-        expected |= {"metrics": dict(zip((f"mismatch/{k}" for k in result), plain([*result.values()]), strict=True))}
-    return record(f"mismatch/{name}", {"mismatch": guard}, columns | {"cu_seqlens": edges_of(lengths)}, expected)
+        expected |= {"metrics": {f"mismatch/{k}": "nan" if math.isnan(x) else x for k, x in result.items()}}
+    inputs = columns | {"cu_seqlens": [0, *accumulate(lengths)]}
+    head = {"name": f"mismatch/{name}", "source": "by hand", "dtype": "float64", "mismatch": guard}
+    return head | {"inputs": inputs, "expected": expected}
 
 
 LENGTHS = [9, 1, 4, 0, 17, 6, 12]
@@ -166,4 +173,5 @@ RECORDS = [
 ]
 
 if __name__ == "__main__":
-    write(__file__, RECORDS)
+    text = ",\n".join(json.dumps(each, separators=(",", ":")) for each in RECORDS)
+    Path(__file__).with_name("mismatch.json").write_text(f"[\n{text}\n]\n")

@@ -263,6 +263,7 @@ def test_python_is_read_not_run():
         ("a.yaml", "- 1", "holds no options"),
         ("a.yaml", "a: !!python/object/apply:os.system ['true']", "not YAML"),
         ("a.json", "{", "not JSON"),
+        ("a.toml", "max_steps = = 3", "not TOML"),
         ("a.sh", "echo hi", "has no words like"),
         ("a.yaml", "[" * 1000, "an anchor contains itself"),
         ("a.json", "[" * 200000, "an anchor contains itself"),

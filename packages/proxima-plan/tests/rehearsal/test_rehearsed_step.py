@@ -111,7 +111,7 @@ def test_waits_inside_micro_batches_are_counted(rehearse):
 
 
 def test_a_rank_of_eight(rehearse):
-    alone, single = (rehearse("rehearsed", RL, [], *more) for more in ((), (SHAPE, 8)))
+    alone, single = rehearse("rehearsed", *CASES["clip_cov"][:2]), rehearse("rehearsed", RL, [], SHAPE, 8)
     assert not single.inside and single.micro_batches == alone.micro_batches
     assert single.places == POLICY
     weights = [watched.rehearsal.peak_bytes["weights"] for watched in (single, alone)]
