@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from proxima.core import (
-    CORRECTION_PRESETS,
-    CORRECTIONS,
     Gspo,
     Importance,
     MismatchGuard,
@@ -154,16 +152,6 @@ def test_towards_chooses_the_numerator() -> None:
             aggregate=TokenMean(),
             correction=Importance(towards="next"),
         )
-
-
-def test_presets_are_corrections_and_their_names_verls() -> None:
-    assert {"decoupled_token_is", "decoupled_seq_is_rs", "bypass_pg_is", "bypass_ppo_clip", "disabled"} <= set(
-        CORRECTION_PRESETS
-    )
-    b = make_batch([4, 3], seed=2, garbage=False)
-    for specs in CORRECTION_PRESETS.values():
-        assert all(type(spec) in CORRECTIONS.values() for spec in specs)
-        assert bool(policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean(), correction=specs).value.isfinite())
 
 
 def test_who_needs_preparing() -> None:

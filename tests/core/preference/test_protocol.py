@@ -25,11 +25,3 @@ def test_preference_gradients_are_derivatives_and_raise_the_chosen(kind: str) ->
     gradient = torch.autograd.grad(loss(*values), values, allow_unused=True)
     if kind not in ("apo_down", "sppo_hard", "ipo", "discopop"):  # a target, both lowered, or not monotone
         assert bool((gradient[0] <= 0).all())
-
-
-def test_preference_metrics_are_implicit_rewards() -> None:
-    m = PREFERENCES["hinge"](beta=0.5).metrics(pairs([-1.0, -2.0], [-3.0, -2.0]))
-    values = {name: metric.value for name, metric in m.items()}
-    assert values == pytest.approx(
-        {"rewards/chosen": -0.75, "rewards/rejected": -1.25, "rewards/margins": 0.5, "rewards/accuracies": 0.5}
-    )

@@ -1,17 +1,9 @@
-"""Aggregations by hand: two sequences of two and one loss tokens, one with none."""
+"""Statistics over micro-batches."""
 
 import pytest
 import torch
 
-from proxima.core import AGGREGATE_ALIASES, AGGREGATES
 from proxima.core.metrics import Peak, SumCount
-
-MASK = torch.tensor([True, False, True, True, False])
-LOSS = torch.tensor([1.0, float("nan"), 3.0, 5.0, float("inf")], dtype=torch.float64)
-
-
-def test_every_alias_leads_to_an_aggregation() -> None:
-    assert set(AGGREGATE_ALIASES.values()) <= set(AGGREGATES)
 
 
 def test_statistics_merge() -> None:
