@@ -1,6 +1,6 @@
 """Batches of a few tokens by hand; and random packed batches of `proxima.laws`, drawn by hypothesis or from a seed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from random import Random
 from typing import Any
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from proxima.core import AGGREGATES
 from proxima.data import PolicyBatch
+from proxima.laws import variants_of
 from proxima.laws.batches import CENTRES, BatchCase, make_batch
 
 SPREADS, OUT_OF_LOSS, NOT_SAMPLED = (0.0, 0.05, 0.3, 2.0), (0.0, 0.3, 1.0), (0.0, 0.2)
@@ -29,6 +30,14 @@ def of_probabilities(
     log_prob, behavior = (torch.tensor(p, dtype=torch.float64).log() for p in (pi, mu))
     advantages = torch.tensor(advantage, dtype=torch.float64).expand(len(pi))
     return packed(log_prob=log_prob, behavior_log_prob=behavior, advantage=advantages, **columns)
+
+
+def variants(table: Mapping[str, type]) -> dict[str, Any]:
+    """`cppo`, `cppo/kl` …: the defaults of every kind and its test fields."""
+    specs = {}
+    for kind, cls in sorted(table.items()):
+        specs |= {f"{kind}/{name}" if name else kind: spec for name, spec in variants_of(cls()).items()}
+    return specs
 
 
 def seeded_cases(count: int, seed: int = 0) -> list[BatchCase]:

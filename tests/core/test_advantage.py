@@ -10,7 +10,7 @@ from proxima.core import ADVANTAGES, TokenRewards, sequence_rows
 from proxima.core.advantage.group import Grpo
 from proxima.core.advantage.group_variants import Gdpo, GrpoPassk, Opo, ReinforcePpBaseline, Remax, Rloo
 from proxima.core.advantage.protocol import ADVANTAGE_NEEDS
-from proxima.core.advantage.token import Gae, OptimalTokenBaseline, place_scores, with_kl
+from proxima.core.advantage.token import Gae, OptimalTokenBaseline
 from proxima.core.sequence_rows import prefix_sums, suffix_sums
 from proxima.data import Outcomes
 from tests.core.operations import Operations
@@ -125,16 +125,6 @@ def test_the_optimal_token_baseline_weighs_returns_by_cumulative_variance() -> N
     )  # the tail stands alone: no baseline
     assert OptimalTokenBaseline(zero_tail=False)(rewards).tolist() == pytest.approx(
         [1 - baseline, 0, 3 - baseline], abs=1e-7
-    )
-
-
-def test_scores_are_on_the_last_loss_token_and_kl_is_subtracted_from_all() -> None:
-    mask = torch.tensor([1, 1, 0, 0, 1]).bool()
-    placed = place_scores(torch.tensor([5.0, 7.0, 9.0]), mask, torch.tensor([0, 3, 4, 5]))
-    assert placed.tolist() == [0, 5, 0, 0, 9]
-    kl = torch.tensor([0.1, NAN, NAN, NAN, 0.2])
-    assert with_kl(placed, torch.where(mask, kl.nan_to_num(0.4), kl), mask, 0.5).tolist() == pytest.approx(
-        [-0.05, 4.8, 0, 0, 8.9]
     )
 
 

@@ -33,7 +33,7 @@ from proxima.laws.batches import BatchCase, copied, drawn_cases, make_batch, wit
 from proxima.laws.batches import batch_cases as check_cases
 from proxima.laws.law import Law, LawResult, require_close
 from proxima.laws.surrogate_laws import loss_and_gradient, require_exact_split, require_slope
-from tests.core.batches import batch_cases, seeded_cases
+from tests.core.batches import batch_cases, seeded_cases, variants
 from tests.core.operations import Operations
 
 HERE = "tests/core/test_conformance.py"
@@ -46,14 +46,6 @@ TABLES = {
     "advantage": ADVANTAGES,
     "selection": SELECTIONS,
 }
-
-
-def variants(table: dict[str, type]) -> dict[str, Any]:
-    """`cppo`, `cppo/kl` …: the defaults of every kind and its test fields."""
-    specs = {}
-    for kind, cls in sorted(table.items()):
-        specs |= {f"{kind}/{name}" if name else kind: spec for name, spec in variants_of(cls()).items()}
-    return specs
 
 
 SPECS, CORRECTED = variants(SURROGATES), variants(CORRECTIONS)
@@ -259,7 +251,3 @@ def test_a_missing_tensor_is_named_with_its_source() -> None:
         first = "(advantage|behavior_log_prob|proximal_log_prob)"
         with pytest.raises(ValueError, match=f"needs `{first}`, which the batch lacks: "):
             policy_loss(PolicyBatch(log_prob=torch.zeros(2), **known), surrogate=spec, aggregate=TokenMean())
-    policies = dict.fromkeys(("log_prob", "behavior_log_prob", "advantage"), torch.zeros(2))
-    source = "Cppo needs `behavior_top_k_log_prob`, which the batch lacks: the engine does, with top-k"
-    with pytest.raises(ValueError, match=source):
-        policy_loss(PolicyBatch(**policies, **known), surrogate=SPECS["cppo/topk"], aggregate=TokenMean())

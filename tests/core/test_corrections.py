@@ -132,26 +132,11 @@ def test_off_policy_sequences_are_dropped_only_when_they_are_pushed_down() -> No
     assert bool(OffPolicySequence(0.0)(level).keep.all())  # the threshold itself is kept
 
 
-def test_top_entropy_keeps_what_is_at_its_quantile() -> None:
-    # The quantile of position .5 · 2 is the middle value; of .75 · 2 it is half way from the middle to the largest.
-    b = of_ratios([1.0] * 3, entropy=torch.tensor([0.1, 0.9, 0.5], dtype=torch.float64))
-    assert TopEntropy(0.5)(b).keep.int().tolist() == [0, 1, 1]
-    assert TopEntropy(0.25)(b).keep.int().tolist() == [0, 1, 0]
-
-
-def test_towards_chooses_the_numerator() -> None:
-    b = of_ratios([2.0], current=[3.0], next_log_prob=torch.tensor([-8.0 + math.log(1.5)], dtype=torch.float64))
-    weights = [float(Importance(bound="none", towards=x)(b).weight) for x in ("proximal", "current", "next")]  # type: ignore[arg-type]
-    assert weights == pytest.approx([2.0, 3.0, 1.5])
-    with pytest.raises(
-        ValueError, match="Importance needs `next_log_prob`, which the batch lacks: `proximal: next` does"
-    ):
-        policy_loss(
-            replace(b, next_log_prob=None),
-            surrogate=PpoClip(),
-            aggregate=TokenMean(),
-            correction=Importance(towards="next"),
-        )
+def test_a_missing_next_policy_is_named() -> None:
+    source = "Importance needs `next_log_prob`, which the batch lacks: `proximal: next` does"
+    how = {"surrogate": PpoClip(), "aggregate": TokenMean(), "correction": Importance(towards="next")}
+    with pytest.raises(ValueError, match=source):
+        policy_loss(of_ratios([2.0]), **how)
 
 
 def test_who_needs_preparing() -> None:

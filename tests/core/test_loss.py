@@ -49,7 +49,8 @@ def test_a_measured_divergence_replaces_the_top_k_that_it_needs() -> None:
     spec = Dppo(divergence="topk_tv", delta=0.2)
     b = two_tokens(log_prob=torch.tensor([-0.4, -1.6]), top_k_divergence=torch.tensor([0.1, 0.3]))
     assert policy_loss(b, surrogate=spec, aggregate=TokenMean()).keep.tolist() == [True, False]
-    with pytest.raises(NoFieldError, match="Dppo needs `behavior_top_k_log_prob`, which the batch lacks: the engine"):
+    source = "Dppo needs `behavior_top_k_log_prob`, which the batch lacks: the engine does, with top-k"
+    with pytest.raises(NoFieldError, match=source):
         policy_loss(replace(b, top_k_divergence=None), surrogate=spec, aggregate=TokenMean())
 
 

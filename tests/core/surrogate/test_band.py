@@ -10,15 +10,10 @@ from proxima.core import SURROGATES
 from proxima.core.band import told
 from proxima.core.loss import Surrogate
 from proxima.core.token_reasons import band_of
-from proxima.laws import variants_of
 from proxima.laws.batches import make_batch
-from tests.core.batches import SPREADS, of_probabilities
+from tests.core.batches import SPREADS, of_probabilities, variants
 
-SPECS = {
-    f"{kind}/{name}" if name else kind: spec
-    for kind, cls in sorted(SURROGATES.items())
-    for name, spec in variants_of(cls()).items()
-}
+SPECS = variants(SURROGATES)
 CASES = [
     make_batch([7, 0, 1, 40, 12], seed=seed, spread=spread, dtype=dtype, proximal=proximal)
     for seed, spread in enumerate(SPREADS)
