@@ -1,5 +1,5 @@
-"""Every golden record, a peer's or one worked out by hand, is matched, or differs for a reason that this folder's README
-names; and no number of it may be wrong."""
+"""Every golden record, of a peer or worked out by hand, is matched, or differs for a reason that the README names; and
+no number of it may be wrong."""
 
 import copy
 import json
