@@ -5,8 +5,6 @@ large one, for benchmarks/view."""
 import asyncio
 import json
 import sys
-import threading
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,7 +19,8 @@ from proxima.runtime.state.rollouts import write_rollouts
 from proxima.train import TokenStatistics
 from proxima.train.completion_record import CompletionRecord
 from proxima.view.microscope.app import MicroscopeApp
-from proxima.view.microscope.server import listen, make_server, open_runs
+from proxima.view.microscope.server import make_server, open_runs
+from tests.reward.served import running
 
 HOSTILE = (
     '</script><script>window.ran=1</script><img src=x onerror="window.ran=2"><svg onload=window.ran=3> {{7*7}} \u2028'
@@ -155,18 +154,9 @@ def make_step(folder, surrogate, corrections=(), step=1, model="no-model-here", 
     return decisions
 
 
-@contextmanager
 def served(folders, key="", **limits):
     """The port of a server of these runs, in a thread."""
-    server = make_server(MicroscopeApp(open_runs(folders), key), **limits)
-    with listen("127.0.0.1", 0) as listening:
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
-        thread.start()
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join(600)
+    return running(make_server(MicroscopeApp(open_runs(folders), key), **limits), asyncio.run)
 
 
 if __name__ == "__main__":
