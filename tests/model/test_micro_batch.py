@@ -1,6 +1,7 @@
 """The split by token budget, and the token count that it and the progress bar use."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -9,11 +10,13 @@ from proxima.model.micro_batch import micro_batches, tokens_fed
 from tests.model.rows import forked, opened
 from tests.train.helpers import trajectories
 
+PLAIN = trajectories()
+
 
 @pytest.mark.parametrize("share_prompt", [True, False])
 @pytest.mark.parametrize("budget", [1, 20, 33, 70, 10_000])
 def test_tokens_are_counted_as_they_are_packed_and_stay_in_the_budget(share_prompt, budget):
-    for items in (trajectories(), forked(), opened(trajectories()), opened(forked())):
+    for items in (PLAIN, forked(), opened(PLAIN), opened(forked())):
         cuts = micro_batches([(item,) for item in items], budget, share_prompt=share_prompt)
         assert [i for cut in cuts for i in cut] == list(range(len(items)))
         for cut in cuts:
@@ -21,6 +24,8 @@ def test_tokens_are_counted_as_they_are_packed_and_stay_in_the_budget(share_prom
             fed = tokens_fed([(item,) for item in members], share_prompt=share_prompt)
             assert fed == len(pack(members, share_prompt=share_prompt).tokens)
             assert fed <= budget or len(cut) == 1
+        for cut, after in pairwise(cuts) if items is PLAIN else ():  # greedy: the next one did not fit
+            assert len(pack([items[i] for i in (*cut, after[0])], share_prompt=share_prompt).tokens) > budget
 
 
 @pytest.mark.parametrize("budget", [100, 200, 400])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from proxima.core import PpoClip, TokenMean, policy_loss
-from proxima.data import PolicyBatch, Trajectory
+from proxima.data import LabeledCompletion, PolicyBatch, PreferencePair, Trajectory
 from proxima.model import PackedModel, Policy
 from proxima.train import AdamW, Objective, PolicyObjective, Schedule, TrainStack
 from proxima.train.stack import UpdateResult
@@ -21,21 +21,33 @@ SHAPES = ((6, (5, 1, 9, 0)), (2, (3, 3, 7)), (11, (4, 12)), (3, (2, 2, 2, 8)))
 ADVANTAGES = (1.0, -0.5, 0.0, 2.0, -1.0, 0.0, 0.25, -2.0, 1.5, 0.0, -0.75, 0.5, 1.0)
 
 
+TEMPERATURES = (1.0, 0.8)
+
+
 @cache
 @torch.no_grad()
-def own_log_probs(kind: str, temperature: tuple[float, ...]) -> list[tuple[Trajectory, Tensor]]:
+def own_log_probs(kind: str) -> tuple[list[Trajectory], list[Tensor]]:
     """Rows of `SHAPES`, and the model's log-probs of them."""
-    model = tiny(kind)
-    return [(row, plain_log_prob(model, row)) for row in rows(*SHAPES, temperature=temperature)]
+    model, plain = tiny(kind), rows(*SHAPES, temperature=TEMPERATURES)
+    return plain, [plain_log_prob(model, row) for row in plain]
 
 
-def trajectories(
-    kind: str = "llama", *, advantages: Sequence[float] = ADVANTAGES, spread: float = 0.3, temperature=(1.0, 0.8)
+def trajectories(kind: str = "llama", **settings) -> list[Trajectory]:
+    """13 trajectories of four prompts with behavior log-probs near those of the tiny model; see `near`."""
+    return near(*own_log_probs(kind), **settings)
+
+
+def near(
+    plain: Sequence[Trajectory],
+    own_log_probs: Sequence[Tensor],
+    *,
+    advantages: Sequence[float] = ADVANTAGES,
+    spread: float = 0.3,
 ) -> list[Trajectory]:
-    """13 trajectories of four prompts; behavior log-probs are the model's own, moved by noise."""
+    """With behavior log-probs that are a model's own, moved by noise, with advantages and holes in the loss."""
     draw = torch.Generator().manual_seed(5)
     out = []
-    for i, (row, own) in enumerate(own_log_probs(kind, temperature)):
+    for i, (row, own) in enumerate(zip(plain, own_log_probs, strict=True)):
         moved = (own + spread * torch.randn(len(own), generator=draw)).clamp(max=-1e-3)
         mask = tuple((t + i) % 5 != 3 for t in range(len(row.tokens)))
         out.append(
@@ -59,6 +71,39 @@ def valued(items: Sequence[Trajectory]) -> list[Trajectory]:
     return [
         replace(item, value=draw.normal(size=len(item.tokens)), returns=draw.normal(size=len(item.tokens)))
         for item in items
+    ]
+
+
+@cache
+def completions() -> tuple[Trajectory, ...]:
+    """Ten trajectories of five prompts, each with the log-probs of a reference that is a little off."""
+    plain = rows((6, (5, 1)), (2, (3, 7)), (11, (4, 12)), (3, (2, 8)), (4, (6, 6)))
+    draw, model = np.random.default_rng(3), tiny("llama")
+    with torch.no_grad():
+        own = [plain_log_prob(model, row).numpy() for row in plain]
+    moved = [x + draw.normal(0, 0.4, len(x)).astype(np.float32) for x in own]
+    return tuple(replace(row, reference_log_prob=x) for row, x in zip(plain, moved, strict=True))
+
+
+def pairs(items: Sequence[Trajectory] | None = None) -> list[PreferencePair]:
+    items = items or completions()
+    return [PreferencePair(row=i, chosen=items[2 * i], rejected=items[2 * i + 1]) for i in range(5)]
+
+
+def labeled(items: Sequence[Trajectory] | None = None) -> list[LabeledCompletion]:
+    """For KTO, with the completion of another prompt each."""
+    items = items or completions()
+    others = [
+        replace(items[(i + 3) % 10], prompt_tokens=items[i].prompt_tokens, group=items[i].group) for i in range(10)
+    ]
+    return [LabeledCompletion(row=i, completion=items[i], good=i % 3 != 1, mismatched=others[i]) for i in range(10)]
+
+
+def reward_pairs(margins: Sequence[float | None] = (None, None, None)) -> list[PreferencePair]:
+    plain = rows((4, (3, 6)), (5, (4, 1)), (6, (2, 2)))
+    return [
+        PreferencePair(row=i, chosen=plain[2 * i], rejected=plain[2 * i + 1], margin=margin)
+        for i, margin in enumerate(margins)
     ]
 
 

@@ -1,8 +1,7 @@
-"""What every rank does in `test_ranks`: updates on several ranks against the same on one process."""
+"""What every rank does in `test_ranks` and `test_joint`: updates on several ranks against the same on one process."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,9 @@ from proxima.data import NotFiniteError, Trajectory
 from proxima.model import PackedModel
 from proxima.model.chat import prompt_tokens
 from proxima.model.images import ImageStore, ImageTokenizer
-from proxima.model.model_source import ModelSource
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import beside_decoder, load_tokenizer
-from proxima.model.scalar_model import make_value_head
 from proxima.runtime.placement.follower import RankModels
 from proxima.train import (
     EarlyStop,
@@ -39,14 +36,14 @@ from proxima.train import (
 from proxima.train.messages import End
 from proxima.train.objectives.kto_objective import KtoObjective
 from proxima.train.objectives.reward_objective import RewardObjective
+from proxima.train.objectives.router_balance import RouterBalance
 from proxima.train.objectives.sft_objective import SftObjective
 from proxima.train.process_ranks import ProcessRanks
 from proxima.train.ranks import RankError, Refused
+from tests.model.parallel.passes import model_of, source
+from tests.model.rows import rows, same
 from tests.tiny_images import picture
-from tests.train.helpers import trajectories, valued
-from tests.train.test_kto_objective import labeled
-from tests.train.test_preference_objective import pairs
-from tests.train.test_reward_objective import pairs as reward_pairs
+from tests.train.helpers import SHAPES, TEMPERATURES, labeled, near, pairs, reward_pairs, trajectories, valued
 
 GIVEN = {
     "log_prob",
@@ -70,20 +67,8 @@ class Sgd:
         return torch.optim.SGD(parameters, lr=self.lr)
 
 
-def sharding_of(ranks: ProcessRanks) -> Sharding:
-    """Ranks with items of their own add up their gradients in the last micro-batch alone, those of a group in each."""
-    return Sharding(context_parallel=ranks.together) if ranks.together > 1 else Sharding(sum_gradients="update")
-
-
-def stack_of(folder: Path, ranks: ProcessRanks | None, *, scalar: bool = False, head: bool = False) -> TrainStack:
-    sharding = None if ranks is None else sharding_of(ranks)
-    source = ModelSource(path=str(folder / "llama-0"), device="cpu", compute_dtype="float32", sharding=sharding)
-    if scalar:
-        model = source.scalar(source.load_scalar(head_std=0.3))
-    else:
-        loaded = source.load()
-        model = source.policy(loaded, make_value_head(loaded.model, 0.3, 1) if head else None)
-    return train_stack(model, ranks)
+Layout = dict[str, Any]
+SUM_LATER = {"sum_gradients": "update"}
 
 
 def train_stack(model: PackedModel, ranks: ProcessRanks | None) -> TrainStack:
@@ -95,24 +80,30 @@ class Stacks:
     """Stacks that have not been trained, on one model of each kind: to load and shard it takes as long as its updates.
 
     Args:
-        ranks: that share the models; None: one process has each.
+        ranks: that share the models, laid out like this; None: one process has each.
     """
 
-    def __init__(self, folder: Path, ranks: ProcessRanks | None) -> None:
-        self.folder, self.ranks = folder, ranks
-        self.kept: dict[frozenset[str], tuple[TrainStack, list[torch.Tensor]]] = {}
+    def __init__(self, folder: Path, ranks: ProcessRanks | None, layout: Layout, **settings: Any) -> None:
+        self.ranks = ranks
+        self.source = source(folder, sharding=None if ranks is None else Sharding(**layout), **settings)
+        self.kept: dict[str, tuple[PackedModel, list[torch.Tensor]]] = {}
 
-    def new(self, **settings: bool) -> TrainStack:
-        kind = frozenset(settings)
-        if kind not in self.kept:
-            made = stack_of(self.folder, self.ranks, **settings)
-            self.kept[kind] = made, [p.detach().clone() for p in made.parameters]
-        first, weights = self.kept[kind]
+    def new(self, trains: str) -> TrainStack:
+        if trains not in self.kept:
+            made = model_of(self.source, trains)
+            self.kept[trains] = made, [p.detach().clone() for _, p in made.named_parameters()]
+        model, weights = self.kept[trains]
         with torch.no_grad():
-            for parameter, weight in zip(first.parameters, weights, strict=True):
+            for (_, parameter), weight in zip(model.named_parameters(), weights, strict=True):
                 parameter.copy_(weight)
                 parameter.grad = None
-        return train_stack(first.model, self.ranks)
+        return train_stack(model, self.ranks)
+
+
+def stacks_of(rank: int, folder: Path, layout: Layout, **settings: Any) -> tuple[ProcessRanks, Stacks, Stacks]:
+    """The ranks, their stacks, and those of one process."""
+    ranks = ProcessRanks(rank, dist.get_world_size(), together=Sharding(**layout).together)
+    return ranks, Stacks(folder, ranks, layout, **settings), Stacks(folder, None, {}, **settings)
 
 
 def weights_of(stack: TrainStack) -> dict[str, torch.Tensor]:
@@ -123,39 +114,42 @@ def policy(**settings) -> PolicyObjective:
     return PolicyObjective(**({"surrogate": SURROGATES["ppo_clip"](), "aggregate": TokenMean()} | settings))
 
 
-Case = tuple[str, Any, list[list[Any]], dict[str, bool]]
+Case = tuple[str, str, Any, list[list[Any]]]
 
 
-def cases() -> Iterator[Case]:
-    """A name, its kind first; the objective, the items of each update, and how the stack is made."""
-    items = trajectories()
+def cases(items: list[Trajectory]) -> Iterator[Case]:
+    """A name, its kind first; what is trained, see `model_of`; the objective, and the items of each update."""
     two = [items[:5], items[5:]]
     for name, surrogate in SURROGATES.items():
         if surrogate().needs <= GIVEN:
-            yield f"surrogate {name}", policy(surrogate=surrogate()), two, {}
+            yield f"surrogate {name}", "policy", policy(surrogate=surrogate()), two
     for name, aggregate in AGGREGATES.items():
-        yield f"aggregate {name}", policy(aggregate=aggregate()), two, {}
+        yield f"aggregate {name}", "policy", policy(aggregate=aggregate()), two
     for name, correction in CORRECTIONS.items():
         spec = correction()
         if spec.needs <= GIVEN:
-            yield f"correction {name}", policy(corrections=[spec]), two, {}
-    yield "reference KL", policy(penalties=[PENALTIES["k3"](coefficient=0.1)]), two, {}
-    yield "first forward", policy(proximal="first_forward"), two, {}
-    yield "one trajectory", policy(), [items[:1]], {}
-    yield "a rank without any in the second", policy(), [items, items[1:2], items[4:7]], {}
-    yield "nothing to train", policy(), [[replace(items[0], advantage=0.0)], items], {}
-    yield "SFT", SftObjective(), two, {}
-    yield "value head", policy(terms=[ValueObjective(coefficient=0.5)]), [valued(part) for part in two], {"head": True}
-    yield "critic", ValueObjective(loss=ValueLoss()), [valued(part) for part in two], {"scalar": True}
+            yield f"correction {name}", "policy", policy(corrections=[spec]), two
+    yield "reference KL", "policy", policy(penalties=[PENALTIES["k3"](coefficient=0.1)]), two
+    yield "first forward", "policy", policy(proximal="first_forward"), two
+    yield "one trajectory", "policy", policy(), [items[:1]]
+    yield "few tokens", "policy", policy(), [items, items[1:2]]  # fewer than ranks
+    yield "a rank without any in the second", "policy", policy(), [items, items[1:2], items[4:7]]
+    yield "nothing to train", "policy", policy(), [[replace(items[0], advantage=0.0)], items]
+    yield "SFT", "policy", SftObjective(), two
+    value = ValueObjective(coefficient=0.5)
+    yield "value head", "head", policy(terms=[value]), [valued(part) for part in two]
+    terms = [value, RouterBalance(coefficient=2.0)]
+    yield "routes", "routes", policy(terms=terms, replays_routes=True), [valued(items), valued(items[1:2])]
+    yield "critic", "scalar", ValueObjective(loss=ValueLoss()), [valued(items), valued(items[1:2])]
     yield (
         "reward model",
+        "scalar",
         RewardObjective(loss=RewardLoss(center=0.1), pad=1),
         [reward_pairs(), reward_pairs()[:1]],
-        {"scalar": True},
     )
-    yield "KTO", KtoObjective(spec=Kto(beta=0.3)), [labeled(), labeled()[:3]], {}
+    yield "KTO", "policy", KtoObjective(spec=Kto(beta=0.3)), [labeled(), labeled()[:3]]
     for name, preference in PREFERENCES.items():
-        yield f"preference {name}", PreferenceObjective(terms=[preference()]), [pairs(), pairs()[2:4]], {}
+        yield f"preference {name}", "policy", PreferenceObjective(terms=[preference()]), [pairs(), pairs()[2:4]]
 
 
 def follow(stack: TrainStack, ranks: ProcessRanks, stages=()) -> None:
@@ -171,63 +165,102 @@ def close(ours: float, theirs: float) -> bool:
     return ours == pytest.approx(theirs, rel=1e-5, abs=4e-6, nan_ok=True)
 
 
-def same_updates(rank: int, folder: Path, together: int, names: Sequence[str]) -> None:
-    """`together` ranks compute each share, of which each has a part of the tokens; without names, all cases."""
-    ranks = ProcessRanks(rank, dist.get_world_size(), together=together)
-    shared, alone = Stacks(folder, ranks), Stacks(folder, None)
-    chosen = [case for case in cases() if not names or case[0] in names]
+def same_update(name: str, shared: TrainStack, alone: TrainStack, objective: Any, updates: list[list[Any]]) -> set[str]:
+    """On rank 0: an update of both, what is measured of it, and the weights that it leaves; which of these moved."""
+    begun = {key: weight.detach().clone() for key, weight in weights_of(alone).items()}
+    expected, got = alone.update(objective, updates), shared.update(objective, updates)
+    shared.ranks.end(None)
+    assert got.metrics.keys() == expected.metrics.keys(), name
+    differing = {key: (got.metrics[key], x) for key, x in expected.metrics.items() if not close(got.metrics[key], x)}
+    assert not differing, (name, differing)
+    assert (got.updates, got.skipped) == (expected.updates, expected.skipped), name
+    assert got.tokens >= 0.8 * expected.tokens, name  # a prompt may be fed in more cuts
+    assert got.token_statistics.keys() == expected.token_statistics.keys(), name
+    for key, statistics in expected.token_statistics.items():
+        np.testing.assert_allclose(got.token_statistics[key].log_prob, statistics.log_prob, atol=2e-5, err_msg=name)
+        np.testing.assert_array_equal(got.token_statistics[key].keep, statistics.keep, err_msg=name)
+    before, after = weights_of(alone), weights_of(shared)
+    most = 1e-4 * max(float((weight - begun[key]).abs().max()) for key, weight in before.items()) + 2e-7
+    for parameter, weight in before.items():
+        torch.testing.assert_close(
+            after[parameter], weight, rtol=0, atol=most, msg=lambda m, n=parameter: f"{name}, {n}: {m}"
+        )
+    return {key for key, weight in before.items() if not torch.equal(weight, begun[key])}
+
+
+def stage_of(trains: str, stack: TrainStack) -> Any:
+    """A forward stage whose columns are compared."""
+    if trains == "scalar":
+        return ValueStage(stack.model)
+    return LogProbStage("proximal_log_prob", stack.model, records_routes=trains == "routes")
+
+
+def same_columns(trains: str, shared: TrainStack, alone: TrainStack, parts: Sequence[list[Trajectory]]) -> None:
+    for part in parts:
+        got, expected = (stack.columns(stage_of(trains, stack), part) for stack in (shared, alone))
+        assert got.keys() == expected.keys()
+        for name, column in expected.items():
+            for ours, theirs in zip(got[name], column, strict=True):
+                assert ours.dtype == theirs.dtype
+                np.testing.assert_allclose(ours, theirs, atol=0 if "routed" in name else 2e-5, err_msg=name)
+
+
+def replayed(stack: TrainStack, updates: list[list[Trajectory]]) -> list[list[Trajectory]]:
+    """With the experts that the routers choose; in the first update with others, but for one, which has none."""
+    (*others, last), *rest = (stack.fill([stage_of("routes", stack)], part) for part in updates)
+    lacking = replace(last, routed_experts=None, prompt_routed_experts=None)
+    return [[*(replace(item, routed_experts=7 - item.routed_experts) for item in others), lacking], *rest]
+
+
+def same_updates(
+    rank: int, folder: Path, layout: Layout, names: Sequence[str], *, columns: bool = False, **settings: Any
+) -> None:
+    """Of the cases of these names, or of all that need no experts.
+
+    Args:
+        columns: those of a forward stage are compared first.
+        settings: of the model.
+    """
+    ranks, shared, alone = stacks_of(rank, folder, layout, **settings)
+    items = rows(*SHAPES, temperature=TEMPERATURES)
+    if rank == 0:
+        stack = alone.new("policy")
+        items = near(items, [torch.from_numpy(own) for own in stack.log_prob(items)])
+    names = names or [name for name, trains, *_ in cases(items) if trains != "routes"]
+    chosen = [case for case in cases(items) if case[0] in names]
     assert len(chosen) >= len(names)
-    for name, objective, updates, settings in chosen:
-        stack = shared.new(**settings)
+    for name, trains, objective, updates in chosen:
+        stack = shared.new(trains)
         if rank > 0:
-            follow(stack, ranks)
+            follow(stack, ranks, [stage_of(trains, stack)])
             weights_of(stack)
             continue
-        reference = alone.new(**settings)
-        expected, got = reference.update(objective, updates), stack.update(objective, updates)
-        ranks.end(None)
-        assert got.metrics.keys() == expected.metrics.keys(), name
-        differing = {
-            key: (got.metrics[key], x) for key, x in expected.metrics.items() if not close(got.metrics[key], x)
-        }
-        assert not differing, (name, differing)
-        assert (got.updates, got.skipped) == (expected.updates, expected.skipped), (
-            name
-        )  # a prompt may be fed in more cuts
-        assert got.tokens >= 0.8 * expected.tokens, name
-        assert got.token_statistics.keys() == expected.token_statistics.keys(), name
-        for key, statistics in expected.token_statistics.items():
-            np.testing.assert_allclose(got.token_statistics[key].log_prob, statistics.log_prob, atol=2e-5, err_msg=name)
-            np.testing.assert_array_equal(got.token_statistics[key].keep, statistics.keep, err_msg=name)
-        before, after = weights_of(reference), weights_of(stack)
-        for parameter, weight in before.items():
-            torch.testing.assert_close(after[parameter], weight, rtol=1e-5, atol=2e-6, msg=f"{name}: {parameter}")
+        reference = alone.new(trains)
+        if columns:
+            same_columns(trains, stack, reference, [items, items[1:2]])
+        if trains == "routes":
+            updates = replayed(reference, updates)
+        same_update(name, stack, reference, objective, updates)
 
 
-def same_columns(rank: int, folder: Path) -> None:
+def same_joint_updates(rank: int, folder: Path, name: str, layout: Layout, settings: dict[str, Any]) -> None:
+    same_updates(rank, folder, layout, [name], columns=True, **settings)
+
+
+def same_weights_and_ends(rank: int, folder: Path) -> None:
     """Forward stages, weights for an engine, and calls that rank 0 ends; four ranks are two shares."""
-    ranks = ProcessRanks(rank, dist.get_world_size(), together=2 if dist.get_world_size() == 4 else 1)
+    ranks, shared, alone = stacks_of(rank, folder, {"context_parallel": 2} if dist.get_world_size() == 4 else SUM_LATER)
     assert ranks.maximum(rank) == ranks.size - 1
-    for scalar in (False, True):
-        stack = stack_of(folder, ranks, scalar=scalar)
-        stage = ValueStage if scalar else partial(LogProbStage, "reference_log_prob")
+    for trains in ("policy", "scalar"):
+        stack = shared.new(trains)
         if rank > 0:
-            follow(stack, ranks, [stage(stack.model)])
+            follow(stack, ranks, [stage_of(trains, stack)])
             same_schedule(stack)
             continue
-        reference, items = stack_of(folder, None, scalar=scalar), trajectories()
-        for some in (items, items[2:3], []):
-            expected, got = reference.columns(stage(reference.model), some), stack.columns(stage(stack.model), some)
-            assert got.keys() == expected.keys()
-            for column, values in expected.items():
-                for ours, theirs in zip(got[column], values, strict=True):
-                    np.testing.assert_allclose(ours, theirs, atol=2e-5)
-        plain = stack.gathered()
-        for (name, weight), parameter in zip(
-            reference.model.model.named_parameters(), plain.model.parameters(), strict=True
-        ):
-            assert torch.equal(weight, parameter), name
-        if not scalar:
+        reference, items = alone.new(trains), trajectories()
+        same_columns(trains, stack, reference, (items, items[2:3], []))
+        assert same(dict(stack.gathered().model.named_parameters()), dict(reference.model.model.named_parameters()))
+        if trains == "policy":
             ended_calls(stack, items)
         ranks.end(None)
         same_schedule(stack)
@@ -244,8 +277,8 @@ class FailsOnOne(PolicyObjective):
 
 def one_of_a_group_fails(rank: int, folder: Path) -> None:
     """Two ranks compute each share; the loss of one fails in the first of several micro-batches, and both hear it."""
-    ranks = ProcessRanks(rank, dist.get_world_size(), together=2)
-    stack = stack_of(folder, ranks)
+    ranks, shared, _ = stacks_of(rank, folder, {"context_parallel": 2})
+    stack = shared.new("policy")
     if rank > 0:
         follow(stack, ranks)
         return
@@ -288,41 +321,21 @@ def ended_calls(stack: TrainStack, items) -> None:
     assert (stop.epochs, result.updates) == (1, 2)
 
 
-def same_updates_of_images(rank: int, folder: Path, kinds: Sequence[str]) -> None:
-    """Updates of models that are shown images, on texts beside images, so that one rank may have none to show."""
-    ranks, answers = ProcessRanks(rank, dist.get_world_size()), np.arange(3, 12, dtype=np.int32)
-    for kind in kinds:
-        images = ImageStore(str(folder / kind))
-        tokenizer = ImageTokenizer(load_tokenizer(images.model), images)
-        chats = [images.numbered([{"role": "user", "content": "a?"}], [picture(n, 20, 16)] * (n > 2)) for n in range(5)]
-        rows = [
-            Trajectory(group=n, prompt_tokens=prompt_tokens(chat, tokenizer), tokens=answers[: 4 + n])
-            for n, chat in enumerate(chats)
-        ]
-
-        def stack(shared: ProcessRanks | None, images: ImageStore = images) -> TrainStack:
-            source = ModelSource(
-                path=images.model,
-                device="cpu",
-                compute_dtype="float32",
-                sharding=None if shared is None else Sharding(),
-                images=images,
-                vision_lr_ratio=0.5,
-            )
-            return train_stack(source.policy(source.load()), shared)
-
-        shared = stack(ranks)
-        if rank > 0:
-            follow(shared, ranks)
-            weights_of(shared)
-            continue
-        alone = stack(None)
-        begun = {name: weight.clone() for name, weight in weights_of(alone).items()}
-        updates = [rows, rows[:2], rows[2:]]
-        expected, got = alone.update(SftObjective(), updates), shared.update(SftObjective(), updates)
-        ranks.end(None)
-        assert close(got.metrics["loss"], expected.metrics["loss"]), kind
-        before, after = weights_of(alone), weights_of(shared)
-        for name, weight in before.items():
-            torch.testing.assert_close(after[name], weight, rtol=1e-5, atol=2e-6, msg=f"{kind}: {name}")
-        assert any(not torch.equal(begun[name], before[name]) for name in beside_decoder(alone.model.model)), kind
+def same_updates_of_images(rank: int, folder: Path) -> None:
+    """Updates of a model that is shown images, on texts beside images, so that one rank may have none to show."""
+    images, answers = ImageStore(str(folder)), np.arange(3, 12, dtype=np.int32)
+    tokenizer = ImageTokenizer(load_tokenizer(images.model), images)
+    chats = [images.numbered([{"role": "user", "content": "a?"}], [picture(n, 20, 16)] * (n > 2)) for n in range(5)]
+    items = [
+        Trajectory(group=n, prompt_tokens=prompt_tokens(chat, tokenizer), tokens=answers[: 4 + n])
+        for n, chat in enumerate(chats)
+    ]
+    ranks, shared, alone = stacks_of(rank, folder, {}, images=images, vision_lr_ratio=0.5)
+    stack = shared.new("policy")
+    if rank > 0:
+        follow(stack, ranks)
+        weights_of(stack)
+        return
+    reference = alone.new("policy")
+    moved = same_update("images", stack, reference, SftObjective(), [items, items[:2], items[2:]])
+    assert moved & beside_decoder(reference.model.model).keys()

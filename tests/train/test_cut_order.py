@@ -16,9 +16,7 @@ from proxima.model.micro_batch import micro_batches
 from proxima.train import PolicyObjective, PreferenceObjective
 from proxima.train.objectives.kto_objective import KtoObjective
 from tests.model.rows import assert_close, rows
-from tests.train.helpers import recorded
-from tests.train.test_kto_objective import labeled
-from tests.train.test_preference_objective import pairs
+from tests.train.helpers import labeled, pairs, recorded
 
 
 def shuffled(items, budget, *, share_prompt=True):

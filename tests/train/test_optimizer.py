@@ -1,18 +1,13 @@
-"""Schedules by their numbers, AdamW by hand, micro-batches by their budget."""
+"""Schedules by their numbers, AdamW by hand."""
 
 import math
-from itertools import pairwise
 from typing import get_args, get_type_hints
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from transformers import get_scheduler
 
-from proxima.data import Trajectory, pack
-from proxima.model.micro_batch import micro_batches
 from proxima.train import AdamW, Schedule
 from proxima.train.optimizer_muon import Muon
 
@@ -90,28 +85,3 @@ def test_adamw_by_hand():
             values[i] -= 0.1 * (m[i] / (1 - 0.9**step)) / (math.sqrt(v[i] / (1 - 0.99**step)) + 1e-6)
     actual = [*parameters[0][0].tolist(), parameters[1].item()]
     assert actual == pytest.approx(values, rel=1e-5) and bool((parameters[2] == 1).all())
-
-
-def single(items):
-    """Items of one sequence each."""
-    return [(item,) for item in items]
-
-
-def row(prompt, length, group):
-    return Trajectory(prompt_tokens=tuple(range(1, prompt + 1)), tokens=tuple(range(length)), group=group)
-
-
-@given(
-    shapes=st.lists(st.tuples(st.integers(1, 12), st.lists(st.integers(0, 9), min_size=1, max_size=4)), max_size=6),
-    budget=st.integers(1, 60),
-    share=st.booleans(),
-)
-def test_no_micro_batch_is_above_its_budget(shapes, budget, share):
-    items = [row(prompt, length, group) for group, (prompt, lengths) in enumerate(shapes) for length in lengths]
-    cuts = micro_batches(single(items), budget, share_prompt=share)
-    assert [i for cut in cuts for i in cut] == list(range(len(items))) and all(cuts)
-    sizes = [len(pack([items[i] for i in cut], share_prompt=share).tokens) for cut in cuts]
-    for cut, size in zip(cuts, sizes, strict=True):
-        assert size <= budget or len(cut) == 1
-    for first, second in pairwise(cuts):  # greedy: the next one did not fit
-        assert len(pack([items[i] for i in (*first, second[0])], share_prompt=share).tokens) > budget

@@ -11,7 +11,13 @@ from tests.campaigns import campaign
 from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import rows
 from tests.tiny_images import make_tiny_reader
-from tests.train.shared_updates import one_of_a_group_fails, same_columns, same_updates, same_updates_of_images
+from tests.train.shared_updates import (
+    SUM_LATER,
+    one_of_a_group_fails,
+    same_updates,
+    same_updates_of_images,
+    same_weights_and_ends,
+)
 
 # each is computed in another way: with statistics of all tokens, over sequences, of a head, of pairs
 WHOLE = (
@@ -22,23 +28,25 @@ IN_PARTS = (  # what depends on how a sequence is cut
     *("surrogate clip_cov", "aggregate sequence_mean_token_mean", "first forward", "one trajectory", "SFT"),
 )
 
+PARTS = {"context_parallel": 2}
+
 
 @pytest.fixture
 def folder(tiny_model):
-    return tiny_model("llama").parent
+    return tiny_model("llama")
 
 
 @pytest.mark.parametrize(
-    ("size", "together", "names"),
+    ("size", "layout", "names"),
     [
-        (2, 1, WHOLE),
-        (4, 2, IN_PARTS),
-        *campaign("tests/train/test_ranks.py::test_an_update_is_that_of_one_process", [(4, 2, ())]),
+        (2, SUM_LATER, WHOLE),  # ranks with items of their own may add up their gradients in the last micro-batch alone
+        (4, PARTS, IN_PARTS),
+        *campaign("tests/train/test_ranks.py::test_an_update_is_that_of_one_process", [(4, PARTS, ())]),
     ],
     ids=["shares", "parts", "every loss"],
 )
-def test_an_update_is_that_of_one_process(size, together, names, folder):
-    run_ranks(same_updates, size, folder, together, names)
+def test_an_update_is_that_of_one_process(size, layout, names, folder):
+    run_ranks(same_updates, size, folder, layout, names)
 
 
 @pytest.mark.parametrize(
@@ -46,13 +54,13 @@ def test_an_update_is_that_of_one_process(size, together, names, folder):
     ["gemma3", *campaign("tests/train/test_ranks.py::test_images_are_shown_on_several_ranks", ["qwen3_vl", "smolvlm"])],
 )
 def test_images_are_shown_on_several_ranks(kind, tmp_path):
-    make_tiny_reader(kind, tmp_path / kind)
-    run_ranks(same_updates_of_images, 2, tmp_path, [kind])
+    make_tiny_reader(kind, tmp_path)
+    run_ranks(same_updates_of_images, 2, tmp_path)
 
 
 @pytest.mark.parametrize("size", [4, *campaign("tests/train/test_ranks.py::test_columns_weights_and_ended_calls", [3])])
 def test_columns_weights_and_ended_calls(size, folder):
-    run_ranks(same_columns, size, folder)
+    run_ranks(same_weights_and_ends, size, folder)
 
 
 def test_a_loss_that_fails_on_one_rank_of_a_group(folder):

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
 
-from proxima.model import PackedModel, ScalarModel
+from proxima.model import PackedModel
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import adapter_off
 from proxima.model.model_source import ModelSource
@@ -19,6 +20,7 @@ from proxima.model.parallel.sharded import is_sharded
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import make_value_head
 from proxima.train import AdamW
+from proxima.train.checkpoint import VALUE_HEAD
 from proxima.train.teacher_stage import top_tokens
 from proxima_plan.rehearsal.fake_ranks import whole_gradients
 from tests.model.rows import MIXED, rows
@@ -150,17 +152,27 @@ def forward_only(plain: PackedModel, sharded: PackedModel) -> None:
         twin.div_(1.5 * 1.5)
 
 
-def policies(folder: Path, sharding: Sharding, *, head: bool = False, **settings):
-    plain, many = source(folder, **settings), source(folder, sharding=sharding, **settings)
-    loaded, other = plain.load(), many.load()
-    heads = [make_value_head(loaded.model, 0.3, 5) if head else None for _ in range(2)]
-    assert is_sharded(other.model) and other.parameters == loaded.parameters
-    return plain.policy(loaded, heads[0]), many.policy(other, heads[1])
+def model_of(source: ModelSource, trains: str, path: str | None = None) -> PackedModel:
+    """A policy, one with a value head (`head`), one that replays routes and has a head (`routes`), or a `scalar` model.
+
+    Args:
+        path: of its weights in a checkpoint, if not the source's own.
+    """
+    if trains == "scalar":
+        return source.scalar(source.load_scalar(path, head_std=0.3))
+    loaded = source.load(path)
+    head = None if trains == "policy" else make_value_head(loaded.model, 0.3, 5)
+    if head is not None and path is not None:
+        head.load_state_dict(load_file(Path(path).parent / VALUE_HEAD))
+    return source.policy(loaded, head, replays_routes=trains == "routes")
 
 
-def scalars(folder: Path, sharding: Sharding) -> tuple[ScalarModel, ScalarModel]:
-    plain, many = source(folder), source(folder, sharding=sharding)
-    return plain.scalar(plain.load_scalar(head_std=0.3)), many.scalar(many.load_scalar(head_std=0.3))
+def both_of(folder: Path, layout: dict[str, Any], trains: str = "policy", **settings) -> tuple[PackedModel, Any]:
+    """The model of one process, and that of many."""
+    shardings = (None, Sharding(**layout))
+    plain, many = (model_of(source(folder, sharding=each, **settings), trains) for each in shardings)
+    assert is_sharded(many.model) and many.loaded.parameters == plain.loaded.parameters
+    return plain, many
 
 
 def without_adapter(plain: PackedModel, sharded: PackedModel) -> None:
@@ -230,14 +242,10 @@ class Case:
 
 
 def passes_of(rank: int, folder: Path, case: Case) -> None:
-    sharding = Sharding(**case.layout)
     needs = {"policy": NEEDS, "head": NEEDS | {"value"}, "scalar": frozenset({"value"})}[case.trains]
     if "tensor_parallel" in case.layout and case.trains != "scalar":
         needs |= {"log_sum_square"}  # its collectives, also in the pass of a rank without a share
-    if case.trains == "scalar":
-        both = scalars(folder / case.model, sharding)
-    else:
-        both = policies(folder / case.model, sharding, head=case.trains == "head", **case.settings)
+    both = both_of(folder / case.model, case.layout, case.trains, **case.settings)
     for function in case.first:
         function(*both)
     _, shares = place(both[1])

@@ -13,18 +13,22 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from proxima.data import NotFiniteError
-from proxima.model import PackedModel
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.scalar_model import make_value_head
 from proxima.train import TrainStack, sharded_checkpoint
 from proxima.train.checkpoint import VALUE_HEAD, Checkpoint, checkpoints, write_checkpoint, write_tensors
 from proxima.train.checkpoint_restore import damage, restore
 from proxima.train.sharded_checkpoint import ShardedWriter
-from tests.model.parallel.passes import LORA, backward, source
+from tests.model.parallel.passes import LORA, backward, model_of, source
 from tests.model.rows import same
 from tests.train.optimizer_ranks import specs
 
+#: what each trains, and its place in checkpoints
+KINDS = {
+    "policy": ("head", "000001/model"),
+    "critic": ("scalar", "000001/critic"),
+    "adapter": ("policy", "000002/model"),
+}
 NEEDS = {"policy": frozenset({"value"}), "critic": frozenset({"value"}), "adapter": frozenset[str]()}
 EXPECTED = "expected.safetensors"
 Stacks = dict[str, TrainStack]
@@ -35,21 +39,11 @@ def stacks(
 ) -> Stacks:
     """A policy with a value head, a critic, and a policy with adapters: new ones, or those of the checkpoints in
     `saved`."""
-    plain, lora = (source(model, sharding=sharding, lora=extra) for extra in (None, LORA))
-    models: dict[str, PackedModel] = {}
-    if "policy" in kinds:
-        loaded = plain.load(None if saved is None else str(saved / "000001/model"))
-        head = make_value_head(loaded.model, 0.3, 5)
-        if saved is not None:
-            head.load_state_dict(load_file(saved / "000001" / VALUE_HEAD))
-        models["policy"] = plain.policy(loaded, head)
-    if "critic" in kinds:
-        models["critic"] = plain.scalar(
-            plain.load_scalar(str(saved / "000001/critic") if saved else None, head_std=0.3)
-        )
-    if "adapter" in kinds:
-        models["adapter"] = lora.policy(lora.load(str(saved / "000002/model") if saved else None))
-    made = {name: TrainStack(model, optimizer=specs()[optimizer]) for name, model in models.items()}
+    made: Stacks = {}
+    for name in kinds:
+        trains, place = KINDS[name]
+        own = source(model, sharding=sharding, lora=LORA if name == "adapter" else None)
+        made[name] = TrainStack(model_of(own, trains, saved and str(saved / place)), optimizer=specs()[optimizer])
     if saved is not None:
         first, *others = checkpoints(saved)
         restore(first, made["policy"], {"critic": made["critic"]} if "critic" in made else {})

@@ -21,7 +21,7 @@ from proxima.model.parallel.tensor import split_tensors
 from proxima.model.parallel.vocabulary import VocabularyPart
 from proxima.train.teacher_stage import top_tokens
 from tests.model.families import DENSE, drawn
-from tests.model.parallel.passes import compare, policies, resharded
+from tests.model.parallel.passes import both_of, compare, resharded
 from tests.model.rows import MIXED, rows
 from tests.tiny import VOCABULARY, tiny_tokenizer
 
@@ -124,7 +124,7 @@ def whole_biases(rank: int, folder: Path) -> None:
     """As if FSDP could not split the parts of biases evenly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensor, "split_tensors", lambda model, mesh, _: split_tensors(model, mesh, 64))
-        compare(*policies(folder / "qwen2", Sharding(tensor_parallel=2)), updates=1, tolerance=TENSOR)
+        compare(*both_of(folder / "qwen2", {"tensor_parallel": 2}), updates=1, tolerance=TENSOR)
 
 
 def same_tokens(plain: PackedModel, many: PackedModel) -> None:
