@@ -59,59 +59,62 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
+IDS: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+    "initializer_range": 0.25,
+}
+DECODER: dict[str, Any] = IDS | {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+}
+GPT2 = IDS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+GPT2 |= {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+
+
 def _config(kind: str) -> tuple[type[PreTrainedModel], Any]:
-    common: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-        "initializer_range": 0.25,
-    }
-    decoder = common | {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": CONTEXT,
-    }
     match kind:
         case "llama":
-            return LlamaForCausalLM, LlamaConfig(**decoder, tie_word_embeddings=True)
+            return LlamaForCausalLM, LlamaConfig(**DECODER, tie_word_embeddings=True)
         case "qwen2":
-            return Qwen2ForCausalLM, Qwen2Config(**decoder, tie_word_embeddings=False)
+            return Qwen2ForCausalLM, Qwen2Config(**DECODER, tie_word_embeddings=False)
         case "qwen3":
-            return Qwen3ForCausalLM, Qwen3Config(**decoder, head_dim=16, tie_word_embeddings=True)
+            return Qwen3ForCausalLM, Qwen3Config(**DECODER, head_dim=16, tie_word_embeddings=True)
         case "qwen3_moe":
             experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
-            return Qwen3MoeForCausalLM, Qwen3MoeConfig(**decoder, **experts, head_dim=16, tie_word_embeddings=False)
+            return Qwen3MoeForCausalLM, Qwen3MoeConfig(**DECODER, **experts, head_dim=16, tie_word_embeddings=False)
         case "gpt2":
-            config = GPT2Config(
-                **common, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
-            )
-            return GPT2LMHeadModel, config
+            return GPT2LMHeadModel, GPT2Config(**GPT2)
     raise ValueError(f"kind={kind!r} must be one of {', '.join(KINDS)}")
 
 
 KINDS = ("llama", "qwen2", "qwen3", "gpt2")  # those without experts
 
 
-def tiny(kind: str, seed: int = 0) -> PreTrainedModel:
-    """The model itself, float32, in eval mode; the same weights for the same seed, the global RNG left as it was."""
-    with torch.random.fork_rng(devices=[]):
+def drawn(kind: type[PreTrainedModel], config: Any, seed: int) -> PreTrainedModel:
+    """A model in float32, in eval mode, with norms and biases drawn too; the same weights for the same seed, the global
+    RNG left as it was."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        cls, config = _config(kind)
-        model = cls(config)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() == 1:
-                    parameter += 0.2 * torch.randn_like(parameter)
-            embedding = model.get_input_embeddings().weight
-            embedding[0] = 0.25 * torch.randn_like(
-                embedding[0]
-            )  # the padding row starts as zeros, and padding is end-of-text here
-    model.generation_config.eos_token_id = model.generation_config.pad_token_id = 0
+        model = kind(config)
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.2 * torch.randn_like(parameter)
+        embedding = model.get_input_embeddings().weight
+        embedding[0] = 0.25 * torch.randn_like(embedding[0])  # padding starts as zeros, and is end-of-text here
     return model.eval()
+
+
+def tiny(kind: str, seed: int = 0) -> PreTrainedModel:
+    model = drawn(*_config(kind), seed)
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = 0
+    return model
 
 
 def make_tiny(kind: str, folder: Path, seed: int = 0) -> Path:

@@ -15,7 +15,7 @@ import transformers as hf
 from PIL import Image
 from tokenizers import AddedToken
 
-from tests.tiny import CONTEXT, tiny_tokenizer
+from tests.tiny import DECODER, tiny_tokenizer
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% for part in message['content'] %}"
@@ -35,11 +35,7 @@ def make_tiny_reader(kind: str, folder: Path) -> Path:
     own = {"idefics3": (*TILES, *GRID), "smolvlm": (*TILES, *GRID), "gemma3": GEMMA}.get(kind, QWEN)
     tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(t, special=True) for t in own]})
     ids = dict(zip(own, tokenizer.convert_tokens_to_ids(list(own)), strict=True))
-    text: dict[str, Any] = {
-        "vocab_size": len(tokenizer) + 5, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
-        "initializer_range": 0.25, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
-    }  # fmt: skip
+    text = DECODER | {"vocab_size": len(tokenizer) + 5}
     torch.manual_seed(0)
     if kind == "gemma3":
         place, model, processor = _gemma(text, ids)

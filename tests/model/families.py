@@ -4,14 +4,12 @@ from copy import deepcopy
 from functools import cache
 from typing import Any
 
-import torch
 import transformers as hf
 
 from proxima.model import LoadedModel
-from tests.tiny import VOCABULARY, tiny_tokenizer
+from tests.tiny import GPT2, IDS, drawn, tiny_tokenizer
 
-_IDS = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "initializer_range": 0.25}
-_STATES = _IDS | {"hidden_size": 32, "num_hidden_layers": 2}
+_STATES = IDS | {"hidden_size": 32, "num_hidden_layers": 2}
 _HEADS = _STATES | {"intermediate_size": 48, "num_attention_heads": 4, "max_position_embeddings": 128}
 DENSE = _HEADS | {"num_key_value_heads": 2}
 _EXPERTS = DENSE | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
@@ -20,8 +18,6 @@ _LINEAR = {"layer_types": ["linear_attention", "full_attention"], "shared_expert
 _LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
 _PIXELS = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 _PIXELS |= {"image_size": 28, "patch_size": 14}
-_GPT2 = _IDS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
-_GPT2 |= {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
 _LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
 _LATENT |= {"qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
 
@@ -40,7 +36,7 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "Mistral": (hf.MistralForCausalLM, hf.MistralConfig(**DENSE, sliding_window=4)),
     "Phi3": (hf.Phi3ForCausalLM, hf.Phi3Config(**DENSE)),
     "Mixtral": (hf.MixtralForCausalLM, hf.MixtralConfig(**DENSE, num_local_experts=4, num_experts_per_tok=2)),
-    "GPT-2": (hf.GPT2LMHeadModel, hf.GPT2Config(**_GPT2)),
+    "GPT-2": (hf.GPT2LMHeadModel, hf.GPT2Config(**GPT2)),
     "OLMo2": (hf.Olmo2ForCausalLM, hf.Olmo2Config(**DENSE)),
     "Mamba": (hf.MambaForCausalLM, hf.MambaConfig(**_STATES, state_size=4, expand=2, conv_kernel=4, time_step_rank=2)),
     "LFM2": (hf.Lfm2ForCausalLM, hf.Lfm2Config(**DENSE, layer_types=["conv", "full_attention"])),
@@ -66,22 +62,10 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-def drawn(kind: Any, config: Any) -> hf.PreTrainedModel:
-    """A model in float32 with norms and biases drawn too; the same weights each time."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(3)
-        model = kind(deepcopy(config))
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter += 0.2 * torch.randn_like(parameter)
-        embedding = model.get_input_embeddings().weight
-        embedding[0] = 0.25 * torch.randn_like(embedding[0])  # the padding row starts as zeros
-    return model.eval()
-
-
 @cache
 def _drawn(family: str) -> hf.PreTrainedModel:
-    return drawn(*(FAMILIES | REFUSED)[family][:2])
+    kind, config, *_ = (FAMILIES | REFUSED)[family]
+    return drawn(kind, deepcopy(config), 3)
 
 
 def make(family: str) -> LoadedModel:

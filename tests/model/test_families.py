@@ -14,7 +14,7 @@ from proxima.engine.local import Local, LocalEngine, check_decoder, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import Policy
 from tests.model.families import BROAD, DENSE, FAMILIES, REFUSED, make
-from tests.model.rows import forked, ids, opened, plain_log_prob, rows, trained
+from tests.model.rows import forked, gradients_of, ids, opened, plain_log_prob, rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SHAPES = ((7, (5, 1, 9)), (1, (12,)), (3, (2, 3)))
@@ -41,41 +41,30 @@ def requests(count: int) -> list[Request]:
     return [Request(prompt=p, sample=s, sampling=Sampling(max_tokens=count), seed=5) for p in prompts for s in range(2)]
 
 
-@pytest.mark.parametrize("family", each_family("test_the_trainer_keeps_sequences_apart_and_shares_their_prompt"))
-def test_the_trainer_keeps_sequences_apart_and_shares_their_prompt(family):
-    """Log-probs and gradients of a packed batch with shared prompts, against one sequence at a time."""
-    trajectories, policy, alone = [*rows(*SHAPES), *forked()], Policy(make(family)), make(family).model
-    expected = torch.cat([plain_log_prob(alone, row) for row in trajectories])
-    batch = policy.pack(trajectories)
-    given, expected = policy(batch).log_prob[batch.sampled], expected[batch.sampled]
-    assert (given - expected).abs().max() < 3e-5  # nats
-    signs = torch.tensor([1.0, -2.0]).repeat(len(expected))[: len(expected)]
-    (expected * signs).sum().backward()
-    (given * signs).sum().backward()
-    for (name, mine), theirs in zip(policy.model.named_parameters(), alone.parameters(), strict=True):
-        assert (mine.grad is None) == (theirs.grad is None), name
-        if mine.grad is not None and theirs.grad is not None:
-            assert (mine.grad - theirs.grad).abs().max() < 1e-4 * theirs.grad.abs().max() + 1e-5, name
-
-
 SHARED = {"paths": forked(), "both": opened(forked()), "prompts": opened(rows(*SHAPES))}
 ALONE = [(family, shared) for family in ("Llama", "Mamba") for shared in ("paths", "prompts")]
 
 
 @pytest.mark.parametrize(
-    ("family", "shared"), [*each_family("test_what_paths_and_prompts_begin_with_trains_as_apart", "both"), *ALONE]
+    ("family", "shared"), [*each_family("test_the_trainer_trains_as_plain_forwards", "both"), *ALONE]
 )
-def test_what_paths_and_prompts_begin_with_trains_as_apart(family, shared):
-    given, items = [], SHARED[shared]
-    for share in (True, False):
-        policy = Policy(make(family), share_prompt=share)
-        log_prob, gradients = trained(policy, items)
-        gradient = torch.cat([gradient.flatten() for gradient in gradients.values()])
-        given.append((len(policy.pack(items).tokens), log_prob, gradient))
-    (few, together, its_gradient), (many, apart, gradient) = given
-    assert few < 0.6 * many or policy.attention == "padded"
-    assert (together - apart).norm() <= 1e-5 * apart.norm()
-    assert (its_gradient - gradient).norm() <= 1e-5 * gradient.norm()
+def test_the_trainer_trains_as_plain_forwards(family, shared):
+    """Log-probs and gradients of a packed batch, which has once what its sequences begin with, against one sequence at
+    a time."""
+    items, policy, alone = [*rows(*SHAPES), *SHARED[shared]], Policy(make(family)), make(family).model
+    batch = policy.pack(items)
+    assert len(batch.tokens) < 0.6 * sum(map(len, items)) or policy.attention == "padded"
+    expected = torch.cat([plain_log_prob(alone, row) for row in items])[batch.sampled]
+    given = policy(batch).log_prob[batch.sampled]
+    assert (given - expected).abs().max() < 3e-5  # nats
+    signs = torch.tensor([1.0, -2.0]).repeat(len(expected))[: len(expected)]
+    (expected * signs).sum().backward()
+    (given * signs).sum().backward()
+    ours, theirs = gradients_of(policy.model), gradients_of(alone)
+    for name, gradient in theirs.items():
+        assert (ours[name] - gradient).abs().max() < 1e-4 * gradient.abs().max() + 1e-5, name
+    mine, other = (torch.cat([x.flatten() for x in gradients.values()]) for gradients in (ours, theirs))
+    assert (mine - other).norm() <= 1e-5 * other.norm()
 
 
 @pytest.mark.parametrize("family", each_family("test_the_engine_agrees_with_the_model"))

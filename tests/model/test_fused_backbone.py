@@ -12,7 +12,7 @@ from proxima.kernels.compiled import unavailable
 from proxima.model import LoadedModel, Policy, fused_backbone
 from proxima.model.plain_decoder import is_plain
 from tests.model.rows import forked, opened, rows
-from tests.tiny import tiny_tokenizer
+from tests.tiny import drawn, tiny_tokenizer
 
 SIZES = {"vocab_size": 272, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2, "head_dim": 32}
 SIZES |= {"num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.2}
@@ -28,12 +28,7 @@ pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable
 
 def model_of(kind: str) -> hf.PreTrainedModel:
     made, config = MODELS[kind]
-    torch.manual_seed(1)
-    model = made(deepcopy(config)).eval()
-    for name, parameter in model.named_parameters():
-        if "norm" in name or "bias" in name:
-            parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
-    return model
+    return drawn(made, deepcopy(config), 1)
 
 
 def run(

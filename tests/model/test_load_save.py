@@ -80,14 +80,6 @@ def test_paths_that_are_no_model(tmp_path):
             assert str(caught.value).startswith(f"model.path={path!r} {said}") and "\n" not in str(caught.value)
 
 
-def test_a_run_is_no_model(tmp_path):
-    (tmp_path / "run").mkdir()
-    for name in ("config.yaml", "metrics.jsonl"):
-        (tmp_path / "run" / name).touch()
-    with pytest.raises(FieldError, match="is a run, not its model; `proxima export "):
-        load(str(tmp_path / "run"))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "read", "said"),
     [

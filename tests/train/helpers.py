@@ -1,6 +1,6 @@
 """A trainer over a tiny model, trajectories with behavior log-probs near the policy's, and a reference gradient."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxima.core import PpoClip, TokenMean, policy_loss
+from proxima.core import PpoClip, TokenMean
 from proxima.data import LabeledCompletion, PolicyBatch, PreferencePair, Trajectory
 from proxima.model import PackedModel, Policy
 from proxima.train import AdamW, Objective, PolicyObjective, Schedule, TrainStack
@@ -142,53 +142,23 @@ def weights(t: Trainer) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in t.model.model.named_parameters()}
 
 
-def gradients(t: Trainer, items: Sequence[Trajectory], updates=None) -> dict[str, Tensor]:
-    """The gradient that the optimizer gets at the first update; its step is replaced by a recorder."""
-    seen: dict[str, Tensor] = {}
-
-    def record() -> None:
-        if not seen:
-            seen.update({name: p.grad.clone() for name, p in t.model.model.named_parameters()})
-
-    t.optimizer.step = record
-    t.update(updates or [list(range(len(items)))], items)
-    return seen
+def gradients(t: Trainer, items: Sequence[Trajectory]) -> dict[str, Tensor]:
+    return _recorded(t.stack, t.objective, items)[0]
 
 
 def recorded(
-    objective: Objective[Any],
-    items: Sequence[Any],
-    budget: int = 10_000,
-    *,
-    model: PackedModel | None = None,
-    share_prompt: bool = True,
+    objective: Objective[Any], items: Sequence[Any], budget: int = 10_000, *, model: PackedModel | None = None
 ) -> tuple[dict[str, Tensor], UpdateResult]:
+    model = model or Policy(loaded("llama"))
+    return _recorded(TrainStack(model, max_grad_norm=0.0, tokens_per_micro_batch=budget), objective, items)
+
+
+def _recorded(stack: TrainStack, objective: Any, items: Sequence[Any]) -> tuple[dict[str, Tensor], UpdateResult]:
     """The gradient that the optimizer gets in an update, whose step is not made, and the result."""
-    model = model or Policy(loaded("llama"), share_prompt=share_prompt)
-    stack, seen = TrainStack(model, max_grad_norm=0.0, tokens_per_micro_batch=budget), {}
-    stack.optimizer.step = lambda: seen.update({name: p.grad.clone() for name, p in model.named_parameters()})
+    seen: dict[str, Tensor] = {}
+    named = list(stack.model.named_parameters())
+    stack.optimizer.step = lambda: seen.update({name: p.grad.clone() for name, p in named})
     return seen, stack.update(objective, [items])
-
-
-def unsplit(loss_of: Callable[[Any], Tensor], kind: str = "llama") -> tuple[dict[str, Tensor], float]:
-    """Gradient and value of `loss_of(model)`: plain forward passes, one sequence at a time, and one backward pass."""
-    model = tiny(kind)
-    loss = loss_of(model)
-    loss.backward()
-    return {name: p.grad for name, p in model.named_parameters()}, float(loss.detach())
-
-
-def naive_gradients(
-    kind: str, items: Sequence[Trajectory], *, surrogate=None, aggregate=None, penalty=None
-) -> dict[str, Tensor]:
-    """No trainer, no packing, no micro-batches."""
-
-    def loss(model):
-        batch = plain_batch(model, items)
-        chosen = {"surrogate": surrogate or PpoClip(), "aggregate": aggregate or TokenMean(), "penalty": penalty}
-        return policy_loss(batch, **chosen).value
-
-    return unsplit(loss, kind)[0]
 
 
 def plain_batch(model: Any, items: Sequence[Trajectory]) -> PolicyBatch:

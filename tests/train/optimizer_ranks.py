@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,25 +34,38 @@ def specs() -> dict[str, AdamW]:
     return made
 
 
-def drawn(seed: int) -> dict[str, torch.Tensor]:
+Shapes = dict[str, tuple[int, ...]]
+Named = dict[str, nn.Parameter]
+
+
+def drawn(seed: int, shapes: Shapes = SHAPES) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()}
+    return {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
 
 
-def stepped(spec, mesh=None, placements=(), steps: int = 2) -> tuple[dict[str, nn.Parameter], torch.optim.Optimizer]:
-    """Weights of `SHAPES` after steps with the same gradients everywhere."""
+def built(spec: Any, named: Named) -> Any:
+    if hasattr(spec, "build_named"):
+        return spec.build_named(list(named.items()))
+    return spec.build(list(named.values())) if hasattr(spec, "build") else spec(named)
+
+
+def stepped(spec, mesh=None, placements=(), *, steps: int = 2, shapes: Shapes = SHAPES) -> tuple[Named, Any]:
+    """Weights after steps with the same gradients everywhere, and the optimizer.
+
+    Args:
+        spec: of an optimizer, or what makes one of weights by name.
+    """
 
     def laid_out(name: str, tensor: torch.Tensor) -> torch.Tensor:
         if mesh is None:
             return tensor
-        fitting = [Replicate() if p.is_shard(1) and len(SHAPES[name]) < 2 else p for p in placements]
+        fitting = [Replicate() if p.is_shard(1) and len(shapes[name]) < 2 else p for p in placements]
         return distribute_tensor(tensor, mesh, fitting)
 
-    named = {name: nn.Parameter(laid_out(name, value)) for name, value in drawn(0).items()}
-    build = getattr(spec, "build_named", None)
-    optimizer = spec.build(list(named.values())) if build is None else build(list(named.items()))
+    named = {name: nn.Parameter(laid_out(name, value)) for name, value in drawn(0, shapes).items()}
+    optimizer = built(spec, named)
     for step in range(steps):
-        for name, gradient in drawn(1 + step).items():
+        for name, gradient in drawn(1 + step, shapes).items():
             named[name].grad = laid_out(name, gradient)
         optimizer.step()
     return named, optimizer

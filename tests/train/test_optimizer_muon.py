@@ -1,37 +1,10 @@
-"""Muon against torch's own, and which weights it has."""
+"""Which weights Muon has, and its schedule; test_optimizer_step.py has its steps."""
 
 import pytest
-import torch
-from torch import nn
 
 from proxima.train.optimizer_muon import Muon
 from tests.model.families import make
 from tests.train.helpers import trainer, trajectories
-from tests.train.optimizer_ranks import drawn
-
-
-def test_the_steps_are_those_of_torch_s_muon_and_adamw():
-    spec = Muon(lr=3e-3, beta2=0.95, weight_decay=0.1, momentum=0.9, adamw_lr=1e-3)
-    ours = {name: nn.Parameter(value) for name, value in drawn(0).items()}
-    theirs = {name: nn.Parameter(value.clone()) for name, value in drawn(0).items()}
-    matrices = [theirs[name] for name in ("layers.0.a", "layers.0.b")]
-    decayed, vectors = [theirs["embed"], theirs["layers.0.experts"]], [theirs["n"]]
-    adamw = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "fused": True}
-    peers = (
-        torch.optim.Muon(matrices, lr=3e-3, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(decayed, weight_decay=0.1, **adamw),
-        torch.optim.AdamW(vectors, weight_decay=0.0, **adamw),
-    )
-    optimizer = spec.build_named(ours.items())
-    for step in range(4):
-        for name, gradient in drawn(1 + step).items():
-            ours[name].grad, theirs[name].grad = gradient.clone(), gradient.clone()
-        optimizer.step()
-        for peer in peers:
-            peer.step()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert set(optimizer.state[ours["layers.0.a"]]) == {"momentum_buffer"}
-    assert set(optimizer.state[ours["embed"]]) == {"step", "exp_avg", "exp_avg_sq"}
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3-MoE"])

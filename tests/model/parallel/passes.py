@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ from proxima.model.lora import Lora
 from proxima.model.lora_layers import adapter_off
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.gather import whole_tensor
-from proxima.model.parallel.norm import clip_gradients, total_norm
+from proxima.model.parallel.norm import total_norm
 from proxima.model.parallel.sharded import is_sharded
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import make_value_head
-from proxima.train import AdamW
 from proxima.train.checkpoint import VALUE_HEAD
 from proxima.train.teacher_stage import top_tokens
 from proxima_plan.rehearsal.fake_ranks import whole_gradients
@@ -79,47 +79,31 @@ def compare(
     *,
     parts: int = 1,
     busy: int | None = None,
-    updates: int = 0,
     tolerance: float = 2e-6,
 ) -> None:
     """Loss, gradients and norms; shares from `busy` on have no sequence.
 
     Args:
-        updates: that are made, and after which the weights are the same; 0: one is compared and not made.
         tolerance: of gradients, as a part of the largest.
     """
-    sequences = rows(*MIXED, temperature=(0.7, 1.3))
-    both = [[p for _, p in model.named_parameters() if p.requires_grad] for model in (plain, sharded)]
-    optimizers = [AdamW(lr=3e-3, eps=1e-4, weight_decay=0.1).build(trained) for trained in both]
-    for step in range(max(1, updates)):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        expected = loss(plain, plain.pack(sequences), needs)
-        expected.backward()
-        total = backward(sharded, needs, parts=parts, busy=busy)
-        close = (
-            1e-6 if tolerance > 2e-6 else 1e-5
-        )  # where matrices are split, gradients are rounded more, the loss is not
-        torch.testing.assert_close(total, expected.detach(), rtol=1e-5, atol=close)
-        ours, theirs = gradients(sharded), gradients(plain)
-        most = (tolerance if step == 0 else 1e-4) * max(float(g.abs().max()) for g in theirs.values())
-        for name, gradient in theirs.items():
-            torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=most, msg=lambda m, n=name: f"{n}: {m}")
-        assert ours.keys() - theirs.keys() <= {"lm_head.weight"}  # zeros, where the loss leaves it out
-        everything = [p.grad for p in both[1] if p.grad is not None]
-        norm, plain_norm = total_norm(everything), nn.utils.get_total_norm(list(theirs.values()))
-        torch.testing.assert_close(norm.float(), plain_norm, rtol=1e-6 if step == 0 else 1e-5, atol=0)
-        clip_gradients(both[1], float(norm) / 2, norm)
-        torch.testing.assert_close(total_norm(everything), norm / 2, rtol=1e-5, atol=0)
-        nn.utils.clip_grads_with_norm_(both[0], float(norm) / 2, plain_norm)
-        resharded(sharded)
-        for optimizer in optimizers if updates else ():
-            optimizer.step()
-    weights, exact = ([(name, p.detach()) for name, p in model.named_parameters()] for model in (sharded, plain))
-    norms = total_norm(p for _, p in weights).float(), nn.utils.get_total_norm(p for _, p in exact)
-    torch.testing.assert_close(*norms, **({"rtol": 1e-5, "atol": 0} if updates else {}))
-    for (name, split), (_, weight) in zip(weights, exact, strict=True) if updates else ():
-        torch.testing.assert_close(whole_tensor(split), weight, rtol=1e-4, atol=1e-5, msg=name)
+    for model in (plain, sharded):
+        for _, parameter in model.named_parameters():
+            parameter.grad = None
+    expected = loss(plain, plain.pack(rows(*MIXED, temperature=(0.7, 1.3))), needs)
+    expected.backward()
+    total = backward(sharded, needs, parts=parts, busy=busy)
+    close = 1e-6 if tolerance > 2e-6 else 1e-5  # where matrices are split, gradients are rounded more, the loss is not
+    torch.testing.assert_close(total, expected.detach(), rtol=1e-5, atol=close)
+    ours, theirs = gradients(sharded), gradients(plain)
+    most = tolerance * max(float(g.abs().max()) for g in theirs.values())
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=most, msg=lambda m, n=name: f"{n}: {m}")
+    assert ours.keys() - theirs.keys() <= {"lm_head.weight"}  # zeros, where the loss leaves it out
+    norm = total_norm(p.grad for _, p in sharded.named_parameters() if p.grad is not None)
+    torch.testing.assert_close(norm.float(), nn.utils.get_total_norm(list(theirs.values())), rtol=1e-6, atol=0)
+    resharded(sharded)
+    whole = nn.utils.get_total_norm(p for _, p in plain.named_parameters())
+    torch.testing.assert_close(total_norm(p for _, p in sharded.named_parameters()).float(), whole)
 
 
 def resharded(model: PackedModel) -> None:
@@ -127,20 +111,19 @@ def resharded(model: PackedModel) -> None:
     assert all(mesh is not None and "shard" in mesh.mesh_dim_names for mesh in meshes), "a weight stayed whole"
 
 
-def forward_only(plain: PackedModel, sharded: PackedModel) -> None:
+def forward_only(plain: PackedModel, sharded: PackedModel, tolerance: float = 1e-5) -> None:
     """A forward without gradient leaves no whole weight behind an optimizer step, and may have nothing to do."""
     sequences = rows(*MIXED)
-    parameter = next(p for _, p in sharded.named_parameters() if p.requires_grad)
-    twin = next(p for _, p in plain.named_parameters() if p.requires_grad)
+    parameter, twin = (next(p for _, p in model.named_parameters() if p.requires_grad) for model in (sharded, plain))
+    close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
     for _ in range(2):
         with torch.no_grad():
             ours, theirs = sharded(sharded.pack(sequences)), plain(plain.pack(sequences))
-            torch.testing.assert_close(ours.log_prob, theirs.log_prob, rtol=1e-5, atol=1e-5)
+            close(ours.log_prob, theirs.log_prob)
             resharded(sharded)
             parameter.mul_(1.5)
             twin.mul_(1.5)
-            top = top_tokens(sharded, sharded.pack(sequences), 3, 200)
-            torch.testing.assert_close(top, top_tokens(plain, plain.pack(sequences), 3, 200), rtol=1e-5, atol=1e-5)
+            close(*(top_tokens(model, model.pack(sequences), 3, 200) for model in (sharded, plain)))
     empty = rows((3, (0,)))
     share, _ = place(sharded)
     sequences = sequences[:4] if share else empty

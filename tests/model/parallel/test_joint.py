@@ -11,9 +11,8 @@ T, C, E = "tensor_parallel", "context_parallel", "expert_parallel"
 AGAIN = {"gradient_checkpointing": True}
 BOTH = {T: 2, C: 2}
 HYBRID = {"kind": "hybrid"}
-CASES = [("sparse", "routes", {C: 2, E: 4}, {})]
+CASES = [("sparse", "routes", {C: 2, E: 4}, {}), ("qwen3", "value head", BOTH, AGAIN)]
 BREADTH = [
-    ("qwen3", "value head", BOTH, AGAIN),
     ("sparse", "reward model", BOTH, {}),
     ("sparse", "routes", BOTH, AGAIN),
     ("sparse", "routes", {T: 2, **HYBRID}, {}),
