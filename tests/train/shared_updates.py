@@ -69,11 +69,14 @@ class Sgd:
 
 Layout = dict[str, Any]
 SUM_LATER = {"sum_gradients": "update"}
+FEW = ((6, (5, 1, 9, 0)), (2, (3, 7)), (3, (2, 8)))
 
 
-def train_stack(model: PackedModel, ranks: ProcessRanks | None) -> TrainStack:
+def train_stack(model: PackedModel, ranks: ProcessRanks | None, budget: int) -> TrainStack:
     settings = {} if ranks is None else {"ranks": ranks}
-    return TrainStack(model, optimizer=Sgd(), schedule=Schedule(total_updates=9), tokens_per_micro_batch=20, **settings)
+    return TrainStack(
+        model, optimizer=Sgd(), schedule=Schedule(total_updates=9), tokens_per_micro_batch=budget, **settings
+    )
 
 
 class Stacks:
@@ -83,8 +86,10 @@ class Stacks:
         ranks: that share the models, laid out like this; None: one process has each.
     """
 
-    def __init__(self, folder: Path, ranks: ProcessRanks | None, layout: Layout, **settings: Any) -> None:
-        self.ranks = ranks
+    def __init__(
+        self, folder: Path, ranks: ProcessRanks | None, layout: Layout, budget: int = 20, **settings: Any
+    ) -> None:
+        self.ranks, self.budget = ranks, budget
         self.source = source(folder, sharding=None if ranks is None else Sharding(**layout), **settings)
         self.kept: dict[str, tuple[PackedModel, list[torch.Tensor]]] = {}
 
@@ -97,7 +102,7 @@ class Stacks:
             for (_, parameter), weight in zip(model.named_parameters(), weights, strict=True):
                 parameter.copy_(weight)
                 parameter.grad = None
-        return train_stack(model, self.ranks)
+        return train_stack(model, self.ranks, self.budget)
 
 
 def stacks_of(rank: int, folder: Path, layout: Layout, **settings: Any) -> tuple[ProcessRanks, Stacks, Stacks]:
@@ -222,7 +227,7 @@ def same_updates(
         settings: of the model.
     """
     ranks, shared, alone = stacks_of(rank, folder, layout, **settings)
-    items = rows(*SHAPES, temperature=TEMPERATURES)
+    items = rows(*(FEW if columns else SHAPES), temperature=TEMPERATURES)
     if rank == 0:
         stack = alone.new("policy")
         items = near(items, [torch.from_numpy(own) for own in stack.log_prob(items)])
@@ -244,7 +249,7 @@ def same_updates(
 
 
 def same_joint_updates(rank: int, folder: Path, name: str, layout: Layout, settings: dict[str, Any]) -> None:
-    same_updates(rank, folder, layout, [name], columns=True, **settings)
+    same_updates(rank, folder, layout, [name], columns=True, budget=60, **settings)
 
 
 def same_weights_and_ends(rank: int, folder: Path) -> None:
