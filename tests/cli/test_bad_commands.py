@@ -238,8 +238,8 @@ def test_a_scorer_that_is_not_there(proxima, place):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/score"
-        err = refused(proxima, place, ["train", "tiny.yaml", f"reward={{kind: http, url: '{url}', retries: 0}}"])
-    failed = "can't be reached: All connection attempts failed; start the scorer before the run"
+        err = refused(proxima, place, ["train", "tiny.yaml", f"reward={{kind: http, url: '{url}', retries: 1}}"])
+    failed = "can't be reached: All connection attempts failed, 2 times; start the scorer before the run"
     assert err == f"error: reward 'http': {url} {failed}"
 
 

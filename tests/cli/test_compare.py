@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.experiments.runs import curve, make_run, make_sweep
+from tests.experiments.runs import CONFIG, curve, make_run, make_sweep
 
 
 @pytest.fixture
@@ -75,6 +75,14 @@ def test_what_cannot_be_compared(proxima, refusal, sweep, here, no_page):
     assert refusal("compare", str(empty), str(other)) == said
     said = "error: --out none/x.html: must be a file in a folder that exists"
     assert refusal("compare", "runs/s", "--out", "none/x.html") == said
+
+
+def test_a_comparison_that_is_not_fair_is_said(proxima, here):
+    for name, limit in (("a", 10), ("b", 20)):
+        make_run(here / "r" / name, curve([0.1, 0.5]), config=CONFIG.replace("limit: 100", f"limit: {limit}"))
+    code, _, err = proxima("compare", "r")
+    assert code == 0 and err.startswith("WARNING the cells were evaluated on different questions (eval.limit)")
+    assert "evaluated on different questions" in (here / "r" / "compare.html").read_text()
 
 
 def test_a_metric_under_the_name_of_another_framework(done, proxima, refusal, here, no_page):

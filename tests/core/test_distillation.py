@@ -48,6 +48,9 @@ def test_all_tokens_of_the_vocabulary_give_the_exact_divergence_and_gradient(kin
     torch.testing.assert_close(actual, expected, **exact)
     gradients = [torch.autograd.grad(x.sum(), student)[0] for x in (actual, expected)]
     torch.testing.assert_close(*gradients, **exact)
+    whole = batch(student, teacher, torch.arange(V).expand(T, V))
+    metrics = distillation_loss(whole, divergence=DISTILLATIONS[kind](top_k=V), aggregate=TokenMean()).metrics
+    assert metrics["distillation/teacher_rest"].value == pytest.approx(0, abs=1e-5)
 
 
 def test_the_loss_has_a_denominator_and_metrics_of_its_own():

@@ -50,6 +50,7 @@ def test_gsm8k(tmp_path):
     assert (train[2]["source"], train[2]["row"], train[2]["repeats"], train[2]["level"]) == ("train.jsonl", 2, 1, None)
     asked = GSM8K_TRAIN[1]["question"] + "\nThink step by step, then give the final number after ####."
     assert train[1]["messages"] == [{"role": "user", "content": asked}]
+    assert ["3 distinct train" in done.notes[0], "2 distinct test" in done.notes[1]] == [True, True]
 
 
 def dapo_rows(questions=50, times=8):

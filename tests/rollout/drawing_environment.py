@@ -1,5 +1,7 @@
 """An environment for `test_episode_images`."""
 
+import io
+
 from PIL import Image
 
 from proxima.environment.protocol import Reply
@@ -23,5 +25,6 @@ class Drawing:
         if self.turn == 1:
             return self._image()
         if self.turn == 2:
-            return Reply("and the last", images=(self._image(),), reward=float(len(text) % 3))
+            self._image().save(file := io.BytesIO(), "PNG")
+            return Reply("and the last", images=(file.getvalue(),), reward=float(len(text) % 3))
         return Reply("over", done=True)

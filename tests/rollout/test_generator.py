@@ -40,7 +40,8 @@ def test_groups_come_one_by_one_in_the_order_in_which_they_are_complete():
         made, listener = generator(), Mock(spec=RolloutListener)
         async with aclosing(made.generate(PROMPTS, listener)) as stream:
             group = await anext(stream)
-            assert listener.rewarded.call_count == 1 and made.engine.running  # the others still generate
+            listener.rewarded.assert_called_once_with(1, 3)
+            assert made.engine.running  # the others still generate
             uids = [group.prompt.uid, *[g.prompt.uid async for g in stream]]
             return uids, [call.args for call in listener.completed.call_args_list]
 

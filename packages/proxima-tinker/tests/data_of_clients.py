@@ -72,7 +72,7 @@ def new_model(client: Any, rank: int, **settings: Any) -> Any:
 
 
 def program(client: Any, seed: int, rank: int = 4, steps: int = 3) -> tuple[list[Any], str]:
-    """What a program sees that trains, and samples now and then: log-probs, losses, tokens; and where it saves its
+    """What a program that trains and sometimes samples sees: log-probs, losses, tokens; and where it saves its
     state."""
     model, seen = new_model(client, rank, seed=seed), list[Any]()
     for step in range(steps):

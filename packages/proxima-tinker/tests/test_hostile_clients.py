@@ -117,6 +117,7 @@ OF_EXAMPLES = {  # change of a request; what its failed future says
     "a shape that overflows": (column("target_tokens", [8, 9, 9], (2**62, 2**62)), "example 0: target_tokens"),
     "many dimensions": (column("target_tokens", [8, 9, 9], (1,) * 100 + (3,)), "example 0: target_tokens"),
     "a weight that is NaN": (column("weights", [1.0, NAN, 1.0]), "weights is not finite"),
+    "a weight that is infinite": (column("weights", [1.0, INF, 1.0]), "weights is not finite"),
     "weights of another shape": (column("weights", [1.0, 1.0]), "weights has shape"),
     "an unknown column": (column("reward", [1.0, 1.0, 1.0]), "loss_fn_inputs has reward; known are"),
     "no dtype": (lambda m: setattr(m.data[0].loss_fn_inputs["weights"], "dtype", 0), "unsupported dtype"),
@@ -135,6 +136,7 @@ OF_EXAMPLES = {  # change of a request; what its failed future says
     ),
     "sparse of three dimensions": (sparse("target_tokens", (3, 4, 5), [0, 1, 1, 1], [1]), "not a matrix"),
     "an unknown loss": (lambda m: setattr(m, "loss_fn", "pop" * 1000), "no loss"),
+    "a loss without its column": (lambda m: setattr(m, "loss_fn", "ppo"), "reads"),
     "a surrogate with NaN": (surrogate(surrogate="cppo", surrogate__delta=NAN), "loss_fn_config"),
     "a surrogate that is a number": (surrogate(surrogate=3.0), "surrogate=3: must be a kind"),
     "a clip of NaN": (surrogate(clip_low_threshold=NAN), "loss is nan|clip_low_threshold"),
@@ -326,7 +328,7 @@ def test_optimizer_settings_that_are_refused_leave_the_gradient_and_its_record(c
     assert client.forward_backward().headers["content-type"] == "application/x-protobuf"
     record = client.served.service.models[client.model].seen
     held = len(record.pending.examples)
-    for value in (NAN, INF, -1.0):
+    for value in (NAN, INF, -1.0, *[1.0] * field.startswith("beta")):
         failed(client.of_model("optim_step", adam_params={field: value}), field)
     assert len(record.pending.examples) == held > 0
     assert client.of_model("optim_step", adam_params={}).json()["metrics"]["grad_norm"] > 0
@@ -407,11 +409,12 @@ def test_a_compressed_body_is_not_read(client):
 
 
 def test_an_answer_is_sent_at_once(client):
-    """TCP_NODELAY: otherwise the body, which follows the headers, is held back until the client confirms these."""
+    """TCP_NODELAY: otherwise the body, which follows the headers, is held back until the client acknowledges them."""
     assert client.http.get("healthz").status_code == 200
     connections = client.served._server.server_state.connections
     options = [
-        c.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for c in connections
+        c.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        for c in list(connections)
     ]
     assert options and all(options)
 

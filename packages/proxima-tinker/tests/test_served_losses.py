@@ -82,7 +82,9 @@ def gradients(model):
 def difference(ours, theirs):
     """Relative, of the worst weight; one with nearly no gradient is measured by a thousandth of all weights' norm."""
     least = 1e-3 * torch.stack([g.norm() for g in theirs.values()]).norm()
-    return max((ours[key] - theirs[key]).norm() / theirs[key].norm().clamp(min=least) for key in theirs)
+    assert ours.keys() == theirs.keys()
+    apart = [(ours[key] - theirs[key]).norm() / theirs[key].norm().clamp(min=least) for key in theirs]
+    return torch.stack(apart).max()  # NaN if any is
 
 
 def several_targets(datum):

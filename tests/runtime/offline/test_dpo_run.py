@@ -13,6 +13,7 @@ from proxima.config import resolve
 from proxima.config.sections.preference_section import PreferenceConfig
 from proxima.data import UserError
 from proxima.train.offline import preference_method
+from tests.campaigns import campaign
 from tests.prepare.published import write_jsonl
 from tests.runtime.tiny_run import Watcher, evals_of, go, steps_of, timeless
 
@@ -155,11 +156,18 @@ def test_a_model_that_is_changed_in_place_has_another_reference(tree, tiny_model
     assert abs(step["rewards/chosen"]) < 1e-4 and len(list((tmp_path / "cache").iterdir())) == 4
 
 
-def test_before_the_first_step_no_item_has_a_reward(tree, tmp_path):
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "sigmoid",
+        *campaign("tests/runtime/offline/test_dpo_run.py::test_before_the_first_step_no_item_has_a_reward", ["kto"]),
+    ],
+)
+def test_before_the_first_step_no_item_has_a_reward(loss, tree, tmp_path):
     """Reference and policy run the same forward passes: rounding makes no accuracy, whatever run filled the cache."""
     sides = {"chosen": "right ", "rejected": "wrong "}
     rows = [
-        {"question": f"question {a // 2} " * (a % 4 + 1)}
+        {"question": f"question {a // 2} " * (a % 4 + 1), "completion": "z" * (a + 1), "label": a % 2}
         | {name: text * ((a + len(name)) % 7 + 1) for name, text in sides.items()}
         for a in range(50)
     ]
@@ -168,7 +176,7 @@ def test_before_the_first_step_no_item_has_a_reward(tree, tmp_path):
         changes = {"task__path": str(file), "eval__task__path": str(file), "train__tokens_per_micro_batch": budget}
         changes["model__log_prob_chunk"] = chunk
         folder = tmp_path / f"{budget}-{chunk}"
-        go(folder, tree(train__steps=1, eval__after=False, **changes))
+        go(folder, tree(preference__loss=[loss], train__steps=1, eval__after=False, **changes))
         (before,) = evals_of(folder)
         assert before["accuracy"] == 0.5 and before["rewards/chosen"] == before["rewards/rejected"] == 0
 

@@ -48,6 +48,12 @@ def test_results_and_limits_are_those_of_processes(tmp_path):
     assert pools[0].started == 1  # an actor stays where its worker is replaced
 
 
+def test_a_cluster_that_grants_no_core_costs_a_job(monkeypatch):
+    monkeypatch.setattr(reward_actors, "START_SECONDS", 1e-6)  # no actor is ready so soon
+    (lost,) = results(ActorPool(1, timeout=600.0, restricted=False), [regex("1")])
+    assert lost.value is None and "no actor after" in lost.error
+
+
 def test_an_actor_that_is_killed_costs_its_job_and_is_replaced(tmp_path):
     file = tmp_path / "pid"
     busy = "import os, pathlib, time\npathlib.Path('{}').write_text(str(os.getpid()))\ntime.sleep(600)"

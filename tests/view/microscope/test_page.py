@@ -18,6 +18,7 @@ from proxima.view.microscope.exported_page import exported_page
 from proxima.view.microscope.notes import read_notes
 from proxima.view.microscope.server import open_runs
 from tests.campaigns import campaign
+from tests.processes import eventually
 from tests.view.microscope.page_runs import COPY, EVIL, LIVE, LONG, LONGEST_NAME, NEW, OTHER, WORDS, make_runs
 from tests.view.microscope.stored_run import HOSTILE, make_step, served
 from tests.view.synthetic import record
@@ -90,8 +91,7 @@ def opened(browser, runs, refused=False, **options):
         """Only the first loads the page: from one view to another, as a link does."""
         before = page.evaluate(SHOWN)
         page.goto(f"{runs.address}#/{ROUTES.get(name, name)}")
-        while page.evaluate(SHOWN) == before:
-            page.wait_for_timeout(10)
+        eventually(lambda: page.wait_for_timeout(10) or page.evaluate(SHOWN) != before, said)
 
     with listened(browser, runs.address, **options) as (page, said):
         page.visit = visit
@@ -430,6 +430,7 @@ def test_every_view_can_be_read(route, look, browser, runs):
         page.visit(route)
         page.wait_for_timeout(150)
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert page.locator("[role=alert]:not(:empty)").count() == 0
         assert page.evaluate(UNNAMED) == []
         assert serious(page) == []
 
@@ -490,6 +491,7 @@ def test_hostile_text_is_shown_and_does_nothing(page):
 
     for route in ROUTES.values():
         visit(route.replace("0", str(EVIL), 1).replace("run2=1", f"run2={EVIL}"))
+    visit(f"{EVIL}/step/3/group/7")  # with the error of a score
     visit(f"{EVIL}/step/3/completion/3.1.0")
     page.wait_for_selector(".reason:has-text('onerror')")
     assert "</script><script>window.ran=1</script>" in page.inner_text(".tokens")
@@ -550,9 +552,11 @@ def test_the_exported_file_needs_no_server(browser, tmp_path):
 
 
 def test_the_key_of_the_address_goes_with_each_request(browser, runs):
+    asked = []
     with served(runs.folders[:2], key="secret") as port, listened(browser, f"127.0.0.1:{port}/") as (page, said):
+        page.on("request", lambda request: asked.append(request.url) if "/api/" in request.url else None)
         page.goto(f"http://127.0.0.1:{port}/?key=secret#/{ROUTES['completion']}")
         page.wait_for_selector(".reason:has-text('kept:'), .reason:has-text('masked:')")
         page.goto(f"http://127.0.0.1:{port}/?key=secret#/0/compare?step=1&c=3.2.1&run2=1&step2=1")
         page.wait_for_selector("text=The tokens are the same.")
-    assert said == []
+    assert said == [] and asked and all("key=secret" in url for url in asked)
