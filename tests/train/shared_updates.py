@@ -69,7 +69,7 @@ class Sgd:
 
 Layout = dict[str, Any]
 SUM_LATER = {"sum_gradients": "update"}
-FEW = ((6, (5, 1, 9, 0)), (2, (3, 7)), (3, (2, 8)))
+FEW = ((6, (5, 1, 9, 0)), (2, (3, 7)), (3, (2, 8)), (1, (1,)))  # the last feeds one token, fewer than ranks
 
 
 def train_stack(model: PackedModel, ranks: ProcessRanks | None, budget: int) -> TrainStack:
@@ -144,7 +144,7 @@ def cases(items: list[Trajectory]) -> Iterator[Case]:
     value = ValueObjective(coefficient=0.5)
     yield "value head", "head", policy(terms=[value]), [valued(part) for part in two]
     terms = [value, RouterBalance(coefficient=2.0)]
-    yield "routes", "routes", policy(terms=terms, replays_routes=True), [valued(items), valued(items[1:2])]
+    yield "routes", "routes", policy(terms=terms, replays_routes=True), [valued(items), valued(items[-1:])]
     yield "critic", "scalar", ValueObjective(loss=ValueLoss()), [valued(items), valued(items[1:2])]
     yield (
         "reward model",
@@ -242,7 +242,7 @@ def same_updates(
             continue
         reference = alone.new(trains)
         if columns:
-            same_columns(trains, stack, reference, [items, items[1:2]])
+            same_columns(trains, stack, reference, [items, items[-1:]])
         if trains == "routes":
             updates = replayed(reference, updates)
         same_update(name, stack, reference, objective, updates)

@@ -75,6 +75,9 @@ def test_token_statistics_are_of_the_first_forward_pass():
 def test_engine_against_trainer_is_measured_before_the_policy_moves():
     items = trajectories(advantages=(1.0, -1.0, 0.5))
     once, thrice = trainer().update(ALL, items).metrics, trainer().update([*ALL, *ALL, *ALL], items).metrics
+    own = zip(trainer().log_prob(items), items, strict=True)
+    gaps = np.concatenate([np.abs(x - item.behavior_log_prob)[np.array(item.loss_mask)] for x, item in own])
+    assert once["mismatch/log_prob_absdiff_mean"] == pytest.approx(gaps.mean(), rel=1e-5)
     assert thrice["mismatch/log_prob_absdiff_mean"] == once["mismatch/log_prob_absdiff_mean"]
     assert abs(thrice["approx_kl"] / once["approx_kl"] - 1) > 0.01  # this one is of all updates
 

@@ -65,7 +65,7 @@ def new_model(client: Any, rank: int, **settings: Any) -> Any:
     body = {"session_id": holder.get_session_id(), "model_seq_id": number, "base_model": "tests/tiny"}
     url = f"{holder._base_url}/api/v1"
     request = httpx.post(f"{url}/create_model", json=body).raise_for_status().json()["request_id"]
-    made = httpx.post(f"{url}/retrieve_future", json={"request_id": request}, timeout=60).json()
+    made = httpx.post(f"{url}/retrieve_future", json={"request_id": request}, timeout=600).json()
     info = holder.run_coroutine_threadsafe(fetch_training_info(holder, made["model_id"])).result()
     assert info.is_lora is False
     return TrainingClient(holder, model_seq_id=number, model_id=made["model_id"], info=info)
