@@ -13,7 +13,7 @@ from .conftest import why
 A, R = "actor_rollout_ref.actor.", "algorithm.rollout_correction."
 GRPO = {"algorithm.adv_estimator": "grpo"}
 CASES = yaml.load(Path(__file__).with_name("options.yaml").read_text(), yaml.CSafeLoader)
-LISTS = ("missing", "unsupported", "unknown", "ignored")
+LISTS = ("missing", "unsupported", "unknown", "ignored", "assumed")
 
 
 def value_at(resolved: Resolved, place: str):
@@ -41,23 +41,37 @@ def holds(tree, place):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['peer']}-{' '.join(map(str, case['options']))[-80:]}")
 def test_options_become_fields_or_are_told(converted, case):
-    """`becomes`: a place in the resolved recipe and its whole value. `missing`, `unsupported`, `unknown`, `ignored`:
-    names in that list, with words of the reason. `never`: names that are in none but the last. `why`: words of some
-    reason. `says`: words of the text. `lacks`: places left to our default. `refused`: words of the error."""
+    """`becomes`: a place in the resolved recipe and its whole value. `writes`: a section as it is written. `missing`,
+    `unsupported`, `unknown`, `ignored`, `assumed`: names in that list, with words of the reason; `only`: all names in
+    it. `never`: names that are in none of the first three. `why`: words of some reason. `says`: words of the text.
+    `lacks`: places left to our default. `refused`: words of the error. `stops`: what keeps the recipe from running."""
     if "refused" in case:
         with pytest.raises(ConfigError, match=case["refused"]) as caught:
             converted(case["peer"], case["options"])
         assert len(str(caught.value).splitlines()) == 1
         return
     done = converted(case["peer"], case["options"])
-    resolved = resolve(done.recipe)
+    assert {section: done.recipe[section] for section in case.get("writes", ())} == case.get("writes", {})
+    if "stops" in case:
+        with pytest.raises(ConfigError, match=case["stops"]):
+            resolve(done.recipe)
+    else:
+        check_fields(case, resolve(done.recipe))
+    check_report(case, done)
+
+
+def check_fields(case, resolved):
     assert {place: value_at(resolved, place) for place in case.get("becomes", ())} == case.get("becomes", {})
+
+
+def check_report(case, done):
     told = {kind: why(getattr(done, kind)) for kind in LISTS}
     for kind in LISTS:
         for name in case.get(kind, ()):
             assert name in told[kind], (kind, name)
             words = case[kind][name] if isinstance(case[kind], dict) else ""
             assert any(entry.name == name and words in entry.why for entry in getattr(done, kind)), (kind, name)
+    assert {kind: sorted(told[kind]) for kind in case.get("only", ())} == case.get("only", {})
     assert not set(case.get("never", ())) & {*told["missing"], *told["unsupported"], *told["unknown"]}
     reasons = "\n".join(reason for kind in LISTS for reason in told[kind].values())
     assert all(words in reasons for words in case.get("why", ()))

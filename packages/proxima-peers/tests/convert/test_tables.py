@@ -101,86 +101,6 @@ def test_what_changes_numbers_is_never_without_effect(converted, peer, option, v
     assert any(name.startswith(option) for name in listed) or f"from {option}" in done.text
 
 
-@pytest.mark.parametrize(
-    ("peer", "option", "meant"),
-    [
-        ("verl", "trainer.n_gpu_per_node", "trainer.n_gpus_per_node"),
-        ("verl", R + "multi_turn.enabel", R + "multi_turn.enable"),
-        ("trl", "logging_step", "logging_steps"),
-        ("areal", "sglang.mem_fraction_statik", "sglang.mem_fraction_static"),
-        ("unirl", "backend.optimizer_cfg.weight_decays", "backend.optimizer_cfg.weight_decay"),
-    ],
-)
-def test_a_misspelling_is_unknown_and_told_with_the_nearest_name(converted, peer, option, meant):
-    (result,) = converted(peer, BASE[peer] | {option: 3}).unknown
-    assert result.name == option and result.why == f"did you mean '{meant}'?"
-
-
-def test_a_copy_of_another_option_counts_where_it_differs(converted):
-    same = converted("areal", BASE["areal"] | {"actor.path": "a", "ref.path": "a", "sglang.dtype": None})
-    assert {"ref.path"} <= names(same.ignored) and "as actor.path" in {option.why for option in same.ignored}
-    (other,) = [
-        option
-        for option in converted("areal", BASE["areal"] | {"actor.path": "a", "ref.path": "b"}).missing
-        if option.name == "ref.path"
-    ]
-    assert other.why == "b: actor.path, a, holds here (at model.path)"
-
-
-def test_a_micro_batch_counts_in_the_actors_that_mean_over_it(converted):
-    """Up to verl 0.7: a mean of the micro batches' token means. Options of later versions tell them."""
-    option = A + "ppo_micro_batch_size_per_gpu"
-    for more, counts in (
-        ({}, True),
-        ({"model_engine": "dp"}, False),
-        ({A + "use_dynamic_bsz": True}, False),
-        ({A + "loss_agg_mode": "seq-mean-token-mean"}, False),
-    ):
-        done = converted("verl", BASE["verl"] | {option: 4} | more)
-        assert (option in names(done.unsupported), option in names(done.ignored)) == (counts, not counts)
-
-
-def test_a_reward_bias_cancels_only_where_a_mean_is_taken_off(converted):
-    bias = {"actor.reward_bias": -0.5, "actor.kl_ctl": 0}
-    assert "actor.reward_bias" in names(converted("areal", bias).unsupported)
-    centred = converted("areal", bias | {"actor.reward_norm.mean_level": "group"})
-    assert "actor.reward_bias" in names(centred.ignored)
-
-
-def test_a_schedule_that_ends_before_the_run_is_reported(converted):
-    options = {"algorithm._target_": "x.CPPO", "num_rollouts": 100, "backend.scheduler_cfg.total_steps": 50}
-    cosine = converted("unirl", options | {"backend.scheduler_cfg.type": "cosine"})
-    assert "backend.scheduler_cfg.total_steps" in names(cosine.unsupported)
-    assert "backend.scheduler_cfg.total_steps" in names(converted("unirl", options).ignored)
-
-
-@pytest.mark.parametrize(
-    ("peer", "options", "path"),
-    [
-        ("trl", {"save_strategy": "epoch"}, "checkpoint.every"),
-        ("trl", {"save_steps": 0.1}, "checkpoint.every"),
-        ("trl", {"eval_strategy": "epoch", "dataset_name": "x"}, "eval.every"),
-        ("areal", {"saver.freq_epochs": 1}, "saver.freq_epochs"),
-        ("areal", {"evaluator.freq_epochs": 1, "valid_dataset.path": "x"}, "eval.every"),
-        ("unirl", {"eval_interval": 5}, "eval.task"),
-    ],
-)
-def test_what_waits_for_the_size_of_the_data_or_a_path_is_to_fill_in(converted, peer, options, path):
-    done = converted(peer, BASE[peer] | options)
-    assert path in names(done.missing) and not names(done.unsupported) & set(options)
-
-
-def test_a_section_without_its_options_is_no_unknown_option(converted):
-    done = converted("areal", BASE["areal"] | {"valid_dataset": None, "ref": {}})
-    assert names(done.unknown) == set() and "ref" in names(done.ignored)
-
-
-def test_parts_of_a_feature_count_when_it_is_on(converted):
-    storage = {"num_generations": 8, "bnb_4bit_quant_type": "nf4"}
-    assert "bnb_4bit_quant_type" in names(converted("trl", storage).ignored)
-    assert "bnb_4bit_quant_type" in names(converted("trl", storage | {"load_in_4bit": True}).unsupported)
-
-
 def test_verl_cppo_from_a_script_with_arrays_and_branches(example):
     done, resolved = example("verl_cppo.sh", "verl")
     config = resolved.config
@@ -221,10 +141,3 @@ def test_pruning_from_its_own_launch_script(example):
     assert dict(config.data.template_arguments) == {"enable_thinking": False}
     assert "lr_scheduler_kwargs.num_cycles" in names(done.unsupported)
     assert names(done.unknown) == {"gradient_checkpointing_kwargs.use_reentrent"}
-
-
-def test_a_warm_up_is_kept_as_a_ratio_where_the_steps_are_to_fill_in(converted):
-    ratio = {"num_generations": 8, "num_processes": 1, "warmup_ratio": 0.1}
-    assert converted("trl", ratio).recipe["train"]["warmup_ratio"] == 0.1
-    train = converted("trl", ratio | {"max_steps": 205}).recipe["train"]
-    assert train["warmup_steps"] == 21 and "warmup_ratio" not in train  # rounded up, as transformers does
