@@ -3,16 +3,15 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
 from proxima.config import resolve
-from proxima.data import Completion, Prompt
 from proxima.reward.length import Overlong
 from proxima.reward.math.symbolic import Math
 from proxima.reward.regex import Format
 from proxima.reward.repetition import Repetition
+from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.read_python import from_python
 
 from .conftest import listed
@@ -23,12 +22,8 @@ AREAL = {"actor.kl_ctl": 0.0, "actor.reward_norm.mean_level": "group", "actor.re
 PENALTY = {"actor.overlong_reward_penalty": True, "actor.overlong_tokens": 40, "actor.overlong_penalty_factor": 0.5}
 
 
-def value(reward, text="", tokens=0):
-    """The reward's value of a completion, its weight included."""
-    completion = Completion.__new__(Completion)
-    object.__setattr__(completion, "tokens", np.arange(tokens) if isinstance(tokens, int) else np.array(tokens))
-    object.__setattr__(completion, "text", text)
-    return reward.score_one(Prompt.__new__(Prompt), completion).value * reward.weight
+def rewards(done):
+    return resolve(done.recipe).config.reward
 
 
 # --- verl -------------------------------------------------------------------------------------------------------------
@@ -41,28 +36,17 @@ def test_as_many_prompts_are_generated_as_in_verl(specs, generated, trained):
 
 
 @pytest.mark.parametrize("prefix", ["reward_model.overlong_buffer.", "reward.reward_kwargs.overlong_buffer_cfg."])
-@pytest.mark.parametrize(("buffer", "factor"), [(40, 1.0), (90, 0.5), (100, 2.0)])
-def test_verls_overlong_penalty_at_every_length(converted, prefix, buffer, factor):
-    """verl: min(-(n - (L - buffer)) / buffer * factor, 0), whatever the share of the buffer."""
-    options = {
-        prefix + "enable": True,
-        prefix + "len": buffer,
-        prefix + "penalty_factor": factor,
-        "data.max_response_length": 100,
-    }
-    reward = resolve(converted("verl", VERL | options).recipe).config.reward[1]
+@pytest.mark.parametrize(("buffer", "factor"), [(90, 0.5), (100, 2.0)])
+def test_verls_overlong_penalty(converted, prefix, buffer, factor):
+    options = {"enable": True, "len": buffer, "penalty_factor": factor}
+    options = {prefix + name: value for name, value in options.items()} | {"data.max_response_length": 100}
+    (_, reward) = rewards(converted("verl", VERL | options))
     assert reward == Overlong(max_tokens=100, buffer_tokens=buffer, factor=factor)
-    for tokens in range(1, 101):
-        assert value(reward, tokens=tokens) == pytest.approx(
-            min(-(tokens - (100 - buffer)) / buffer * factor, 0), abs=1e-15
-        )
 
 
 @pytest.mark.parametrize(("level", "kind"), [("True", "token_mean"), ("False", "sequence_mean_token_mean")])
 def test_the_first_dapo_scripts(tmp_path, level, kind):
     """Names of the first months, and paths that only the machine knows: asked for, not refused."""
-    from proxima_peers.convert.conversion import convert
-
     text = (Path(__file__).parent / "scripts" / "first_dapo.sh").read_text()
     (tmp_path / "run.sh").write_text(text.replace("LEVEL", level))
     done = convert(tmp_path / "run.sh", "verl")
@@ -85,50 +69,31 @@ def test_a_place_that_only_a_run_knows_is_asked_for(converted):
 
 def test_areals_overlong_penalty(converted):
     options = AREAL | PENALTY | {"gconfig.max_new_tokens": 120, "actor.max_new_tokens": 100}
-    reward = resolve(converted("areal", options).recipe).config.reward[1]
-    assert reward == Overlong(max_tokens=100, buffer_tokens=40, factor=0.5)
-    assert [value(reward, tokens=n) for n in (60, 80, 100)] == [0.0, -0.25, -0.5]
+    assert rewards(converted("areal", options))[1] == Overlong(max_tokens=100, buffer_tokens=40, factor=0.5)
 
 
 # --- TRL --------------------------------------------------------------------------------------------------------------
-
-
-def rewards(done):
-    return resolve(done.recipe).config.reward
 
 
 def test_trls_reward_functions(converted):
     names = ["accuracy_reward", "think_format_reward", "get_soft_overlong_punishment"]
     done = converted("trl", {"reward_funcs": names, "reward_weights": [1.0, 0.25, 0.5]})
     result = rewards(done)
-    assert [type(entry) for entry in result] == [Math, Format, Overlong] and [entry.weight for entry in result] == [
-        1.0,
-        0.25,
-        0.5,
-    ]
-    assert (result[2].max_tokens, result[2].buffer_tokens, result[2].factor) == (
-        1280,
-        256,
-        1.0,
-    )  # what `trl grpo` calls by that name
-    assert [value(result[2], tokens=n) for n in (1024, 1152, 1280, 2000)] == [0.0, -0.25, -0.5, -0.5]
+    assert [(type(entry), entry.weight) for entry in result] == [(Math, 1.0), (Format, 0.25), (Overlong, 0.5)]
+    # what `trl grpo` calls by that name
+    assert result[2] == Overlong(max_tokens=1280, buffer_tokens=256, factor=1.0, weight=0.5)
     assert listed(done)["missing"] == {"model.path", "task", "train.steps", "train.prompts_per_step"}
     assert not {"reward_funcs", "reward_weights"} & listed(done)["unsupported"]
 
 
 def test_open_r1s_reward_functions(converted):
     names = ["accuracy", "format", "repetition_penalty", "soft_overlong_punishment", "cosine"]
-    options = {
-        "repetition_n_grams": 2,
-        "repetition_max_penalty": -0.5,
-        "max_completion_len": 100,
-        "soft_punish_cache": 20,
-    }
+    options = {"repetition_n_grams": 2, "repetition_max_penalty": -0.5}
+    options |= {"max_completion_len": 100, "soft_punish_cache": 20}
     done = converted("trl", {"reward_funcs": names} | options)
     math_, form, repetition, overlong, cosine = rewards(done)
     assert isinstance(math_, Math) and repetition == Repetition(n=2, unit="words", max_penalty=0.5)
-    assert value(repetition, text="To be or to be") == -0.125  # to-be, be-or, or-to, to-be: three of four
-    assert [value(overlong, tokens=n) for n in (80, 90, 100, 120)] == [0.0, -0.5, -1.0, -1.0]
+    assert overlong == Overlong(max_tokens=100, buffer_tokens=20, factor=1.0)
     assert isinstance(form, Format) and isinstance(cosine, Math) and cosine.name == "cosine_4"
     assert [option.why for option in done.missing if option.name == "reward.4"] == [
         "cosine: name it as {kind: function, path: rewards.py:cosine}, in a separate file; `math` is used instead"
@@ -178,8 +143,6 @@ trainer = GRPOTrainer(model="m", args=GRPOConfig(reward_weights=[1.0, 0.5, 0.1, 
 
 
 def test_reward_functions_of_a_script(tmp_path):
-    from proxima_peers.convert.conversion import convert
-
     (tmp_path / "train.py").write_text(SCRIPT)
     done = convert(tmp_path / "train.py", "trl")
     assert done.recipe["reward"] == [
@@ -197,9 +160,6 @@ def test_reward_functions_of_a_script(tmp_path):
         "my_lab.think_format_reward",  # another's of the same name is another function
         "__main__.brevity",
     ]
-    assert value(rewards(done)[2], tokens=[5, 5, 5, 5, 5]) == pytest.approx(
-        -0.5 * 0.75 * 0.1
-    )  # TRL's own example, -0.75 of the penalty
 
 
 def test_a_function_nobody_knows_has_a_stand_in_with_its_weight(converted):
@@ -248,8 +208,6 @@ HOSTILE = [
     "__import__('os').system('false')()",
     "a\nb",
     "get_soft_overlong_punishment(True, 1)",
-]
-HOSTILE += [
     "get_soft_overlong_punishment(10**9, -3)",
     "get_repetition_penalty_reward(3, 0.5)",
     "get_repetition_penalty_reward(n=3)",
