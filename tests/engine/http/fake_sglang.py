@@ -372,8 +372,7 @@ class FakeSglang(SmallHttpServer):
     def top_pairs(self, request, count):
         rows = []
         for at in range(len(request.tokens)):
-            best = self.log_probs(self.logits(request.body["input_ids"] + request.tokens[:at]), request.sampling).topk(
-                count
-            )
+            logits = self.logits(request.body["input_ids"] + request.tokens[:at])
+            best = self.log_probs(logits, request.sampling).topk(count)
             rows.append([[value, token, None] for value, token in zip(*map(torch.Tensor.tolist, best), strict=True)])
         return rows

@@ -428,6 +428,8 @@ def test_completions(name: str, facts: ServerFacts) -> None:
         check_job(job)
     if "bomb" in name:
         assert "compressed by" in str(error)  # and not read
+    if name == "an error that breaks off":
+        assert "status 500" in str(error)
 
 
 def is_score(path: str, body: Any) -> bool:

@@ -121,9 +121,8 @@ def test_ctrl_c_writes_a_checkpoint_and_the_resumed_run_is_an_unbroken_one(tiny_
     with started(words, output=output) as process:
         eventually(held.exists, output)
         process.send_signal(signal.SIGINT)
-        eventually(
-            lambda: output.read_text().count("closing signal SIGINT") == 2, output
-        )  # rank 0 has it: it is the first
+        # rank 0 has it: it is the first
+        eventually(lambda: output.read_text().count("closing signal SIGINT") == 2, output)
         hold.unlink()
         process.wait()
         eventually(lambda: not processes(words), output)
