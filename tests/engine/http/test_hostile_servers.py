@@ -432,6 +432,25 @@ def test_completions(name: str, facts: ServerFacts) -> None:
         assert "status 500" in str(error)
 
 
+def test_any_number_of_completions_run_at_once_past_no_proxy(facts: ServerFacts, monkeypatch) -> None:
+    """httpx alone would keep all but a hundred waiting for a connection, and show them to the environment's proxy."""
+    for name, value in (("HTTP_PROXY", "http://127.0.0.1:9"), ("NO_PROXY", ""), ("no_proxy", "")):
+        monkeypatch.setenv(name, value)
+
+    async def all_begin(replica: Replica) -> None:
+        joined(replica, facts)
+        tasks = [asyncio.ensure_future(replica.run(new_job())) for _ in range(120)]
+        while server.hit < len(tasks):
+            assert not any(task.done() for task in tasks)
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    with hostile(raw(PAUSE), is_completion) as server:
+        assert one_call(server, LONG, all_begin) is None
+
+
 def is_score(path: str, body: Any) -> bool:
     return bool(body) and body.get("sampling_params", {}).get("prompt_logprobs") is not None
 
