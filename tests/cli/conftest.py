@@ -56,11 +56,11 @@ def done(proxima: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
 
 @pytest.fixture
 def refusal(proxima: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
-    """`refusal("train", "r.yaml")` runs a command line that is refused; its one line."""
+    """`refusal("train", "r.yaml")` runs a command line that is refused and prints nothing else; its one line."""
 
     def run(*words: object) -> str:
-        code, _, err = proxima(*words)
-        assert code == 2 and err.startswith("error: ") and err.count("\n") == 1, err
+        code, out, err = proxima(*words)
+        assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1, (out, err)
         return err.removesuffix("\n")
 
     return run

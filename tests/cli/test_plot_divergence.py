@@ -140,16 +140,17 @@ def test_recipe_and_its_run(proxima, here, calibrated):
     assert (here / "d.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_bad_input_of_a_run(refusal, calibrated):
+def test_bad_input_of_a_run(proxima, refusal, calibrated):
     run = "runs/tiny-divergence"
     for words, line in (
         (["plot", "divergence", run, "train.steps=3"], "is a run, whose settings are fixed"),
         (["plot", "threshold", run, "--step", 7], "--step 7: runs/tiny-divergence has no such step; it has 1 to 1"),
         (["plot", "threshold", run, "--completion", "9:9"], "--completion 9:9: no such trained completion"),
         (["plot", "threshold", run, "--surrogate", "dppo"], "--surrogate dppo: only cppo"),
-        (["plot", "divergence", run, "--out", "a.pdf"], "a.pdf has the suffix .pdf"),
     ):
         assert line in refusal(*words)
+    code, _, err = proxima("plot", "divergence", run, "--out", "a.pdf")  # its figures are told before
+    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1 and "a.pdf has the suffix .pdf" in err
 
 
 def test_values_take_the_place_of_overrides_of_the_same_fields():

@@ -134,13 +134,16 @@ def test_extends_is_relative_to_its_own_file(recipe):
     ("text", "line"),
     [
         ("base.yaml", "extends=base.yaml (deep/run.yaml:1): no such file; the path is relative to deep/"),
-        ("quickstart.yaml", "the recipe that comes with proxima is extends: quickstart"),
+        (
+            "quickstart.yaml",
+            "extends=quickstart.yaml (deep/run.yaml:1): no such file; the path is relative to deep/; the recipe that "
+            "comes with proxima is extends: quickstart",
+        ),
         ("[a, b]", "extends=[a, b] (deep/run.yaml:1): must be the path of one recipe"),
     ],
 )
 def test_extends_that_is_not_there(recipe, text, line):
-    (said,) = refused(read_recipe, recipe(f"extends: {text}\n", "deep/run.yaml"))
-    assert said == line or (text == "quickstart.yaml" and said.endswith(line))
+    assert refused(read_recipe, recipe(f"extends: {text}\n", "deep/run.yaml")) == [line]
 
 
 SLOT = root_field(make_dataclass("Config", [("s", Annotated[Any, Slot("")])]))

@@ -1,6 +1,8 @@
 """A run that generates at servers of which one dies, one comes back, and one joins late. The servers are fakes, with a
 real model each (`model_server`)."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from tests.engine.http.model_server import ModelVllm
@@ -41,7 +43,9 @@ def test_servers_that_die_return_and_join_late(tiny_model, tmp_path):
     ports = [kept_port() for _ in range(3)]
 
     def start(at):
-        return RawServer(ModelVllm(str(model)), ports[at]).__enter__()
+        life = ExitStack()
+        life.enter_context(RawServer(ModelVllm(str(model)), ports[at]))
+        return life
 
     def on(event, *facts):
         if event != "step":
@@ -49,7 +53,7 @@ def test_servers_that_die_return_and_join_late(tiny_model, tmp_path):
         steps.append(facts[0])
         proven = steps[-1]["sync/replicas"]
         if len(steps) == 2:
-            servers[1].__exit__()
+            servers[1].close()
         elif proven == 1 and len(servers) == 2:
             servers.extend([start(1), start(2)])
         elif proven == 3:
@@ -64,5 +68,5 @@ def test_servers_that_die_return_and_join_late(tiny_model, tmp_path):
             tiny_run.go(tmp_path / "run", tree, observer=tiny_run.Watcher(on))
     finally:
         for server in servers:
-            server.__exit__()
+            server.close()
     check(steps)
