@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from proxima.config import Resolved, resolve
+from proxima.config import resolve
+from proxima.config.yaml_dump import nested
 from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.options import Leftover
@@ -31,14 +32,7 @@ def converted(tmp_path: Path) -> Callable[..., Draft]:
     """`converted("trl", {"beta": 0.1})` converts a mapping of options; a nested one, or with dotted names."""
 
     def run(peer: str, options: dict[str, Any]) -> Draft:
-        nested: dict[str, Any] = {}
-        for name, value in options.items():
-            *parents, last = name.split(".")
-            here = nested
-            for part in parents:
-                here = here.setdefault(part, {})
-            here[last] = value
-        (tmp_path / "options.json").write_text(json.dumps(nested))
+        (tmp_path / "options.json").write_text(json.dumps(nested(options.items())))
         return convert(tmp_path / "options.json", peer)
 
     return run
@@ -50,16 +44,5 @@ def specs(converted: Callable[..., Draft]) -> Callable[..., Any]:
 
     def run(peer: str, options: dict[str, Any]) -> Any:
         return resolve(converted(peer, options).recipe).config.algorithm
-
-    return run
-
-
-@pytest.fixture
-def example() -> Callable[[str, str], tuple[Draft, Resolved]]:
-    """An example file, converted and resolved."""
-
-    def run(name: str, peer: str) -> tuple[Draft, Resolved]:
-        done = convert(EXAMPLES / name, peer)
-        return done, resolve(done.recipe)
 
     return run

@@ -44,16 +44,6 @@ def test_code_and_data_without_a_field_are_to_fill_in(converted, before, peer, o
     assert any(name.partition(".*")[0] in line for line in (*added, top)) or str(functions[0]) in "".join(added)
 
 
-@pytest.mark.parametrize(("peer", "options", "place", "value"), [case.values() for case in TABLE["carried over"]])
-def test_code_and_data_that_have_a_field_are_carried_over(converted, peer, options, place, value):
-    done = converted(peer, BASE[peer] | options)
-    here = done.recipe
-    for part in place.split("."):
-        here = here[int(part) if part.isdigit() else part]
-    assert here == value
-    assert not [line for line in waiting(done.text) if f"{place.rpartition('.')[2]}: {value}" in line]
-
-
 @pytest.mark.parametrize("peer", BASE)
 def test_a_rule_that_waits_has_options_that_are_tried_above(peer):
     """Every option that a table lets wait for a field has a case, by its section."""

@@ -1,19 +1,29 @@
 """What single options become, where a peer means something else by them; the cases are in options.yaml."""
 
+import json
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 
 from proxima.config import ConfigError, Resolved, resolve
+from proxima.config.families import family_name
 from proxima.config.yaml_dump import nested
+from proxima.view.trackers import TRACKERS, Wandb
+from proxima_peers.convert import trackers
+from proxima_peers.convert.conversion import convert, likely_peers
+from proxima_peers.convert.read import read
+from proxima_peers.verify.record import Tracked
+from proxima_peers.verify.trl_preference import dpo_spec
 
-from .conftest import why
+from .conftest import EXAMPLES, why
 
 A, R = "actor_rollout_ref.actor.", "algorithm.rollout_correction."
 GRPO = {"algorithm.adv_estimator": "grpo"}
 CASES = yaml.load(Path(__file__).with_name("options.yaml").read_text(), yaml.CSafeLoader)
-LISTS = ("missing", "unsupported", "unknown", "ignored", "assumed")
+LISTS = ("missing", "unsupported", "unknown", "ignored", "assumed", "read")
 
 
 def value_at(resolved: Resolved, place: str):
@@ -31,37 +41,72 @@ def plain(tree):
     return list(values.values()) if "0" in values else values
 
 
-def holds(tree, place):
+NOTHING = object()
+
+
+def written_at(recipe, place):
     for part in place.split("."):
-        if not isinstance(tree, dict) or part not in tree:
-            return False
-        tree = tree[part]
-    return True
+        entries = recipe if isinstance(recipe, list) else ()
+        keys = recipe if isinstance(recipe, dict) else {str(index): entry for index, entry in enumerate(entries)}
+        recipe = keys.get(part, NOTHING)
+    return recipe
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['peer']}-{' '.join(map(str, case['options']))[-80:]}")
-def test_options_become_fields_or_are_told(converted, case):
-    """`becomes`: a place in the resolved recipe and its whole value. `writes`: a section as it is written. `missing`,
-    `unsupported`, `unknown`, `ignored`, `assumed`: names in that list, with words of the reason; `only`: all names in
-    it. `never`: names that are in none of the first three. `why`: words of some reason. `says`: words of the text.
-    `lacks`: places left to our default. `refused`: words of the error. `stops`: what keeps the recipe from running."""
+@pytest.fixture
+def file_of(tmp_path):
+    """The file of a case: one in ../examples, one of the name and text that it gives, or its options."""
+
+    def run(case):
+        if "example" in case:
+            return EXAMPLES / case["example"]
+        file = tmp_path / case.get("file", "options.json")
+        file.write_text(case["text"] if "text" in case else json.dumps(nested(case["options"].items())))
+        return file
+
+    return run
+
+
+def case_name(case):
+    source = case.get("example") or case.get("file") or " ".join(map(str, case["options"]))
+    return f"{case['peer']}-{source[-80:]}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_name)
+def test_options_become_fields_or_are_told(file_of, case):
+    """What the keys of a case say of its conversion.
+
+    Of the recipe: `becomes`, a place in it resolved, and its whole value; `writes`, a place as it is written; `lacks`,
+    places left to our default; `family`, the command that trains it; `stops`, what keeps it from running.
+
+    Of the report: `missing`, `unsupported`, `unknown`, `ignored`, `assumed`, `read`, names in that list, with words of
+    the reason; `only`, all names in it; `never`, names that are in none of the first three; `why`, words of some
+    reason; `says`, words of the text. `refused`: words of the error, if there is one.
+    """
+    file = file_of(case)
     if "refused" in case:
         with pytest.raises(ConfigError, match=case["refused"]) as caught:
-            converted(case["peer"], case["options"])
+            convert(file, case["peer"])
         assert len(str(caught.value).splitlines()) == 1
         return
-    done = converted(case["peer"], case["options"])
-    assert {section: done.recipe[section] for section in case.get("writes", ())} == case.get("writes", {})
+    done = convert(file, case["peer"])
+    assert {place: written_at(done.recipe, place) for place in case.get("writes", ())} == case.get("writes", {})
     if "stops" in case:
         with pytest.raises(ConfigError, match=case["stops"]):
             resolve(done.recipe)
     else:
-        check_fields(case, resolve(done.recipe))
+        assert done.problems == ()
+        resolved = resolve(done.recipe, root=None, import_code=False)
+        assert {place: value_at(resolved, place) for place in case.get("becomes", ())} == case.get("becomes", {})
+        assert case.get("family") in (None, family_name(resolved.config))
+        assert "family" not in case or likely_peers(file) == [case["peer"]]
     check_report(case, done)
+    assert swallowed(file, done) == set() and yaml.load(done.text, yaml.CSafeLoader) == done.recipe
 
 
-def check_fields(case, resolved):
-    assert {place: value_at(resolved, place) for place in case.get("becomes", ())} == case.get("becomes", {})
+def swallowed(file, done):
+    """The options of the file that the recipe's text does not name: neither as a value's origin nor in a list."""
+    named = {word.strip(".,:;") for word in re.findall(r"[^\s()'=]+", done.text.replace("#", " "))}
+    return {option for option, value in read(file).items() if value is not None} - named
 
 
 def check_report(case, done):
@@ -77,7 +122,11 @@ def check_report(case, done):
     assert all(words in reasons for words in case.get("why", ()))
     unwrapped = " ".join(done.text.replace("#", "").split())
     assert all(words in done.text or words in unwrapped for words in case.get("says", ()))
-    assert not any(holds(done.recipe, place) for place in case.get("lacks", ()))
+    assert all(written_at(done.recipe, place) is NOTHING for place in case.get("lacks", ()))
+
+
+def test_every_example_is_a_case():
+    assert {case["example"] for case in CASES if "example" in case} == {file.name for file in EXAMPLES.iterdir()}
 
 
 def test_the_defaults_that_stand_for_options_are_listed_with_the_version(converted):
@@ -89,12 +138,6 @@ def test_the_defaults_that_stand_for_options_are_listed_with_the_version(convert
     at_their_place = [line for line in done.text.splitlines() if "AReaL's default" in line and line[0] != "#"]
     assert len(at_their_place) == len(assumed) and "over_age: wait  # ours; AReaL trains on such" in done.text
     assert "defaults of the framework, assumed because the file does not set them:" in done.report
-
-
-def test_an_option_that_is_null_is_named(converted):
-    options = GRPO | {"algorithm.rollout_is_threshold": 2.0, "algorithm.rollout_is_threshold_lower": None}
-    done = converted("verl", options | {"algorithm.rollout_is": True})
-    assert why(done.read)["algorithm.rollout_is_threshold_lower"] == "null"
 
 
 BYPASSED = [{}, {R + "rollout_is": "sequence"}, {R + "rollout_is": "token", R + "loss_type": "reinforce"}]
@@ -109,3 +152,22 @@ def test_a_cap_in_verls_bypass_mode_changes_nothing(converted, more):
     assert "the weights it caps are 1" in next(
         option.why for option in done.ignored if option.name == A + "tis_imp_ratio_cap"
     )
+
+
+@pytest.mark.parametrize("written", ["sigmoid", "hinge", "ipo", "robust", "nca_pair", "aot", "discopop"])
+def test_the_loss_of_a_pair_is_the_one_that_golden_records_prove(converted, written):
+    options = {"loss_type": written, "beta": 0.4, "label_smoothing": 0.1, "discopop_tau": 0.3}
+    expected = dpo_spec(written, Tracked(options), smoothing=False)  # TRL's sigmoid has none: T12
+    done = converted("trl", options | {"model_name_or_path": "m", "dataset_name": "org/rows"})
+    assert resolve(done.recipe, root=None).config.preference.loss == (expected,)
+
+
+def test_fields_that_options_fill_are_fields_of_the_trackers():
+    for table in (trackers.TRL, trackers.VERL, {"wandb": trackers.UNIRL}, trackers.AREAL):
+        for kind, names in table.items():
+            assert set(names) <= {field.name for field in fields(TRACKERS[kind])}
+
+
+def test_a_tracker_that_this_machine_lacks_is_no_problem_of_the_recipe(converted, monkeypatch):
+    monkeypatch.setattr(Wandb, "problem", lambda tracker: "is not installed")
+    assert converted("verl", GRPO | {"trainer.logger": ["wandb"]}).problems == ()
