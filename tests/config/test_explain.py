@@ -1,9 +1,11 @@
 """The batch arithmetic, and the table of values."""
 
+from contextlib import suppress
+
 import pytest
 
 from proxima.cli.explain import facts_of, header_of, text_of, values_table
-from proxima.config import dump, resolve
+from proxima.config import ConfigError, check, dump, resolve
 from proxima.config.estimate import batch_of, longest_prompt
 from tests.config.conftest import BASE
 
@@ -17,6 +19,8 @@ def test_batch_arithmetic(recipe):
     assert (size.sequences, size.longest, size.micro_batches, size.updates) == (64, 52, 1, 1)
     assert size.tokens == 8 * 40 + 64 * 12
     assert str(size) == "8 prompts × 8 completions = 64 sequences → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update"
+    alone = batch(recipe, "train.prompts_per_step=1", "train.completions_per_prompt=1", "algorithm.advantage=gae")
+    assert str(alone).startswith("1 prompt × 1 completion = 1 sequence → ")
 
 
 def test_pruned_completions_are_generated_and_not_forwarded(recipe):
@@ -151,3 +155,16 @@ def test_lines_are_cut_at_the_width(recipe):
     lines = values_table(resolve(recipe()).entries, width=80).splitlines()
     assert max(map(len, lines)) == 80
     assert any(line.endswith("…") for line in lines)
+
+
+def test_null_is_refused_or_has_a_meaning_in_every_field(recipe):
+    paths = {entry.path for entry in resolve(recipe()).entries}
+    sections = {path.rpartition(".")[0] for path in paths} - {""}
+    read = 0
+    for path in sorted(paths | sections):
+        with suppress(ConfigError):
+            resolved = resolve(recipe(), [f"{path}=null"])
+            check(resolved)
+            assert text_of(resolved)
+            read += 1
+    assert 10 < read < len(paths)

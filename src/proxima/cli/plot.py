@@ -119,8 +119,10 @@ def divergence_figure(
     from proxima.config import load_recipe
     from proxima.core.surrogate.cppo import Cppo
     from proxima.experiments.divergences import Calibration, measurable, read_algorithm, read_trained
+    from proxima.view.chart import figure_file
     from proxima.view.divergence_plot import DivergenceFigure
 
+    figure_file(out)
     if is_run:
         algorithm = read_algorithm(folder, import_code=import_code)
     else:

@@ -150,7 +150,7 @@ class Builder:
 
     def spec(self, info: FieldInfo, slot: Slot, node: Node, path: str) -> Any:
         if node.value is None:
-            if info.default is None:
+            if info.default is slot.default is None:  # else there is a kind for what is not set
                 return self.leaf(path, None, node, info, None)
             return self.fail(path, f"can't be null; name a kind: {', '.join(sorted(table_of(slot.table)))}", node)
         if isinstance(node.value, str):

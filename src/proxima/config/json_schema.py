@@ -99,7 +99,7 @@ def _slot(info: FieldInfo, slot: Slot, definitions: Json) -> Json:
             definitions[name] = {}  # ends the recursion: a mix of tasks holds tasks
             definitions[name] = _spec(cls, names, definitions)
         options.append({"$ref": f"#/definitions/{name}"})
-    if info.default is None:
+    if info.default is slot.default is None:
         options.append({"type": "null"})
     entry: Json = {"oneOf": options}
     return {"oneOf": [{"type": "array", "items": entry}, *options]} if slot.many else entry

@@ -28,7 +28,8 @@ def at_once(prompts: int, refill: DynamicSampling | None) -> int | None:
 def group_arithmetic(prompts: int, completions: int, kept: int | None, together: int | None) -> str:
     """Describe the sequences of a step, with pruning and dynamic sampling:
     `8 prompts × 16 completions = 128 sequences, 4 of 16 kept, 96 prompts at a time until it is full`."""
-    left = f"{prompts:,} prompts × {completions:,} completions = {prompts * completions:,} sequences"
+    factors = ((prompts, "prompt"), (completions, "completion"), (prompts * completions, "sequence"))
+    left = "{} × {} = {}".format(*(f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in factors))
     left += "" if kept is None else f", {kept} of {completions} kept"
     if together is None:
         return left

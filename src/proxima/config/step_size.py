@@ -70,4 +70,5 @@ class ExampleStep:
 
     def __str__(self) -> str:
         micro = f"{self.micro_batches:,} micro-batch{'es' * (self.micro_batches > 1)}"
-        return f"{self.examples:,} examples → about {micro} of ≤ {self.budget:,} tokens → 1 update"
+        examples = f"{self.examples:,} example{'s' * (self.examples != 1)}"
+        return f"{examples} → about {micro} of ≤ {self.budget:,} tokens → 1 update"

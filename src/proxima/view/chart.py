@@ -98,20 +98,25 @@ def svg_file(drawing: Drawing) -> str:
     return f'{opening} width="{width:g}" height="{height:g}">{head}{text}</svg>\n'
 
 
-def write_figure(drawing: Drawing, out: Path | str) -> Path:
-    """Write a figure to `out`, an .svg or a .png, and return the path. Raises: UserError for another suffix."""
+def figure_file(out: Path | str) -> Path:
+    """The file for a figure. Raises: UserError for a suffix that is neither .svg nor .png."""
     out = Path(out)
-    suffix = out.suffix.lower()
-    if suffix == ".svg":
-        write_atomic(out, svg_file(drawing))
-    elif suffix == ".png":
+    if (suffix := out.suffix.lower()) not in (".svg", ".png"):
+        raise UserError(f"{out} has {f'the suffix {suffix}' if suffix else 'no suffix'}; write an .svg or a .png")
+    return out
+
+
+def write_figure(drawing: Drawing, out: Path | str) -> Path:
+    """Write a figure to `out`, see `figure_file`, and return the path."""
+    file = figure_file(out)
+    if file.suffix.lower() == ".svg":
+        write_atomic(file, svg_file(drawing))
+    else:
         stream = io.BytesIO()
         with drawing.opened(lambda name: PALETTE[name][0]) as figure:
             figure.savefig(stream, format="png", dpi=150, facecolor=PALETTE["paper"][0])
-        write_atomic(out, stream.getvalue())
-    else:
-        raise UserError(f"{out} has {f'the suffix {suffix}' if suffix else 'no suffix'}; write an .svg or a .png")
-    return out
+        write_atomic(file, stream.getvalue())
+    return file
 
 
 def panel_axes(figure: "Figure", margins: Margins) -> "Axes":

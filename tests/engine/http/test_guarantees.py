@@ -138,7 +138,8 @@ async def test_a_token_is_not_sent_where_a_server_points_to(monkeypatch):
     with RawServer() as first, RawServer() as other:
 
         async def point(good):
-            yield f"HTTP/1.1 307 X\r\nLocation: {other.url}/there\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
+            head = f"HTTP/1.1 307 X\r\nLocation: {other.url}/there\r\nContent-Length: 0"
+            yield f"{head}\r\nConnection: close\r\n\r\n".encode()
 
         first.script, first.is_target = point, lambda path, body: path == "/here"
         client = ServerClient(Address(first.url, token_env="SOME_KEY"))
