@@ -32,7 +32,7 @@ class Sampling:
         top_k: keep the k most probable tokens; 0 keeps all.
         top_p: keep the smallest set of most probable tokens whose mass is at least this; in (0, 1].
         min_p: keep tokens with at least this share of the largest probability; in [0, 1).
-        max_tokens: most new tokens of a completion; >= 1.
+        max_tokens: most new tokens of a completion; in [1, 2^31).
         stop: strings that end a completion; the text excludes them, the tokens do not.
     """
 
@@ -50,7 +50,7 @@ class Sampling:
         require(self.top_k >= 0, "top_k", self.top_k, "must be >= 0; 0 keeps all tokens")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "must be in (0, 1]; 1 keeps all tokens")
         require(0 <= self.min_p < 1, "min_p", self.min_p, "must be in [0, 1); 0 keeps all tokens")
-        require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be >= 1")
+        require(1 <= self.max_tokens < 2**31, "max_tokens", self.max_tokens, "must be in [1, 2**31)")
         require(all(self.stop), "stop", self.stop, "must hold no empty string")
 
     @property
