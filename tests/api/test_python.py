@@ -15,6 +15,7 @@ import pytest
 
 import proxima
 from proxima.core import Cppo
+from proxima.view.microscope.metric_meanings import metric_meanings
 from tests.refusals import refused
 from tests.runtime.tiny_run import Even, recipe
 
@@ -62,6 +63,7 @@ def test_a_run_in_tables(run):
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
     assert list(run.metrics["reward/mean"]) == [r["reward/mean"] for r in lines if r["kind"] == "train"]
     assert list(run.evaluations["label"]) == ["before", "after"] and list(run.evaluations.index) == [0, 2]
+    assert [name for name, (group, _) in metric_meanings(run.metrics).items() if group == "Other"] == []
     rollouts = run.rollouts()
     assert list(rollouts["step"]) == [1] * 16 + [2] * 16
     assert rollouts["reward"].iloc[:16].mean() == pytest.approx(run.metrics.loc[1, "reward/mean"])

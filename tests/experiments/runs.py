@@ -52,8 +52,8 @@ def answered(number, accuracy, label="step", **more):
     return facts | more
 
 
-def make_run(folder, records, *, kind="cppo", seed=1, status="done", config=CONFIG, threads=1, steps=None):
-    """Write it; the folder."""
+def make_run(folder, records, *, kind="cppo", seed=1, status="done", config=CONFIG, threads=1, steps=None, **done):
+    """Write it; the folder. `done`: what summary.json has beside its status."""
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     last = max((r["step"] for r in records if r["kind"] == "train"), default=0)
@@ -61,7 +61,7 @@ def make_run(folder, records, *, kind="cppo", seed=1, status="done", config=CONF
         config.format(kind=kind, seed=seed, folder=folder, threads=threads, steps=steps or last)
     )
     if status:
-        (folder / "summary.json").write_text(json.dumps({"status": status, "steps": last}))
+        (folder / "summary.json").write_text(json.dumps({"status": status, "steps": last, **done}))
     return folder
 
 

@@ -13,7 +13,7 @@ from tests.campaigns import campaign
 from tests.experiments.runs import CONFIG, curve, make_sweep
 from tests.view.microscope.test_page import LOOKS, UNNAMED, browser, listened, needs_browser, serious  # noqa: F401
 from tests.view.microscope.test_stages import written
-from tests.view.synthetic import group, make_run, records
+from tests.view.synthetic import group, records, whole_run
 from tests.view.test_report import HOSTILE
 
 pytestmark = needs_browser
@@ -23,7 +23,7 @@ READ = "tests/view/test_exported_pages.py::test_both_can_be_read"
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """Of a run whose last step is hostile."""
-    folder = make_run(tmp_path_factory.mktemp("runs") / "quickstart", steps=30)
+    folder = whole_run(tmp_path_factory.mktemp("runs") / "quickstart", steps=30)
     evil = [group(uid, [HOSTILE, "4"], [True, False], question=HOSTILE) for uid in range(2)]
     write_rollouts(folder.rollout_file(30), 30, evil, records(evil))
     written(folder.timeline)
@@ -76,7 +76,7 @@ def test_the_report_has_the_curves_of_the_viewer_and_opens_samples(browser, repo
         page.wait_for_selector('details[data-step="1"][open]')
         assert page.locator("details[name=samples][open]").count() == 1
         page.fill("#curves input[type=search]", "time/")
-        assert page.locator("#curves figure").count() == 5
+        assert page.locator("#curves figure").count() == 3
         assert "step 8" in page.locator("svg.timeline").text_content()
 
 

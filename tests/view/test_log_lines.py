@@ -24,7 +24,7 @@ from proxima.view.log_lines import (
 from proxima.view.run_views import RunViews, lines_to
 from tests.manual_clock import ManualClock
 from tests.terminal import Terminal
-from tests.view.synthetic import evaluation, info, make_run, record
+from tests.view.synthetic import evaluation, info, record, whole_run
 
 
 @pytest.fixture(autouse=True)
@@ -251,7 +251,7 @@ def test_the_report_of_a_distillation_has_its_first_and_its_last_divergence(tmp_
 
 def test_all_watchers_together(tmp_path):
     """As the loop uses them: the lines on the stream and in log.txt, and the report when the last line names it."""
-    folder, stream = make_run(tmp_path / "run", steps=2), io.StringIO()
+    folder, stream = whole_run(tmp_path / "run", steps=2), io.StringIO()
     observer = RunViews(stream)
     observer.progress("load", 0, 1, "models")
     observer.warning("3 prompts are too long")
@@ -316,7 +316,7 @@ def test_an_evaluation_without_accuracy_says_why(failed, said):
 
 
 def test_a_resume_knows_the_evaluation_before_and_that_the_run_was_finished(tmp_path, plain, lines):
-    folder = make_run(tmp_path / "run", steps=2, finished=False)
+    folder = whole_run(tmp_path / "run", steps=2, finished=False)
     plain.started(info(folder.path, steps=4, resumed_at=2))
     plain.evaluated(evaluation(4, "after", 45))
     assert "+0.100" in lines[-1]

@@ -22,9 +22,10 @@ from proxima.view.microscope.viewed_run import ViewedRun
 from proxima.view.report import headline, write_report
 from proxima.view.report_samples import held_out_questions, representative
 from scripts.learning_curve import LearningCurve
+from tests.experiments.runs import make_run
 from tests.view.microscope.page_runs import forked, played
 from tests.view.microscope.test_stages import written
-from tests.view.synthetic import CONFIG, evals, evaluation, group, make_run, record, records
+from tests.view.synthetic import evals, evaluation, group, record, records, whole_run
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"><!-- \u2028 {{ 7 * 7 }} &lt;b&gt; \x1b[2J'
 
@@ -66,18 +67,13 @@ class Page(html.parser.HTMLParser):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run with its report."""
-    folder = make_run(tmp_path_factory.mktemp("runs") / "quickstart", steps=40)
+    folder = whole_run(tmp_path_factory.mktemp("runs") / "quickstart", steps=40)
     return folder, Page(write_report(folder.path))
 
 
-def recorded(path, records, config="seed: 1\n"):
+def recorded(path, records):
     """A run of these records alone, and its report."""
-    folder = RunFolder(path)
-    folder.begin()
-    folder.write_config(config)
-    for line in records:
-        folder.append_metrics(line)
-    folder.release()
+    folder = RunFolder(make_run(path, records, config="seed: 1\n", status=None))
     return folder, Page(write_report(folder.path))
 
 
@@ -90,8 +86,8 @@ def test_headline_and_tiles(whole):
         "25/200 right before the first step 95 % interval 0.086 to 0.178",
         "188/200 right after step 40 95 % interval 0.898 to 0.965",
         "duration 2m 43s",
-        "generate 380 tok/s",
-        "train 243 tok/s",
+        "generate 62 tok/s",
+        "train 50 tok/s",
         "completions 2,560",
         "peak memory 3.4 GiB",
     ):
@@ -108,12 +104,12 @@ def test_the_curves_are_those_of_the_viewer(whole):
     for name, values in viewed.trend()["metrics"].items():
         assert trend["metrics"][name] == [pytest.approx(value, rel=1e-5) for value in values], name
     assert trend["about"] == viewed.trend()["about"] and len(trend["evals"]) == 5
-    assert str(folder.path.parent) not in page.source
+    assert page.source.count(str(folder.path.parent)) == 1  # the folder that its recipe says
     assert page.data["0/timeline"] is None
 
 
 def test_the_timeline_has_the_last_six_steps(tmp_path):
-    folder = make_run(tmp_path / "run", steps=2)
+    folder = whole_run(tmp_path / "run", steps=2)
     written(folder.timeline, closed=False)
     spans = Page(write_report(folder.path)).data["0/timeline"]
     assert [span["facts"]["step"] for span in spans if span["name"] == "step"] == [3, 4, 5, 6, 7, 8]
@@ -122,22 +118,18 @@ def test_the_timeline_has_the_last_six_steps(tmp_path):
 def test_questions_samples_counts_config_environment(whole):
     _, page = whole
     assert "5 of 200 held-out questions 163 became right and 0 became wrong; these come first." in page.words
-    assert (
-        'What is 8 + 4? expected {"value": 12} before wrong The sum of the two numbers you gave me is 23 after right 12'
-        in page.words
-    )
+    assert 'What is 8 + 4? expected {"value": 12} before wrong I believe that it is 23 after right 12' in page.words
     assert len(page.samples) == 20 and page.tags.count("details") == 22
     assert 'What is 1 + 1? view expected {"value": 2} reward ' in page.samples[1]
     assert page.samples[1].count(" reward ") == 8 and page.samples[1].count("4 of 8 completions") == 2
-    skipped = sum(record(s)["skipped_zero_advantage"] for s in range(1, 41))
-    assert f"advantage 0 {skipped} {100 * skipped / 2560:.1f} %" in page.words
+    assert "advantage 0 320 12.5 %" in page.words
     assert "invalid 3 0.1 %" in page.words
-    assert "delta: 0.2 command line, over 0.15 of the preset" in page.words
+    assert "kind: arithmetic r.yaml:2" in page.words
     assert "machine.cores" in page.words and "packages.torch" in page.words
 
 
 def test_the_samples_of_a_step_are_a_failure_and_the_best_answers(tmp_path):
-    folder = make_run(tmp_path / "run", steps=1)
+    folder = whole_run(tmp_path / "run", steps=1)
     texts = [("wrong", [False], ()), ("failed", [False], (0,)), ("worse", [False], ()), ("well", [True], ())]
     groups = [group(uid, [text], right, failed=bad) for uid, (text, right, bad) in enumerate(texts)]
     write_rollouts(folder.rollout_file(1), 1, groups, records(groups))
@@ -146,7 +138,7 @@ def test_the_samples_of_a_step_are_a_failure_and_the_best_answers(tmp_path):
 
 
 def test_failed_scores_are_said_at_the_top_and_before_is_no_result(tmp_path):
-    folder = make_run(tmp_path / "run", steps=2, finished=False)
+    folder = whole_run(tmp_path / "run", steps=2, finished=False)
     folder.append_metrics(evaluation(2, "after", 0) | {"accuracy": None, "invalid": 200})
     failed = [group(uid, ["a", "b"], [True, False], failed=(0, 1)) for uid in range(3)]
     write_rollouts(folder.rollout_file(2), 2, failed, records(failed))
@@ -159,7 +151,7 @@ def test_failed_scores_are_said_at_the_top_and_before_is_no_result(tmp_path):
 
 
 def test_the_warnings_of_the_run_are_in_a_box(tmp_path):
-    folder = make_run(tmp_path / "run", steps=2)
+    folder = whole_run(tmp_path / "run", steps=2)
     messages = [(0, 0, "a <b>", 1), (2, 4, "long", 3), (1, 4, "odd", 2), (5, 5, "late", 1)]
     warnings = [dict(zip(("step", "last", "text", "times"), entry, strict=True)) for entry in messages]
     folder.write_summary({"status": "done", "steps": 5, "warnings": warnings})
@@ -255,16 +247,16 @@ def test_questions_without_right_or_wrong_are_shown_with_their_rewards(tmp_path)
 
 
 def test_hostile_text_stays_text(tmp_path):
-    folder = make_run(tmp_path / HOSTILE.replace("/", "_").replace("\x1b", "")[:60], steps=2)
+    folder = whole_run(tmp_path / HOSTILE.replace("/", "_").replace("\x1b", "")[:60], steps=2)
     evil = [group(uid, [HOSTILE, HOSTILE], [True, False], question=HOSTILE, failed=(1,)) for uid in range(3)]
     write_rollouts(folder.rollout_file(2), 2, evil, records(evil))
     write_evals(folder.eval_file(2, "after"), 2, evil)
     write_evals(folder.eval_file(0, "before"), 0, evil)
-    folder.write_config(CONFIG + f"note: {json.dumps(HOSTILE)}  # {HOSTILE.splitlines()[0]}\n")
+    folder.write_config(folder.config.read_text() + f"note: {json.dumps(HOSTILE)}  # {HOSTILE.splitlines()[0]}\n")
     folder.write_environment({"machine": HOSTILE, HOSTILE: [HOSTILE]})
     summary = json.loads(folder.summary.read_text())
     folder.write_summary(summary | {"status": "failed", "error": HOSTILE, "algorithm": HOSTILE, "model": HOSTILE})
-    plain, page = Page(write_report(make_run(tmp_path / "plain", steps=2).path)), Page(write_report(folder.path))
+    plain, page = Page(write_report(whole_run(tmp_path / "plain", steps=2).path)), Page(write_report(folder.path))
     assert page.tags.count("script") == plain.tags.count("script") == 2
     assert "img" not in page.tags and "b" not in [t for t in page.tags if t not in plain.tags]
     assert page.scripts[1] == plain.scripts[1]
@@ -276,7 +268,7 @@ def test_hostile_text_stays_text(tmp_path):
 
 
 def test_a_run_that_was_killed(tmp_path):
-    folder = make_run(tmp_path / "run", steps=3, finished=False)
+    folder = whole_run(tmp_path / "run", steps=3, finished=False)
     with folder.metrics.open("ab") as file:
         file.write(b'{"kind": "train", "st')
     content = folder.rollout_file(2).read_bytes()
@@ -311,15 +303,12 @@ def test_a_run_with_almost_nothing(tmp_path):
 
 
 def test_a_long_run_stays_small(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    folder.metrics.write_text("".join(json.dumps(record(step, 1000)) + "\n" for step in range(1, 1001)))
-    page = Page(write_report(folder.path))
+    folder, page = recorded(tmp_path / "run", [record(step, 1000) for step in range(1, 1001)])
     assert len(page.data["0/trend"]["steps"]) == 1000 and folder.report.stat().st_size < 500_000
 
 
 def test_a_full_disk_leaves_the_former_report(tmp_path, monkeypatch):
-    folder = make_run(tmp_path / "run", steps=2)
+    folder = whole_run(tmp_path / "run", steps=2)
     before = write_report(folder.path).read_bytes()
     folder.append_metrics(record(3))
 
@@ -336,8 +325,7 @@ def test_learning_curve(tmp_path, whole):
     folder, _ = whole
     out = write_figure(LearningCurve.of(folder.path), tmp_path / "curve.svg")
     svg = out.read_text(encoding="utf-8")
-    spent = sum(record(s)["time/step"] for s in range(1, 41))
-    assert f"held-out accuracy 0.125 → 0.940 of 200 questions in 40 steps, 2m {round(spent) - 120:02d}s" in svg
+    assert "held-out accuracy 0.125 → 0.940 of 200 questions in 40 steps, 2m 08s" in svg
     assert svg.count("<use") == 5 and svg.count("opacity: 0.35") == 1 and svg.count("opacity: 0.75") == 5
     assert "<title>held-out accuracy" in svg and "prefers-color-scheme: dark" in svg
     assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
@@ -348,7 +336,7 @@ def test_learning_curve(tmp_path, whole):
 
 
 def test_no_question_changed_and_no_gain_is_not_green(tmp_path):
-    folder = make_run(tmp_path / "run", steps=2, finished=False)
+    folder = whole_run(tmp_path / "run", steps=2, finished=False)
     folder.append_metrics(evaluation(2, "after", 25))
     write_evals(folder.eval_file(2, "after"), 2, evals(25))
     text = write_report(folder.path).read_text(encoding="utf-8")
@@ -359,7 +347,7 @@ def test_no_question_changed_and_no_gain_is_not_green(tmp_path):
 
 
 def test_samples_of_episodes_are_shown_turn_by_turn(tmp_path):
-    folder = make_run(tmp_path / "run", steps=1)
+    folder = whole_run(tmp_path / "run", steps=1)
     prompt = group(7, ["x"], [True]).prompt
     plain = [Completion.of_text(7, sample, "It is 2.", range(16)) for sample in (0, 1)]
     first, second = (played(completion, lambda words: f"<b>{words}</b>") for completion in plain)

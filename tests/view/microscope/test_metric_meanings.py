@@ -6,15 +6,14 @@ from proxima.experiments.cell_statistics import HELD_OUT
 from proxima.experiments.metric_names import METRIC_ALIASES
 from proxima.view.comparison_page import CHARTS, EXAMPLE_CHARTS
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric_meanings
-from tests.view.synthetic import record
 
 CHARTED = {*CHARTS, *EXAMPLE_CHARTS} - {HELD_OUT}  # on the page of a comparison
 
 
 def test_every_metric_that_is_named_has_a_line_of_its_own():
-    """A run's records, the charts of a comparison, the health check, and what other frameworks' names resolve to."""
+    """The charts of a comparison, the health check, and what other frameworks' names resolve to."""
     judged = [rule.metric for rule in rules(MismatchGuard())]
-    named = {*record(1, 10), *CHARTED, *judged, *METRIC_ALIASES.values(), "updates/skipped"} - {"kind"}
+    named = {*CHARTED, *judged, *METRIC_ALIASES.values(), "updates/skipped"}
     about = metric_meanings(named)
     assert len(named) > 60
     assert [name for name, (group, meaning) in about.items() if group == "Other" or not meaning] == []
