@@ -3,20 +3,17 @@ ones."""
 
 import os
 import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from proxima.cli.commands import COMMANDS
 from proxima.config import RunConfig, check, dump, resolve
 from proxima.config.validate import warnings
 from proxima.core import CORRECTION_PRESETS, Cppo, Dppo, Drpo, PpoClip
 from proxima.core.aggregate import SequenceMeanTokenSumNorm
 from proxima.experiments import plan_runs, read_sweep
-from proxima.prepare.catalog import SOURCES
 from proxima_plan.devices import read_devices
 from proxima_plan.forecast import plan_recipe
 from proxima_plan.memory import STEADY
@@ -105,27 +102,6 @@ def test_a_published_setting_says_what_it_is(recipe):
     assert re.search(r"arXiv \d{4}\.\d{5}|verl recipe/", text)
     assert re.search(rf"proxima train {recipe.stem} (@layouts/\S+ )?folder=runs/{recipe.stem}\b", text)
     assert f"proxima eval runs/{recipe.stem}" in text
-
-
-@pytest.mark.parametrize("recipe", RECIPES + SWEEPS + LAYOUTS, ids=name_of)
-def test_its_commands_can_be_typed(recipe):
-    """The commands in the comments name commands, recipes and data that exist, and overrides that resolve."""
-    lines = recipe.read_text(encoding="utf-8").replace("\\\n#", "").splitlines()
-    commands = [line[1:].partition("  # ")[0].strip() for line in lines if re.match(r"#\s+(proxima|make) ", line)]
-    assert commands or recipe.stem in SMALL
-    for command in (part for line in commands for part in line.split(" && ")):
-        program, verb, *words = shlex.split(command)
-        words = [word for word in words if not word.endswith("path=FOLDER")]
-        if program == "make" or verb == "compare":
-            continue
-        assert verb in COMMANDS or verb == "data"
-        if verb == "data":
-            assert words[0] == "prepare" and words[1] in SOURCES
-        if verb == "train":
-            values = [word for word in words[1:] if "=" in word or word.startswith("@")]
-            resolve(words[0], values, root=None)
-        if verb == "sweep":
-            read_sweep(words[0])
 
 
 @pytest.mark.parametrize("file", FOLDER.glob("sweeps/prune_*.yaml"), ids=name_of)

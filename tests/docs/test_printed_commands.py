@@ -22,6 +22,8 @@ from transformers.utils import logging
 
 from proxima.cli.main import main
 from proxima.config import resolve
+from proxima.experiments import read_sweep
+from proxima.prepare import SOURCES
 from proxima.system import recipe_files
 from proxima_plan.rehearsal import rehearsal
 from tests.cli.conftest import few_cases, quick_machine  # noqa: F401
@@ -270,6 +272,9 @@ class Shell:
         if words[0] in ("train", "explain", "plan", "submit") and words[1] in recipe_files.shipped_recipes():
             given = [word for word in words[2:] if ("=" in word or word[0] == "@") and "…" not in word]
             resolve(words[1], given, root=None)
+        if words[0] == "sweep":
+            read_sweep(words[1])
+        assert words[:2] != ["data", "prepare"] or words[2] in SOURCES
 
     def make(self, words):
         targets = [word for word in words if "=" not in word]
@@ -339,6 +344,11 @@ def reported(page, command, capsys):
         out, err = (text[-800:] for text in capsys.readouterr())
         pytest.fail(f"{page}:{command.line}: {command.text}\n{type(error).__name__}: {error}\n{out}\n{err}")
     capsys.readouterr()
+
+
+def test_every_recipe_prints_a_command():
+    recipes = {str(file.relative_to(ROOT)) for file in (ROOT / "recipes").rglob("*.yaml")}
+    assert recipes - PAGES.keys() == {"recipes/gsm8k.yaml", "recipes/gsm8k_cppo.yaml"}
 
 
 def test_what_is_not_run_is_printed_somewhere():

@@ -78,7 +78,8 @@ def make_run(folder, said, kind="cppo"):
 
 def varied(group, records, step, said):
     """The group with what random tokens lack, and what became of its completions. The first has advantage 0, the fifth
-    is of episodes, and so is a completion of the fourth, the seventh was dropped; the last completion has no score."""
+    is of episodes, and so is a completion of the fourth, the seventh was dropped; the last completion is an episode
+    that failed."""
     uid, draw, completions, scores = group.prompt.uid, np.random.default_rng(group.prompt.uid), [], []
     for completion in group.completions:
         sample, n = completion.sample, len(completion.tokens)
@@ -113,6 +114,8 @@ def varied(group, records, step, said):
             records |= {completion.key: record, other.key: CompletionRecord(outcome="trained", advantage=0.5)}
         completions.append(completion)
     if uid == 7:
+        failed = Completion.of_text(uid, sample, "", finish_reason="abort")
+        completions[-1] = replace(failed, sampled=np.zeros(0, bool), episode=Episode(failure=said("it broke")))
         scores[-1] = Score.failed(said("timed out"))
         records[completions[-1].key] = CompletionRecord(outcome="invalid")
     prompt = replace(group.prompt, answer=said(str(uid + 1)))

@@ -3,7 +3,6 @@
 import base64
 import math
 import random
-from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,16 +10,13 @@ import pytest
 
 from proxima.core import CORRECTIONS, SURROGATES
 from proxima.core.token_reasons import band_of
-from proxima.data import Completion, Episode, Trajectory, UserError
+from proxima.data import UserError
 from proxima.experiments.stored_tokens import LossSpecs, StoredTokens
 from proxima.laws import variants_of
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.rollouts import write_rollouts
-from proxima.train import TokenStatistics
-from proxima.train.completion_record import CompletionRecord
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
 from proxima.view.microscope.viewed_run import ViewedRun
-from tests.train.episodes import forked, group_of, model, path, seen
+from tests.view.microscope.page_runs import make_run
 from tests.view.microscope.stored_run import make_step
 
 CASES = [(name, spec, ()) for name, cls in sorted(SURROGATES.items()) for spec in variants_of(cls()).values()]
@@ -142,61 +138,42 @@ def test_keys_and_differences():
     assert first_difference(first, first)["first_difference"] is None
 
 
-def episode_step(folder):
-    """A prompt with an answer of one turn; an episode of two paths; one that failed. `keep` is False for what the model
-    did not write, whose log-probs are garbage."""
-    make_step(folder, SURROGATES["cppo"]())
-    old, new = path(model([5, 6]), seen([7])), path(model([5, 6], sampled=False), seen([7, 8]), model([9, 10, 11]))
-    empty = Completion.of_text(0, 0, "", finish_reason="abort")
-    failed = replace(empty, sampled=np.zeros(0, bool), episode=Episode(failure="it broke"))
-    group = group_of(7, [path(model([4])), forked(old, new), failed], [1.0, 0.0, None])
-    records = {}
-    for part in (part for completion in group.completions for part in completion.paths):
-        tokens = part.tokens
-        behavior = np.where(part.sampled, part.sampled_log_prob, 0).astype(np.float32)
-        trajectory = Trajectory(
-            uid=7, sample=part.sample, group=7, prompt_tokens=[1], tokens=tokens, behavior_log_prob=behavior,
-            advantage=np.full(len(tokens), -1, np.float32), sampled=part.sampled,
-        )  # fmt: skip
-        statistics = TokenStatistics(
-            log_prob=np.where(part.sampled, -0.6, -9).astype(np.float32), keep=part.sampled, entropy=behavior
-        )
-        record = CompletionRecord(outcome="trained", advantage=-1.0, trajectory=trajectory, statistics=statistics)
-        records[part.key] = record if len(tokens) else CompletionRecord(outcome="invalid")
-    write_rollouts(folder / "rollouts" / "000001.parquet", 1, [group], records)
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """A step of the page's run: 3.2 is an episode of two paths, 7.7 one that failed."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    make_run(folder, str)
+    return pages(folder, 3)
 
 
-def test_an_episode_shows_its_messages_and_explains_what_the_model_wrote_alone(tmp_path):
-    episode_step(tmp_path)
-    shown = pages(tmp_path)
-    page, alone = shown[7, 1, 1], shown[7, 0, 0]
+def test_an_episode_shows_its_messages_and_explains_what_the_model_wrote_alone(played):
+    page = played[3, 2, 1]
     answer = page.answer()
-    assert [span["tokens"] for span in answer["episode"]["spans"]] == [2, 2, 3]
+    sizes = [span["tokens"] for span in answer["episode"]["spans"]]
     (path,) = answer["episode"]["paths"]
-    assert (path["turn"], path["shared_tokens"], len(path["spans"])) == (0, 3, 2)
-    assert alone.answer()["episode"]["paths"] == []
+    assert (path["turn"], path["shared_tokens"], len(path["spans"])) == (0, sizes[0] + 3, 3)
+    assert played[4, 0, 0].answer()["episode"]["paths"] == []
     sampled = np.frombuffer(base64.b64decode(answer["columns"]["sampled"]["u8"]), "u1").astype(bool)
-    assert sampled.tolist() == [False] * 4 + [True] * 3
+    assert sampled.tolist() == np.repeat([True, False, True, False, True], sizes).tolist()
     for name in ("log_ratio", "divergence", "mismatch", "loss_weight", "prefix_spent", "threshold"):
         np.testing.assert_array_equal(np.isnan(page.columns[name]), ~sampled, name)
-    assert page.columns["prefix_spent"][4] == 0  # an observation takes no part of CPPO's prefix
-    assert [page.token(3)[name] for name in ("reason", "top_k")] == [
-        "not sampled here: it is context, in no loss",
-        None,
-    ]
+    z = page.columns["weighted_divergence"][sampled]  # an observation takes no part of CPPO's prefix
+    np.testing.assert_allclose(page.columns["prefix_spent"][sampled], np.cumsum(z) - z, atol=1e-6)
     behavior = np.frombuffer(base64.b64decode(answer["columns"]["behavior_log_prob"]["f32"]), np.float32)
     np.testing.assert_array_equal(np.isnan(behavior), ~sampled)
-    observed, written = page.token(3), page.token(4)
+    observed, written = page.token(sizes[0]), page.token(sizes[0] + sizes[1])
+    assert (observed["reason"], observed["top_k"]) == ("not sampled here: it is context, in no loss", None)
     assert observed["log_probs"]["behavior"] is observed["ratio"] is observed["advantage"] is None
-    assert written["reason"].startswith("kept: ") and written["log_probs"]["behavior"] is not None
-    assert shown[7, 2, 0].answer()["episode"]["failure"] == "it broke"
+    assert written["reason"].startswith(("kept: ", "masked: ")) and written["log_probs"]["behavior"] is not None
+    assert played[7, 7, 0].answer()["episode"]["failure"] == "it broke"
 
 
-def test_an_episode_counts_once_in_its_group_with_the_tokens_that_the_model_wrote(tmp_path):
-    episode_step(tmp_path)
-    file = ViewedRun(0, RunFolder(tmp_path)).step(1)
-    assert dict(zip(file.rows, file.table["length"], strict=True)) == {
-        (7, 0, 0): 1, (7, 1, 0): 2, (7, 1, 1): 3, (7, 2, 0): 0,
-    }  # fmt: skip
-    (group,) = file.groups()
-    assert (group["mean"], group["length_mean"], group["answer"]) == (0.5, 2.0, None)
+def test_an_episode_counts_once_in_its_group_with_the_tokens_that_the_model_wrote(played):
+    file = played[3, 2, 1].file
+    rows = {key: page.row for key, page in played.items() if key[0] == 3}
+    sizes = {key: len(row["tokens"]) if row["sampled"] is None else row["sampled"].sum() for key, row in rows.items()}
+    lengths = dict(zip(file.rows, file.table["length"], strict=True))
+    assert (len(sizes), lengths, lengths[7, 7, 0]) == (9, lengths | sizes, 0)
+    once, group = [row["reward"] for key, row in rows.items() if key != (3, 2, 0)], file.groups()[3]
+    assert (group["mean"], group["answer"]) == (pytest.approx(np.mean(once)), "4")
+    assert group["length_mean"] == sum(sizes.values()) / 8
