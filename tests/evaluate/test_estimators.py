@@ -85,12 +85,3 @@ def test_majority_refuses():
         maj_at_k(["a", "b"], [True], 1)
     with pytest.raises(ValueError, match="k=5 must be n=1200, or n at most 1,000"):
         maj_at_k(["a"] * 1200, [True] * 1200, 5)
-
-
-def test_the_numbers_of_the_documentation():
-    from proxima.evaluate import wilson
-
-    assert pass_at_k(n=16, c=3, k=8) == pytest.approx(0.9)
-    assert maj_at_k(["7", "7", "8", None], [True, True, False, False], k=3) == 0.75
-    assert wilson(25, 200) == pytest.approx((0.086, 0.178), abs=5e-4)
-    assert wilson(9, 30) == pytest.approx((0.17, 0.48), abs=5e-3)

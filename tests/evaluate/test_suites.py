@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.evaluate.suites import SUITES, parse_tasks, suite
+from proxima.evaluate.suites import SUITES, parse_tasks
 from proxima.reward import REWARDS
 from proxima.task.prepared import PREPARED
 from tests.prepare.published import write_jsonl, write_parquet
@@ -68,10 +68,5 @@ def test_the_hubs_own_split_files(tmp_path):
 def test_parsing_names(tmp_path):
     given = parse_tasks(["gsm8k,aime24", " math500 = x/y "])
     assert given == {"gsm8k": None, "aime24": None, "math500": Path("x/y")}
-    for wrong in (["gsm8k,,aime24"], [""]):
-        with pytest.raises(ValueError, match="must name evaluation sets"):
-            parse_tasks(wrong)
-    with pytest.raises(ValueError, match="names gsm8k twice"):
-        parse_tasks(["gsm8k", "gsm8k=x"])
-    with pytest.raises(ValueError, match="task='aime' is not an evaluation set; did you mean 'aime2"):
-        suite("aime")
+    with pytest.raises(ValueError, match="must name evaluation sets"):
+        parse_tasks(["gsm8k,,aime24"])

@@ -8,6 +8,7 @@ import pytest
 
 from evidence import curves
 from proxima.experiments.sweep_file import read_sweep
+from tests.experiments.runs import answered, make_run, step
 
 CLAIMS = {
     "pruning": ["sweep", "more", "equal"],
@@ -25,17 +26,8 @@ def run_of(cell, seed, rewards, **more):
 
 
 def test_a_line_has_every_step_of_a_run(tmp_path):
-    folder = tmp_path / "a" / "seed-2"
-    folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(
-        json.dumps({"status": "done", "seed": 2, "eval": {"after": {"accuracy": 0.25}}})
-    )
-    records = [
-        {"kind": "train", "step": 1, "reward/mean": 0.123456},
-        {"kind": "eval", "step": 1},
-        {"kind": "train", "step": 2},
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    records = [step(1, 0.123456), answered(1, 0.25), {"kind": "train", "step": 2}]
+    make_run(tmp_path / "a" / "seed-2", records, seed=2, eval={"after": {"accuracy": 0.25}})
     (line,) = curves.results_of(tmp_path, "s")
     assert (line["sweep"], line["cell"], line["seed"], line["status"], line["after"]) == ("s", "a", 2, "done", 0.25)
     assert line["reward"] == [0.12346, None]

@@ -79,6 +79,8 @@ def test_what_is_no_run_is_said(tmp_path):
     assert "config.yaml" in line and "not YAML" in line and "restore the file, or delete it" in line
     (damaged / "config.yaml").unlink()
     assert (read_run(damaged).config, read_run(damaged).seed) == ({}, None)
+    (damaged / "summary.json").write_text('{"seed": 3}')
+    assert read_run(damaged).seed == 3
 
 
 def test_runs_are_found_in_folders_sweeps_and_patterns(tmp_path, monkeypatch):

@@ -91,9 +91,11 @@ def test_what_is_not_there_is_one_line(folder):
     for path in (
         "7/trend", "0/step/9", "0/step/1/group/99", "0/step/1/completion/9.9.9", "0/step/1/completion/x",
         "0/step/1/completion/1.0.0/token/999", "0/step/1/completion/1.0.0/compare?run=x&step=1", "nothing", "0/step/-1",
+        f"0/step/1/group/{'9' * 40}", f"0/step/1/completion/{'9' * 19}.0.0", "0/step/1/completion/1.0.0/token/%00",
+        "0/step/1/completion/%ff.0.0", "0/step/1/completion/1.0.0/compare?run=0&step=%F0%9F", "%2e%2e/config.yaml%00",
     ):  # fmt: skip
         answer = client.get(f"/api/{path}")
-        assert 400 <= answer.status_code < 500, path
+        assert answer.status_code == 404, path
         assert "\n" not in answer.json()["error"]
 
 
@@ -113,6 +115,7 @@ def test_search(folder):
     ]
     assert "no regular expression" in rows("(", 1).json()["error"]
     assert rows("x" * 501, 0).status_code == 404
+    assert client.get("/api/0/step/1/search?q=%ff%00&regex=1").status_code == 200
     assert rows("(a*)*" * 20 + "b", 1).status_code == 200  # no expression takes more than linear time
 
 

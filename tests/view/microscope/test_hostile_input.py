@@ -139,23 +139,6 @@ def test_a_name_with_newlines_that_is_no_utf8(ask):
     assert ask("/api/2/notes")[1] == {}
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        (f"/api/0/step/1/group/{'9' * 40}", 404),
-        (f"/api/0/step/1/completion/{'9' * 19}.0.0", 404),
-        ("/api/0/step/1/completion/0.0.0/token/%00", 404),
-        ("/api/0/step/1/completion/%ff.0.0", 404),
-        ("/api/0/step/1/search?q=%ff%00&regex=1", 200),
-        ("/api/0/step/1/completion/0.0.0/compare?run=0&step=%F0%9F", 404),
-        ("/%2e%2e/config.yaml%00", 404),
-    ],
-)
-def test_requests_that_no_page_sends(path, status, ask):
-    assert ask(path)[0] == status
-    assert ask("/api/0/state")[0] == 200
-
-
 def test_a_run_folder_that_is_removed_while_it_is_open(ask):
     assert ask("/api/3/step/1/completion/0.0.0/token/0")[0] == 200
     shutil.rmtree(ask.folder / "gone")

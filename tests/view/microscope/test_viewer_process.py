@@ -9,7 +9,6 @@ import urllib.request
 import pytest
 
 from proxima.core import SURROGATES
-from proxima.process import start as starting
 from proxima.runtime.watch.observer import RunInfo
 from proxima.view.microscope import viewer_process
 from proxima.view.microscope.viewer_process import ViewerObserver, ViewerProcess
@@ -41,23 +40,10 @@ def test_it_explains_and_ends_with_a_parent_that_is_killed(tmp_path):
     eventually(lambda: not is_running(int(pid)))
 
 
-LISTENS = """
-import socket, sys
-channel = socket.socket(fileno=int(sys.argv[1]))
-channel.send(b"http://127.0.0.1:1/\\n")
-while channel.recv(1): pass
-"""
-
-
-def test_it_ends_when_it_is_told(tmp_path, monkeypatch):
-    popen = subprocess.Popen
-
-    def listening(command, **options):
-        return popen([sys.executable, "-S", "-c", LISTENS, command[4]], **options)
-
-    monkeypatch.setattr(starting.subprocess, "Popen", listening)
+def test_it_ends_when_it_is_told(tmp_path, warm_processes):
+    make_step(tmp_path, SURROGATES["cppo"](), prompts=1, samples=2, tokens=6)
     viewer = ViewerProcess(tmp_path)
-    assert viewer.address() == "http://127.0.0.1:1/" and is_running(viewer.child.process.pid)
+    assert asked(viewer.address(), "0/state")["running"] and is_running(viewer.child.process.pid)
     viewer.end()
     assert not is_running(viewer.child.process.pid)
 
