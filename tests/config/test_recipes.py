@@ -126,18 +126,6 @@ def test_every_cell_of_a_pruning_sweep_is_a_run(file, tmp_path, monkeypatch):
     assert asked == {74} if "gsm8k" in file.stem else asked <= {74, 75}  # hundreds of questions: one epoch each
 
 
-def test_quickstart_asks_held_out_questions_that_it_does_not_train_on():
-    config = resolve(FOLDER / "quickstart.yaml").config
-    train, held_out = config.task.rows(config.seed), config.eval.task.rows(config.seed)
-
-    def questions(rows):
-        return {rows[i].messages[-1]["content"] for i in range(len(rows))}
-
-    assert len(held_out) >= 200
-    assert config.eval.limit >= 200
-    assert questions(train).isdisjoint(questions(held_out))
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_it_has_its_published_settings(name):
     settings = SETTINGS[name]
@@ -203,6 +191,7 @@ DIFFERENT = {  # what a small recipe says otherwise than the quickstart, beside 
 def test_the_small_recipes_differ_from_the_quickstart_in_their_method():
     base = resolve(FOLDER / "quickstart.yaml")
     usual = leaves(base)
+    assert usual["eval.limit"] >= 200 and usual["eval.task.size"] >= 200  # for an interval that says something
     for path in sorted(FOLDER.glob("cpu/*.yaml")):
         resolved = resolve(path, root=None)
         config, name = resolved.config, path.stem

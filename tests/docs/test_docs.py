@@ -173,12 +173,12 @@ def test_the_tables_lead_to_every_method():
         assert all(f"| [`{kind}`]({folder}{kind}.md) | " in text for kind in kinds), page.name
 
 
-def test_the_glossary_lists_every_name_of_a_metric():
+def test_the_glossary_has_every_name_of_a_metric_beside_ours():
     from proxima.experiments.metric_names import METRIC_ALIASES
 
-    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
-    missing = [name for pair in METRIC_ALIASES.items() for name in pair if f"`{name}`" not in text]
-    assert not missing
+    rows = (DOCS / "glossary.md").read_text(encoding="utf-8").splitlines()
+    for name, ours in METRIC_ALIASES.items():
+        assert any(f"`{name}`" in row for row in rows if row.startswith(f"| `{ours}` |")), name
 
 
 def test_the_page_on_the_mismatch_lists_what_health_judges():

@@ -175,17 +175,6 @@ def test_a_first_row_that_begins_otherwise_hides_no_opening():
     assert [prompt.opening for prompt in many.next(90)] == [0] * 50 + [64] * 40
 
 
-def test_refused_prompts_are_named():
-    made = source([1, 50], context=10, over_length="refuse")
-    with pytest.raises(ValueError) as caught:
-        made.next(2)
-    assert str(caught.value) == (
-        "data.over_length='refuse' refuses row 1: its prompt has 52 tokens; the model holds 10 tokens and one must be "
-        "left to generate: "
-        "shorten the rows or raise model.max_length, or set data.over_length=skip"
-    )
-
-
 def test_data_that_never_fits_ends_instead_of_turning_round():
     made = source([50, 60], context=10)
     with pytest.raises(ValueError, match="none of the 2 prompts fits; the model holds 10 tokens"):
@@ -197,8 +186,12 @@ def test_data_that_never_fits_ends_instead_of_turning_round():
 def test_survey_counts_and_moves_nothing():
     made = source([1, 50, 2, 50, 3], context=10)
     assert (made.count_over_length(), made.count_over_length(2), made.skipped, made.cursor.drawn) == (2, 1, 0, 0)
-    with pytest.raises(ValueError, match="row 1: its prompt has 52 tokens"):
+    with pytest.raises(ValueError) as caught:
         source([1, 50], context=10, over_length="refuse").count_over_length()
+    assert str(caught.value) == (
+        "data.over_length='refuse' refuses row 1: its prompt has 52 tokens; the model holds 10 tokens and one must be "
+        "left to generate: shorten the rows or raise model.max_length, or set data.over_length=skip"
+    )
 
 
 def test_a_resumed_source_continues():

@@ -1,14 +1,12 @@
 """The lines of a run, character by character, on a clock that stands still."""
 
 import io
-import re
 import time
 from pathlib import Path
 
 import pytest
 
 from proxima.evaluate.headline import Headline
-from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.observer import WarningList
 from proxima.view.diagnostics import warnings_about
 from proxima.view.log_lines import (
@@ -235,18 +233,6 @@ def test_a_terminal_has_the_progress_below_the_lines(clock):
     lines.step(quiet(1))
     after = stream.getvalue().removeprefix(before + drawn)
     assert after.startswith(f"\r{' ' * len(drawn)}\r12:04:35  step   1/40") and after.endswith("\n")
-
-
-def test_the_report_of_a_distillation_has_its_first_and_its_last_divergence(tmp_path):
-    folder, gaps = RunFolder(tmp_path / "run"), {1: 0.5, 2: 0.3, 3: 0.25}
-    folder.begin()
-    observer = RunViews(None)
-    observer.started(info(folder.path, steps=3))
-    for step, gap in gaps.items():
-        folder.append_metrics(record(step, **{"distillation/divergence": gap}))
-    observer.finished({"status": "done", "steps": 3, "seconds": 9.0})
-    words = " ".join(re.sub("<[^>]*>", " ", folder.report.read_text(encoding="utf-8")).split())
-    assert "Divergence from the teacher, first and last step 0.50 → 0.25" in words
 
 
 def test_all_watchers_together(tmp_path):

@@ -302,6 +302,12 @@ def test_a_run_with_almost_nothing(tmp_path):
     assert "0/200 right after step 1 95 % interval 0.000 to 0.019" in page.words
 
 
+def test_a_distillation_has_its_first_and_its_last_divergence(tmp_path):
+    lines = [record(number, **{"distillation/divergence": gap}) for number, gap in ((1, 0.5), (2, 0.3), (3, 0.25))]
+    _, page = recorded(tmp_path / "run", lines)
+    assert "Divergence from the teacher, first and last step 0.50 → 0.25" in page.words
+
+
 def test_a_long_run_stays_small(tmp_path):
     folder, page = recorded(tmp_path / "run", [record(step, 1000) for step in range(1, 1001)])
     assert len(page.data["0/trend"]["steps"]) == 1000 and folder.report.stat().st_size < 500_000

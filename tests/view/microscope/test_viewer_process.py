@@ -5,15 +5,16 @@ import json
 import subprocess
 import sys
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
 from proxima.core import SURROGATES
-from proxima.runtime.watch.observer import RunInfo
 from proxima.view.microscope import viewer_process
 from proxima.view.microscope.viewer_process import ViewerObserver, ViewerProcess
 from tests.processes import eventually, is_running
 from tests.view.microscope.stored_run import make_step
+from tests.view.synthetic import info
 
 
 def asked(address, path):
@@ -49,25 +50,16 @@ def test_it_ends_when_it_is_told(tmp_path, warm_processes):
 
 
 def test_a_run_prints_the_address_and_a_notebook_shows_it(tmp_path, monkeypatch):
-    class Started:
-        def __init__(self, folder):
-            self.folder = folder
-
-        def address(self):
-            return "http://127.0.0.1:1/"
-
-        def end(self):
-            self.folder = None
-
-    monkeypatch.setattr(viewer_process, "ViewerProcess", Started)
+    ended = []
+    viewer = SimpleNamespace(address=lambda: "http://127.0.0.1:1/", end=lambda: ended.append(True))
+    monkeypatch.setattr(viewer_process, "ViewerProcess", lambda folder: viewer)
     stream = io.StringIO()
     observer = ViewerObserver(stream)
-    observer.started(RunInfo(version="", algorithm="", model="", seed=1, folder=tmp_path, steps=1, composition=""))
+    observer.started(info(tmp_path))
     eventually(lambda: stream.getvalue().endswith("\n"))
     assert stream.getvalue() == "view  http://127.0.0.1:1/  until the run ends\n"
-    viewer = observer.viewer
     observer.finished({})
-    assert viewer.folder is None
+    assert ended
 
 
 def test_without_the_server_it_is_refused_before_the_run(monkeypatch):
