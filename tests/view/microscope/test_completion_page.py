@@ -177,3 +177,5 @@ def test_an_episode_counts_once_in_its_group_with_the_tokens_that_the_model_wrot
     once, group = [row["reward"] for key, row in rows.items() if key != (3, 2, 0)], file.groups()[3]
     assert (group["mean"], group["answer"]) == (pytest.approx(np.mean(once)), "4")
     assert group["length_mean"] == sum(sizes.values()) / 8
+    scored = [page.row["reward"] for (uid, sample, _), page in played.items() if uid == 7 and sample < 7]
+    assert file.groups()[7]["mean"] == pytest.approx(np.mean(scored))
