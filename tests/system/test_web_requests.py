@@ -5,8 +5,6 @@ import contextlib
 import json
 import socket
 import threading
-from functools import partial
-from queue import SimpleQueue
 
 import pytest
 
@@ -16,7 +14,7 @@ from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint
 from proxima.system.web_requests import name_in_host
 from tests.reward.make import LONG, SHORT
-from tests.reward.served import request_of, served
+from tests.reward.served import request_of, running, served
 from tests.view.microscope import stored_run
 
 NOTE = {"key": "1/0.0.0", "text": "odd"}
@@ -40,29 +38,11 @@ def scorer(folder, **limits):
         yield int(made.url.rpartition(":")[2])
 
 
-@contextlib.contextmanager
 def agents(folder):
     async def answer(key, asked):
         return ChatAnswer(content="hi")
 
-    async def run():
-        endpoint = ChatEndpoint("policy", answer)
-        stop = asyncio.Event()
-        await endpoint.start()
-        end = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
-        started.put((int(endpoint.address.removesuffix("/v1").rpartition(":")[2]), end))
-        await stop.wait()
-        await endpoint.close()
-
-    started = SimpleQueue()
-    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
-    thread.start()
-    port, end = started.get(timeout=LONG)
-    try:
-        yield port
-    finally:
-        end()
-        thread.join(LONG)
+    return running(ChatEndpoint("policy", answer)._server, asyncio.run)
 
 
 SERVERS = {
