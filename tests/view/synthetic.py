@@ -84,19 +84,17 @@ def evals(correct, questions=200):
 
 def whole_run(path, steps=40, finished=True):
     """A run with answers, or with `finished=False` one that was killed after its last step."""
-    measured = {"before": {0: 25}, "step": {number: 25 + 4 * number for number in range(10, steps, 10)}}
-    measured |= {"after": {steps: 188}} if finished else {}
-    lines = [record(number, steps) for number in range(1, steps + 1)]
-    for label, values in measured.items():
-        lines += [evaluation(number, label, correct) for number, correct in values.items()]
+    measured = [(0, "before", 25), *((number, "step", 25 + 4 * number) for number in range(10, steps, 10))]
+    measured += [(steps, "after", 188)] if finished else []
+    lines = [record(number, steps) for number in range(1, steps + 1)] + [evaluation(*each) for each in measured]
     done = {"seconds": 163.0, "model": "SmolLM2-135M-Instruct", "peak_memory_bytes": 3_650_722_202}
     lines.sort(key=lambda line: line["step"])
     folder = RunFolder(make_run(path, lines, steps=40, status="done" if finished else None, **done))
     folder.write_environment(describe_environment(1))
     folder.evals.mkdir()
-    for label in measured.keys() - {"step"}:
-        ((number, correct),) = measured[label].items()
-        write_evals(folder.eval_file(number, label), number, evals(correct))
+    for number, label, correct in measured:
+        if label != "step":
+            write_evals(folder.eval_file(number, label), number, evals(correct))
     folder.rollouts.mkdir()
     for number in range(1, steps + 1):
         groups = step_groups(number, steps)

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from proxima.experiments import compare_runs, find_runs, read_run
 from proxima.runtime.state.rollouts import write_rollouts
 from proxima.view.comparison_page import write_comparison
 from proxima.view.report import write_report
 from tests.campaigns import campaign
 from tests.experiments.runs import CONFIG, curve, make_sweep
+from tests.experiments.runs import comparison as compared
 from tests.view.microscope.test_page import LOOKS, UNNAMED, browser, listened, needs_browser, serious  # noqa: F401
 from tests.view.microscope.test_stages import written
 from tests.view.synthetic import group, records, whole_run
@@ -42,8 +42,7 @@ def comparison(tmp_path_factory):
             for s in (1, 2, 3)
         }
     root = make_sweep(tmp_path_factory.mktemp("sweep"), cells)
-    compared = compare_runs([read_run(folder) for folder in find_runs([root])], target=0.5)
-    return write_comparison(compared, root / "compare.html", over="train.optimizer.lr")
+    return write_comparison(compared(root, target=0.5), root / "compare.html", over="train.optimizer.lr")
 
 
 @contextmanager
