@@ -14,7 +14,8 @@ import yaml
 
 from proxima.core import CORRECTIONS, SURROGATES, TokenSum, policy_loss, precompute
 from proxima.core.divergence import divergence
-from proxima.data import Completion, Group, PolicyBatch, Prompt, Score, Trajectory
+from proxima.data import Completion, Group, Prompt, Score, Trajectory
+from proxima.laws.batches import make_batch
 from proxima.runtime.state.rollouts import write_rollouts
 from proxima.train import TokenStatistics
 from proxima.train.completion_record import CompletionRecord
@@ -52,30 +53,17 @@ def recipe(surrogate, corrections, model):
     }
 
 
-def policy_batch(surrogate, lengths, seed=0, spread=0.4):
-    """Tokens of a step: some far from μ, advantages of both signs, the proximal policy μ itself."""
-    draw = torch.Generator().manual_seed(seed)
-    tokens, edges = sum(lengths), np.cumsum([0, *lengths])
-    behavior = -torch.rand(tokens, generator=draw) * 3 - 0.01
-    current = (behavior + spread * torch.randn(tokens, generator=draw)).clamp(max=-1e-4)
-    advantage = torch.randn(len(lengths), generator=draw).repeat_interleave(torch.tensor(lengths))
-    top_k = {}
-    if "top_k" in surrogate.needs:  # of each policy, three other tokens that share most of what is left
-        share = torch.randn(tokens, 4, generator=draw)
-        shares = {"behavior_top_k_log_prob": share, "top_k_log_prob": share + spread * torch.randn(4, generator=draw)}
-        top_k = {"token": torch.zeros(tokens, dtype=torch.long), "top_k": torch.arange(1, 4).expand(tokens, 3)}
-        for (name, logits), sampled in zip(shares.items(), (behavior, current), strict=True):
-            top_k[name] = logits.log_softmax(1)[:, :3] + (-torch.expm1(sampled)).log()[:, None]
-    return PolicyBatch(
-        **top_k,
-        log_prob=current,
-        behavior_log_prob=behavior,
-        proximal_log_prob=behavior,
-        advantage=advantage,
-        entropy=torch.rand(tokens, generator=draw) * 3,
-        policy_version=torch.zeros(tokens, dtype=torch.long),
-        loss_mask=torch.ones(tokens, dtype=torch.bool),
-        cu_seqlens=torch.from_numpy(edges),
+def policy_batch(lengths, seed=0):
+    """Tokens of a step: some far from μ, advantages of both signs, one for each sequence, the proximal policy μ
+    itself."""
+    all_trained = {"out_of_loss": 0.0, "not_sampled": 0.0, "garbage": False, "proximal": "behavior"}
+    batch = make_batch(lengths, seed=seed, spread=0.4, dtype=torch.float32, **all_trained)
+    advantage = torch.randn(len(lengths), generator=torch.Generator().manual_seed(seed))
+    return replace(
+        batch,
+        log_prob=batch.log_prob.detach(),
+        advantage=advantage.repeat_interleave(torch.tensor(lengths)),
+        policy_version=torch.zeros(len(batch), dtype=torch.long),
     )
 
 
@@ -96,7 +84,7 @@ def step_content(
     """Groups of random tokens, what became of each completion, and the batch, what was kept of it, and the weights."""
     draw = np.random.default_rng(seed)
     lengths = lengths or [int(draw.integers(1, tokens + 1)) for _ in range(prompts * samples)]
-    batch = policy_batch(surrogate, lengths, seed)
+    batch = policy_batch(lengths, seed)
     keep, weight, selected = decided(batch, surrogate, corrections)
     optional = {} if selected is None else {"selected": selected.numpy()}
     if "top_k" in surrogate.needs:
