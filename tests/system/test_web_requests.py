@@ -137,9 +137,11 @@ def test_bodies(ports, name, body, status):
         (f"/api/0/step/{'9' * 5000}", 400),
         (f"/api/0/trend?after={'9' * 5000}", 404),
         (f"/api/0/step/{'9' * 300}", 404),
+        ("/api/0/step/1/completion/%ff.0.0/token/%00", 404),
+        ("/api/0/step/1/search?q=%ff%00&regex=1", 200),
     ],
 )
-def test_numbers_in_a_path(ports, path, status):
+def test_numbers_and_odd_bytes_in_a_path(ports, path, status):
     assert sent(ports["view"], "view", path=path, method="GET", body=b"") == status
     if status == 400:
         assert sent(ports["view"], "view", path=path, method="GET", body=b"", host="evil.com") == 403

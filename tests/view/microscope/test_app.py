@@ -115,7 +115,6 @@ def test_search(folder):
     ]
     assert "no regular expression" in rows("(", 1).json()["error"]
     assert rows("x" * 501, 0).status_code == 404
-    assert client.get("/api/0/step/1/search?q=%ff%00&regex=1").status_code == 200
     assert rows("(a*)*" * 20 + "b", 1).status_code == 200  # no expression takes more than linear time
 
 
