@@ -14,7 +14,7 @@ import time
 import uuid
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,10 +126,15 @@ def forked_subprocess(started: list[Any] | None = None) -> Any:
     """
 
     def start(command: list[str], **options: Any) -> Any:
+        if command[1:3] == ["-m", "torch.distributed.run"]:
+            command = [*LAUNCHER, *command[3:]]
         light = any(word.startswith("proxima.process.") for word in command[:4])
         process = (subprocess.Popen if light else WarmPopen)(command, **options)
         if started is not None:
             started.append(process)
         return process
 
-    return SimpleNamespace(**{**vars(subprocess), "Popen": start})
+    names = {**vars(subprocess), "Popen": start}
+    run = FunctionType(subprocess.run.__code__, names)  # which starts by the name `Popen`
+    run.__kwdefaults__ = subprocess.run.__kwdefaults__
+    return SimpleNamespace(**{**names, "run": run})

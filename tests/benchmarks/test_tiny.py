@@ -20,9 +20,9 @@ from benchmarks.simulate_vs_run.run import SETTINGS
 from proxima.process import start as starting
 from proxima.runtime.watch.activity import Activity
 from proxima_plan.rehearsal import rehearsal
-from tests.benchmarks.processes import Subprocess
 from tests.cli.warm_rehearsals import WarmExecutor
 from tests.runtime.episode_world import MARK
+from tests.warm import forked_subprocess
 
 BATCH = "--prompts 2 --completions 2"
 TINY = {  # the options of each
@@ -93,7 +93,7 @@ def smaller(recipe):
 @pytest.fixture
 def measured(monkeypatch, tiny_model, tmp_path, capsys):
     """A function that runs a benchmark with its options, one measurement of each side; returns its result."""
-    started = Subprocess(tmp_path / "log.txt")
+    forked = forked_subprocess(started := [])
     engine = {"kind": "local", "slots": 8, "dtype": "float32"}
     smallest = {"engine": engine, "sampling": {"max_tokens": 8}, "train__prompts_per_step": 2}
     # the runs are no children of this process
@@ -104,8 +104,8 @@ def measured(monkeypatch, tiny_model, tmp_path, capsys):
 
     def run(claim):
         module = importlib.import_module(f"benchmarks.{claim}.run")
-        changes = {"CACHE": tmp_path / "cache", "Side": Sides, "subprocess": started}
-        changes |= {"Popen": started.Popen, "run_process": started.run}
+        changes = {"CACHE": tmp_path / "cache", "Side": Sides, "subprocess": forked}
+        changes |= {"Popen": forked.Popen, "run_process": forked.run}
         parts = [part for name, part in sys.modules.items() if name.startswith(f"benchmarks.{claim}.")]
         for place in (harness, long_tail, *parts):
             for name in changes.keys() & vars(place).keys():
@@ -128,7 +128,9 @@ def measured(monkeypatch, tiny_model, tmp_path, capsys):
         return result
 
     yield run
-    started.end()
+    for process in started:  # none outlives its test
+        process.kill()
+        process.wait()
 
 
 def own_side_of_vllm(module, model, out):

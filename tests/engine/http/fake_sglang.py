@@ -85,34 +85,25 @@ class FakeSglang(SmallHttpServer):
     async def answer(self, call):
         if self.options.api_key and call.headers.get("authorization") != f"Bearer {self.options.api_key}":
             return httpx.Response(401, json={"error": "Unauthorized"})
-        path = call.url.path
-        self.controls += path == "/pause_generation"
-        if (call.method, path) not in self.table():
-            return httpx.Response(405 if any(path == other for _, other in self.table()) else 404, json={})
-        made = self.table()[call.method, path](json.loads(call.content or "{}"))
-        return await made if asyncio.iscoroutine(made) else made
+        self.controls += call.url.path == "/pause_generation"
+        made = self.table()[call.method, call.url.path](json.loads(call.content or "{}"))
+        made = await made if asyncio.iscoroutine(made) else made
+        return made if isinstance(made, httpx.Response) else httpx.Response(200, json=made)
 
     def table(self):
-        """What answers each call."""
-        controls = {
-            "generate": self.generate,
-            "tokenize": self.tokenize,
-            "pause_generation": self.pause,
-            "continue_generation": self.resume,
-            "flush_cache": self.flush,
-            "update_weights_from_disk": self.update_weights_from_disk,
+        """What answers each call: a response, or the JSON of a good one."""
+        return {
+            ("POST", "/generate"): self.generate,
+            ("POST", "/tokenize"): self.tokenize,
+            ("POST", "/pause_generation"): self.pause,
+            ("POST", "/continue_generation"): self.resume,
+            ("POST", "/flush_cache"): self.flush,
+            ("POST", "/update_weights_from_disk"): self.update_weights_from_disk,
+            ("GET", "/model_info"): lambda _: self.model_info(),
+            ("GET", "/server_info"): lambda _: self.server_info(),
+            ("GET", "/get_load"): lambda _: [self.load()],
+            ("GET", "/v1/models"): lambda _: {"data": [{"max_model_len": self.options.context_length}]},
         }
-        questions = {
-            "health": lambda _: httpx.Response(200),
-            "model_info": lambda _: httpx.Response(200, json=self.model_info()),
-            "server_info": lambda _: httpx.Response(200, json=self.server_info()),
-            "get_load": lambda _: httpx.Response(200, json=[self.load()]),
-            "v1/models": lambda _: httpx.Response(
-                200, json={"data": [{"id": self.path, "max_model_len": self.options.context_length}]}
-            ),
-        }
-        table = {("POST", f"/{name}"): work for name, work in controls.items()}
-        return table | {("GET", f"/{name}"): work for name, work in questions.items()}
 
     def model_info(self):
         return {
@@ -135,9 +126,7 @@ class FakeSglang(SmallHttpServer):
 
     def tokenize(self, body):
         tokens = self.tokenizer(body["prompt"], add_special_tokens=body.get("add_special_tokens", True)).input_ids
-        return httpx.Response(
-            200, json={"tokens": tokens, "count": len(tokens), "max_model_len": self.options.context_length}
-        )
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": self.options.context_length}
 
     # control
 
@@ -145,62 +134,48 @@ class FakeSglang(SmallHttpServer):
         mode = body.get("mode", "abort")
         self.paused = True
         if mode == "abort":
-            self.abort_all()
+            for request in self.running.values():
+                request.aborted = True
             while self.running:
                 await asyncio.sleep(0)
         elif mode == "retract":
             for request in self.running.values():
                 request.waiting, request.kv = True, -1
-        return httpx.Response(200, json={"message": "Generation paused successfully.", "status": "ok"})
+        return {"message": "Generation paused successfully.", "status": "ok"}
 
     def resume(self, _):
         self.paused = False
         for request in self.running.values():
             request.waiting = False
-        return httpx.Response(200, json={"message": "Generation continued successfully.", "status": "ok"})
-
-    def abort_all(self):
-        for request in self.running.values():
-            request.aborted = True
-
-    def flushed(self):
-        if any(not request.waiting for request in self.running.values()):
-            return False
-        self.prefixes.clear()
-        return True
+        return {"message": "Generation continued successfully.", "status": "ok"}
 
     def flush(self, _):
+        held = any(not request.waiting for request in self.running.values())
+        if not held:
+            self.prefixes.clear()
         text = "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n"  # noqa: E501
-        return httpx.Response(200 if self.flushed() else 400, text=text)
+        return httpx.Response(400 if held else 200, text=text)
 
-    async def update_weights_from_disk(self, body):
+    def update_weights_from_disk(self, body):
         from transformers import AutoModelForCausalLM
 
-        if body.get("abort_all_requests"):
-            self.abort_all()
-        while self.running and not self.paused:  # the lock of those who write weights
-            await asyncio.sleep(0)
-        try:
-            if not (Path(body["model_path"]) / "config.json").is_file():
-                raise OSError(f"no model in {body['model_path']}")
-            self.model = AutoModelForCausalLM.from_pretrained(body["model_path"]).eval()
-        except Exception as error:
-            answer = {"success": False, "message": f"Failed to update weights: {error}.", "num_paused_requests": 0}
-            return httpx.Response(400, json=answer)
+        if not (Path(body["model_path"]) / "config.json").is_file():
+            message = f"Failed to update weights: no model in {body['model_path']}."
+            return httpx.Response(400, json={"success": False, "message": message, "num_paused_requests": 0})
+        self.model = AutoModelForCausalLM.from_pretrained(body["model_path"]).eval()
         self.weights += 1
         self._logits.clear()
         self.path = body["model_path"]
         self.version = body.get("weight_version") or self.version
-        return httpx.Response(
-            200, json={"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
-        )
+        return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
 
     # generation
 
     async def generate(self, body):
         sampling = {**self.options.preferred_sampling_params, **body.get("sampling_params", {})}
-        if (refusal := self.refusal(body, sampling)) is not None:
-            return httpx.Response(400, json={"error": {"message": refusal}})
+        if sampling.get("top_k", -1) != -1 and sampling["top_k"] < 1:
+            message = f"top_k must be -1 (disable) or at least 1, got {sampling['top_k']}."
+            return httpx.Response(400, json={"error": {"message": message}})
         ids = body["input_ids"]
         room = self.options.context_length - 1
         if self.options.allow_auto_truncate:
@@ -212,16 +187,7 @@ class FakeSglang(SmallHttpServer):
         sampling["max_new_tokens"] = min(sampling.get("max_new_tokens") or 128, max(room - 1 - len(ids), 0))
         if body.get("stream"):
             return httpx.Response(200, content=self.stream(body, sampling))
-        return httpx.Response(200, json=[completion async for completion in self.outputs(body, sampling)][-1])
-
-    def refusal(self, body, sampling):
-        if not body.get("input_ids"):
-            return "input_ids cannot be empty."
-        if sampling.get("top_k", -1) != -1 and sampling["top_k"] < 1:
-            return f"top_k must be -1 (disable) or at least 1, got {sampling['top_k']}."
-        if not 0 < sampling.get("top_p", 1.0) <= 1:
-            return f"top_p must be in (0, 1], got {sampling['top_p']}."
-        return None
+        return [completion async for completion in self.outputs(body, sampling)][-1]
 
     async def stream(self, body, sampling):
         seen = 0
@@ -239,8 +205,6 @@ class FakeSglang(SmallHttpServer):
     async def outputs(self, body, sampling):
         """The whole answer so far, after each token (or `stream_interval` of them)."""
         rid = body.get("rid") or f"none-{self.random.integers(1 << 60)}"
-        while self.paused:  # a new request waits outside
-            await asyncio.sleep(0.001)
         running = Running(body, sampling, [], self.weights, self.draws_of(rid, body), self.controls)
         running.kv = self.read_prefix(tuple(body["input_ids"]))
         self.running[rid] = running
@@ -292,8 +256,6 @@ class FakeSglang(SmallHttpServer):
     def logits(self, ids):
         key = tuple(ids)
         if key not in self._logits:
-            if len(self._logits) > 4096:
-                self._logits.clear()
             with torch.inference_mode():
                 self._logits[key] = self.model(torch.tensor([ids])).logits[0, -1].double()
         return self._logits[key]
@@ -326,11 +288,6 @@ class FakeSglang(SmallHttpServer):
             ids = {self.tokenizer.eos_token_id, *(sampling.get("stop_token_ids") or ())}
             if request.tokens[-1] in ids:
                 return {"type": "stop", "matched": request.tokens[-1]}
-        if stops := sampling.get("stop"):
-            text = self.tokenizer.decode(request.tokens, skip_special_tokens=sampling.get("skip_special_tokens", True))
-            for stop in [stops] if isinstance(stops, str) else stops:
-                if stop in text:
-                    return {"type": "stop", "matched": stop}
         if len(request.tokens) >= sampling["max_new_tokens"]:
             return {"type": "length", "length": sampling["max_new_tokens"]}
         return None
