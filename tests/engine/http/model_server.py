@@ -28,7 +28,6 @@ class ModelVllm(FakeVllm):
         super().__init__(sleeps=sleeps)
         loaded = load(folder, dtype=torch.float32, device="cpu")
         self.model, self.tokenizer, self.folder = loaded.model, loaded.tokenizer, folder
-        self.length = 256
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         path, key = request.url.path, os.environ.get("VLLM_API_KEY")
@@ -40,7 +39,7 @@ class ModelVllm(FakeVllm):
         if path == "/health":
             return httpx.Response(200)
         if path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": self.folder, "max_model_len": self.length}]})
+            return httpx.Response(200, json={"data": [{"id": self.folder, "max_model_len": 256}]})
         if path == "/tokenize":
             text = json.loads(request.content)["prompt"]
             return httpx.Response(200, json={"tokens": self.tokenizer(text, add_special_tokens=False).input_ids})

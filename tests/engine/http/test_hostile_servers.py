@@ -38,9 +38,6 @@ TO_END = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: clo
 class Words:
     """The tokenizer of the fake."""
 
-    def decode(self, tokens: Any, skip_special_tokens: bool = True) -> str:
-        return " ".join(map(str, tokens))
-
     def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
         return {"input_ids": [len(word) for word in text.split()]}
 

@@ -119,7 +119,6 @@ def test_tokens_that_were_changed_are_refused(tokenizer):
 def test_vllm_is_sent_the_images_as_parts_of_the_content(tokenizer):
     job, _ = job_of(tokenizer)
     request, fake = job.token_request("r", salt="s", seeded=False, chunk_tokens=1), FakeVllm()
-    fake.length = 300
 
     async def ask():
         return [chunk async for chunk in VllmDialect().stream(fake.client(), FACTS, request)]
