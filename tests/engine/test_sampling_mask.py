@@ -14,10 +14,22 @@ from proxima.engine.sampler import sample_tokens
 from proxima.model import Policy
 from tests.engine.helpers import behavior, engine, requests, rows_of, run
 from tests.engine.test_interrupt import SEEDS, published_midway
-from tests.engine.test_sampler import CASES, brute, settings
+from tests.engine.test_sampler import brute, settings
 from tests.model.rows import loaded, plain_logits
 
 V = 12
+CASES = [
+    {},
+    {"temperature": 0.5},
+    {"top_k": 3},
+    {"top_k": 1},
+    {"top_k": 500},
+    {"top_p": 0.6},
+    {"top_p": 1e-6},
+    {"min_p": 0.3},
+    {"top_k": 6, "top_p": 0.9, "min_p": 0.2, "temperature": 1.5},
+    {"top_p": 0.8, "min_p": 0.05, "temperature": 0.7},
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
