@@ -61,7 +61,14 @@ def brute(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 def test_ties_and_every_truncation_together(logits, temperature, top_k, top_p, min_p, u):
     case = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     p = brute(logits, **case)
-    out = sample_tokens(torch.tensor([logits]), settings(1, **case), torch.tensor([u]))
+    rows, uniform = settings(1, **case), torch.tensor([u])
+    out = sample_tokens(torch.tensor([logits]), rows, uniform, masks=True)
+    plain = sample_tokens(torch.tensor([logits]), rows, uniform)
+    assert plain.sets == [] and plain.columns == out.columns
+    truncated = top_k > 0 or top_p < 1 or min_p > 0
+    likely, possible = ({v for v, x in enumerate(p) if x > least and truncated} for least in (1e-5, 0))
+    ids = out.sets[0].tolist()
+    assert likely <= set(ids) <= possible and ids == sorted(ids)  # in float32, the rarest may be left out
     token = int(out.columns["tokens"])
     assert p[token] > 0, "a token outside the truncation was drawn"
     assert float(out.columns["sampled_log_prob"]) == pytest.approx(math.log(p[token]), abs=1e-5)

@@ -1,5 +1,5 @@
-"""The tokens that could be sampled, from the local engine: those of a plain truncation, with every token; nothing where
-nothing is truncated; the same among other requests and when they are interrupted."""
+"""The tokens that could be sampled, from the local engine: those of a plain truncation (test_sampler.py has more), with
+every token; nothing where nothing is truncated; the same among other requests and when they are interrupted."""
 
 import asyncio
 from dataclasses import replace
@@ -18,32 +18,6 @@ from tests.engine.test_sampler import brute, settings
 from tests.model.rows import loaded, plain_logits
 
 V = 12
-CASES = [
-    {},
-    {"temperature": 0.5},
-    {"top_k": 3},
-    {"top_k": 1},
-    {"top_k": 500},
-    {"top_p": 0.6},
-    {"top_p": 1e-6},
-    {"min_p": 0.3},
-    {"top_k": 6, "top_p": 0.9, "min_p": 0.2, "temperature": 1.5},
-    {"top_p": 0.8, "min_p": 0.05, "temperature": 0.7},
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_set_is_what_brute_force_keeps(case):
-    logits = 1.5 * torch.randn(20, V, generator=torch.Generator().manual_seed(3))
-    uniform = torch.rand(20, generator=torch.Generator().manual_seed(4))
-    drawn = sample_tokens(logits, settings(20, **case), uniform, masks=True)
-    truncated = case.keys() & {"top_k", "top_p", "min_p"}
-    expected = [[v for v, p in enumerate(brute(row.tolist(), **case)) if p > 0] for row in logits]
-    assert [ids.tolist() for ids in drawn.sets] == (expected if truncated else [[]] * 20)
-    plain = sample_tokens(logits, settings(20, **case), uniform)
-    assert plain.sets == []
-    for name in ("tokens", "sampled_log_prob", "untruncated_log_prob"):
-        assert torch.equal(drawn.columns[name], plain.columns[name])
 
 
 def test_rows_that_are_greedy_or_whole_have_none():
