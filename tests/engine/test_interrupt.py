@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -115,37 +116,66 @@ CALLS = st.tuples(st.integers(0, 9), st.sampled_from(["publish", "keep", "wait",
 @settings(max_examples=20)
 @given(st.sampled_from(["recompute", "keep", "finish"]), st.lists(CALLS, max_size=8))
 def test_any_schedule_gives_each_request_one_completion_with_true_log_probs(interrupt, schedule):
-    asyncio.run(follow(interrupt, schedule))
+    asyncio.run(follow(interrupt, schedule, *undisturbed()))
 
 
-async def follow(interrupt, schedule):
+@cache
+def undisturbed():
+    """Requests, and their completions if nobody interrupts them."""
     asked = [replace(r, prompt=prompt(r.prompt.uid, 4)) for r in requests(3, 4, max_tokens=10)]
+    return asked, run(engine(slots=8), asked)
+
+
+async def follow(interrupt, schedule, asked, undisturbed):
+    """After each call, what it promises holds."""
+    stopped, paused = set(), False
     local, arrived, version = engine(slots=8, interrupt=interrupt), [], 0
-    checked_leaders(local)
+    scheduler, _ = local.scheduler, checked_leaders(local)
 
     async def gather():
         arrived.extend([completion async for completion in local.generate(asked)])
 
+    def left():
+        return [entry.prompt.uid for entry in scheduler.waiting] + [r.request.prompt.uid for r in scheduler.running]
+
     task = asyncio.ensure_future(gather())
+    await steps(local, 1)
     for wait, call in schedule:
+        sampled = scheduler.generated_tokens
         await steps(local, wait)
+        assert not paused or scheduler.generated_tokens == sampled
+        waiting = (await local.health()).waiting
         if call == "publish" and version < 2:
             version += 1
             await local.publish(WeightUpdate(version=version, module=copied("llama", SEEDS[version]).model))
-        elif call in ("keep", "wait"):
-            await local.pause(call)
-        elif call == "abort_all":
-            await local.pause("abort")
+        elif call in ("keep", "wait", "abort_all"):
+            await local.pause(call.removesuffix("_all"))
+            paused = True
+            health = await local.health()
+            assert call != "wait" or (health.running, health.waiting) == (0, waiting)
         elif call == "resume":
             await local.resume()
+            paused = False
         elif call == "abort":
             await local.abort(1)
+            await local.abort(99)
+            stopped.add(1)
+            assert 1 not in left()
+        if call == "abort_all":  # all arrives, though the engine is paused
+            await steps(local, 9)
+            assert task.done() and not left()
+            stopped |= {0, 1, 2}
     await local.resume()
     assert (await local.health()).version == version
     await task
     made = {c.key: c for c in arrived}
     assert len(arrived) == len(made) == len(asked)
     ordered = [made[r.key] for r in asked]
+    for c, whole in zip(ordered, undisturbed, strict=True):
+        assert c.finish_reason != "abort" or c.prompt_uid in stopped
+        if not version:
+            assert c.tokens.tolist() == whole.tokens[: len(c.tokens)].tolist()
+            assert c.finish_reason == "abort" or c == whole
     assert all(list(c.policy_version) == sorted(c.policy_version) for c in ordered)
     assert interrupt != "finish" or all(len(set(c.policy_version)) <= 1 for c in ordered)
     pairs = [(r, c) for r, c in zip(asked, ordered, strict=True) if len(c.tokens)]

@@ -260,35 +260,6 @@ def test_an_empty_prompt_is_refused_and_other_requests_are_unharmed():
 # ---- abort, pause, publish -------------------------------------------------------------------------------------------
 
 
-async def test_abort_ends_the_running_and_the_waiting_of_one_prompt():
-    local, asked = engine(slots=8), requests(3, 6, max_tokens=30, top_k=40)
-    task = asyncio.ensure_future(collect(local, asked))
-    await steps(local, 6)
-    await local.abort(1)  # two of it run, four wait
-    await local.abort(99)
-    given = await task
-    assert [c.key for c in given] == [r.key for r in asked]
-    aborted = [c for c in given if c.finish_reason == "abort"]
-    assert [c.prompt_uid for c in aborted] == [1] * 6 and {len(c.tokens) == 0 for c in aborted} == {True, False}
-    for c, whole in zip(given, await undisturbed(asked), strict=True):
-        if c.finish_reason == "abort":
-            assert c.tokens.tolist() == whole.tokens[: len(c.tokens)].tolist() and len(c.tokens) < len(whole.tokens)
-        else:
-            assert c == whole
-
-
-async def test_a_paused_engine_samples_nothing_and_loses_nothing():
-    local, asked = engine(slots=8), requests(2, 4, max_tokens=25)
-    task = asyncio.ensure_future(collect(local, asked))
-    await steps(local, 7)
-    await local.pause()
-    tokens = local.scheduler.generated_tokens
-    await steps(local, 50)
-    assert local.scheduler.generated_tokens == tokens > 0 and not task.done()
-    await local.resume()
-    assert await task == await undisturbed(asked)
-
-
 async def test_publishing_the_same_weights_changes_nothing():
     local, asked = engine(), requests(2, 4)
     task = asyncio.ensure_future(collect(local, asked))
@@ -387,32 +358,6 @@ def test_scores_are_the_trainers_log_probs(kind, decoder, prefill_tokens):
     assert local.capabilities.score and scored.pop(1).shape == (0,) and scored[0].dtype == "float32"
     expected = trainer_log_prob(kind, asked, given)
     torch.testing.assert_close(torch.from_numpy(np.concatenate(scored)), expected, rtol=0, atol=2e-5)
-
-
-async def test_pausing_with_wait_finishes_what_runs_and_admits_no_other():
-    local, asked = engine(slots=8), requests(3, 6, max_tokens=15)
-    task = asyncio.ensure_future(collect(local, asked))
-    await steps(local, 3)
-    await local.pause("wait")
-    await steps(local, 30)
-    assert local.scheduler.completions_ended == 8 and not await local.in_flight()
-    health = await local.health()
-    assert (health.running, health.waiting) == (0, 10)
-    await local.resume()
-    assert await task == await undisturbed(asked)
-
-
-async def test_pausing_with_abort_ends_everything_and_the_engine_continues():
-    local, asked = engine(slots=8), requests(3, 6, max_tokens=30)
-    task = asyncio.ensure_future(collect(local, asked))
-    await steps(local, 6)
-    await local.pause("abort")
-    given = await task  # what is aborted arrives while the engine is paused
-    assert len(given) == len(asked)
-    assert {len(c.tokens) == 0 for c in given if c.finish_reason == "abort"} == {True, False}
-    assert (await local.health()).running == 0
-    await local.resume()
-    assert await collect(local, asked[:2]) == await undisturbed(asked[:2])
 
 
 def test_a_completion_holds_few_bytes_per_token():
