@@ -47,14 +47,18 @@ def prefilled(engine) -> list[int]:
     return counts
 
 
+@pytest.mark.parametrize("opens", [False, True])
 @pytest.mark.parametrize(("kind", "decoder"), DECODERS)
-def test_three_turns_agree_with_the_trainer_and_with_whole_prefills(kind, decoder):
+def test_three_turns_agree_with_the_trainer_and_with_whole_prefills(kind, decoder, opens):
+    """What all prompts open with is run once."""
     kept, whole = engine(kind, decoder), engine(kind, decoder)
     asked, fresh = first_turns(3, 2, max_tokens=7), [3, 8, 13]
+    if opens:
+        asked, fresh = with_opening(asked), [23, 28, 33] if decoder == "recompute" else [20, *fresh]
     for _ in range(3):
         counts = prefilled(kept)
         given = run(kept, asked)
-        other = run(whole, [replace(request, shared=()) for request in asked])
+        other = run(whole, [replace(request, shared=()) for request in without_opening(asked)])
         agree(given, other)
         torch.testing.assert_close(behavior(given), trainer_log_prob(kind, asked, given), rtol=0, atol=2e-5)
         assert counts == fresh
@@ -77,28 +81,17 @@ def with_opening(asked, length: int = 20) -> list[Request]:
     """The same tokens before every prompt."""
     prompts = [(r.prompt, np.concatenate([ids(length, 5), r.prompt.tokens])) for r in asked]
     opened = [replace(prompt, tokens=tokens, opening=length) for prompt, tokens in prompts]
-    return [replace(r, prompt=prompt) for r, prompt in zip(asked, opened, strict=True)]
+    shared = [(len(tokens),) if r.shared else () for r, (_, tokens) in zip(asked, prompts, strict=True)]
+    return [replace(r, prompt=prompt, shared=own) for r, prompt, own in zip(asked, opened, shared, strict=True)]
 
 
 def without_opening(asked) -> list[Request]:
     return [replace(request, prompt=replace(request.prompt, opening=0)) for request in asked]
 
 
-@pytest.mark.parametrize(("kind", "decoder"), DECODERS)
-def test_what_prompts_begin_with_is_run_once(kind, decoder):
-    opened, whole = engine(kind, decoder), engine(kind, decoder)
-    asked, counts = with_opening(requests(3, 4, max_tokens=7)), prefilled(opened)
-    given = run(opened, asked)
-    other = run(whole, without_opening(asked))
-    assert counts == ([23, 28, 33] if decoder == "recompute" else [20, 3, 8, 13])
-    agree(given, other)
-    torch.testing.assert_close(behavior(given), trainer_log_prob(kind, asked, given), rtol=0, atol=2e-5)
-
-
 def test_turns_behind_an_opening_keep_it_and_their_last_context():
     """Beside each conversation's last context, the opening, and each group's first prompt."""
     local, asked = engine(slots=16), with_opening(first_turns(3, 4, max_tokens=7))
-    asked = [replace(r, shared=(len(r.prompt.tokens),)) for r in asked]
     for turn in range(3):
         given = run(local, asked)
         kept = [len(lengths) for lengths, _ in local.scheduler.prefixes.kept]

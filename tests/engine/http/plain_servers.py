@@ -190,8 +190,6 @@ class PlainServer:
         fault = self._fault(request)
         if fault in ("error", "overload"):
             await client._check_status("/generate", unread(httpx.Response(500 if fault == "error" else 429)))
-        while self.paused:  # a request that comes in a pause waits
-            await self.lives(life, "/generate", 0.001)
         running = self.running[request.id] = Running(request, fault, self._kv(request))
         running.rows.append(rows_of(running.everything[:-1], self.weights))
         self.begun += 1
