@@ -4,8 +4,6 @@ import asyncio
 
 import pytest
 
-from proxima.engine.executor import Executor
-from proxima.engine.local import collect
 from proxima.engine.protocol import WeightUpdate
 from tests.engine.helpers import engine, prompt, requests
 from tests.model.rows import loaded
@@ -57,15 +55,3 @@ async def test_the_tokens_in_flight_and_yielded_are_all_that_were_sampled_with_t
     assert waited > 3  # ended, and not taken by their callers
     spans = {len(set(completion.policy_version)) for _, flying, _ in seen for completion in flying}
     assert spans == ({1} if interrupt == "finish" else {1, 2})
-
-
-async def test_asking_changes_nothing_and_an_abandoned_caller_leaves_nothing():
-    local, asked = engine(interrupt="keep"), requests(3, 3, max_tokens=30)
-    passed_on, stream = Executor(local), local.generate(asked)
-    first = await anext(stream)
-    assert {completion.key for completion in await passed_on.in_flight()} >= {(0, 0, 0), (0, 1, 0)} - {first.key}
-    await stream.aclose()
-    await local.compute.run(int)
-    assert await passed_on.in_flight() == []
-    _, made = await watched(local, [asked])
-    assert [made[request.key] for request in asked] == await collect(engine(), asked)

@@ -144,7 +144,7 @@ async def follow(interrupt, schedule, asked, undisturbed):
         sampled = scheduler.generated_tokens
         await steps(local, wait)
         assert not paused or scheduler.generated_tokens == sampled
-        waiting = (await local.health()).waiting
+        waiting, _ = (await local.health()).waiting, await local.in_flight()  # asking changes nothing
         if call == "publish" and version < 2:
             version += 1
             await local.publish(WeightUpdate(version=version, module=copied("llama", SEEDS[version]).model))

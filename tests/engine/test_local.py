@@ -295,7 +295,7 @@ async def test_a_caller_that_leaves_takes_its_own_requests_along_and_no_others(s
     uids |= {entry.prompt.uid for entry in local.scheduler.waiting}
     assert uids <= {request.prompt.uid for request in staying}
     assert await other == await undisturbed(staying)
-    assert not local.scheduler.running and not local.scheduler.waiting
+    assert not local.scheduler.running and not local.scheduler.waiting and not local._callers
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
