@@ -1,7 +1,6 @@
 """The tokens that could be sampled, from the local engine: those of a plain truncation (test_sampler.py has more), with
 every token; nothing where nothing is truncated; the same among other requests and when they are interrupted."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 
 from proxima.data import Trajectory
 from proxima.engine import Sampling
-from proxima.engine.local import collect
 from proxima.engine.sampler import sample_tokens
 from proxima.model import Policy
 from tests.engine.helpers import behavior, engine, requests, rows_of, run
@@ -70,16 +68,6 @@ def test_lines_that_are_used_again_and_other_requests_change_nothing():
         assert (c.sampling_mask is None) == (not request.sampling.truncates)
     for i in (0, 2, 9, 23):
         assert run(masked(), [asked[i]]) == [together[i]]
-
-
-async def test_an_aborted_completion_has_the_sets_of_its_tokens():
-    running = masked()
-    task = asyncio.create_task(collect(running, requests(1, 2, max_tokens=200, top_p=0.9)))
-    while not any(len(entry.tokens) for entry in await running.in_flight()):
-        await asyncio.sleep(0)
-    await running.abort(0)
-    for c in await task:
-        assert c.finish_reason == "abort" and 0 < len(c.tokens) == len(c.sampling_mask)
 
 
 def test_each_set_is_of_the_weights_that_sampled_its_token(monkeypatch):
