@@ -105,21 +105,19 @@ VALUES = st.recursive(
 )
 CALLS = st.lists(st.builds(ToolCall, name=NAMES, arguments=st.dictionaries(TEXTS, VALUES, max_size=2)), max_size=3)
 PLAIN = st.text(st.characters(exclude_characters="<`{["), max_size=20)
-WRITE = {
-    "hermes": lambda c, key="arguments": f"<tool_call>\n{json.dumps({'name': c.name, key: c.arguments})}\n</tool_call>",
-    "llama": lambda c: json.dumps({"name": c.name, "parameters": c.arguments}, ensure_ascii=False),
-}
 
 
 @given(CALLS, PLAIN)
 def test_what_is_written_is_read_hermes(calls, between):
-    text = between + between.join(map(WRITE["hermes"], calls))
+    bodies = [json.dumps({"name": c.name, "arguments": c.arguments}) for c in calls]
+    text = between + between.join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
     assert read_calls(text, "hermes", {}) == ReadMessage(tuple(calls))
 
 
 @given(CALLS, st.sampled_from(["; ", "\n", ""]))
 def test_what_is_written_is_read_llama(calls, between):
-    assert read_calls(between.join(map(WRITE["llama"], calls)), "llama", {}) == ReadMessage(tuple(calls))
+    bodies = [json.dumps({"name": c.name, "parameters": c.arguments}, ensure_ascii=False) for c in calls]
+    assert read_calls(between.join(bodies), "llama", {}) == ReadMessage(tuple(calls))
 
 
 @given(st.lists(st.tuples(NAMES, st.dictionaries(NAMES, TEXTS, max_size=3)), max_size=4), PLAIN)

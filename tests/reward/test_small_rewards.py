@@ -295,7 +295,6 @@ def test_tagged_and_fractions():
         (Length, {"mode": "short"}, "must be 'penalty' or 'target'"),
         (Overlong, {"buffer_tokens": 1, "max_tokens": 0}, "must be >= 1"),
         (Overlong, {"max_tokens": 8, "buffer_tokens": 0}, r"must be in \[1, max_tokens=8\]"),
-        (Repetition, {"unit": "letters"}, "must be 'words' or 'tokens'"),
         (Repetition, {"max_penalty": -1.0}, "must be >= 0 and finite; it is subtracted"),
         (Exact, {"weight": float("nan")}, "must be finite"),
         (Exact, {"name": " "}, "must not be empty"),
