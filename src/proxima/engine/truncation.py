@@ -42,6 +42,7 @@ def _smallest_kept(logits: Tensor, top_k: int, top_p: Tensor, candidates: int) -
         return _smallest_kept(logits, top_k, top_p, logits.shape[1])
     needed = torch.zeros_like(values, dtype=torch.bool)
     needed[:, 0] = True
-    needed[:, 1:] = before[:, :-1] < top_p  # a token is kept while those before it hold less than top_p
+    # a token is kept while those before it hold less than top_p; 1 keeps even what float32 adds to them in vain
+    needed[:, 1:] = (before[:, :-1] < top_p) | (top_p >= 1)
     needed &= values > -torch.inf
     return values.masked_fill(~needed, torch.inf).amin(dim=1)
