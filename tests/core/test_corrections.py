@@ -212,7 +212,7 @@ def test_a_sketch_is_symmetric_and_its_ends_hold_what_is_beyond() -> None:
 
 
 def test_the_guard_names_its_limit() -> None:
-    """What it rejects, and when, is in the records of mismatch.json."""
+    """What it rejects, and when, is in the worked examples of the mismatch."""
     assert MismatchGuard().exceeded({"mismatch/k3_kl": 0.01}) is None
     over = MismatchGuard(max_k3_kl=0.005).exceeded({"mismatch/k3_kl": 0.01})
     assert over == "mismatch/k3_kl is 0.01, above algorithm.mismatch.max_k3_kl=0.005"

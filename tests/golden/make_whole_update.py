@@ -1,37 +1,25 @@
-"""Make whole_update.npz: a tiny Llama after three updates on stored rollouts, by the trainers of TRL and verl.
+"""Replace the peers' weights in whole_update.npz: those of a tiny Llama after three updates on stored rollouts, by the
+trainers of TRL and verl.
 
-    python make_whole_update.py trl  trl.npz         with trl==1.16.0
-    python make_whole_update.py verl verl.npz        with verl==0.7.0, torch.distributed on gloo
-    python make_whole_update.py join trl.npz verl.npz whole_update.npz
+    python make_whole_update.py trl     with trl==1.16.0
+    python make_whole_update.py verl    with verl==0.7.0, torch.distributed on gloo
 
-Nothing here is run by the tests.
+The weights before, the rollouts and the settings are read from the file, and stay. They were drawn once: 16 completions
+of 4 prompts, whose behavior log-probs are the model's own, moved by noise. Nothing here is run by the tests.
 """
 
 import json
 import os
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import torch
 
-CONFIG = {
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": 2,
-    "rope_theta": 10000.0,
-}
-LR, EPS, MAX_GRAD_NORM, UPDATES = 5e-3, 1e-6, 0.5, 3
-LENGTHS = (8, 1, 5, 3)
+FILE = Path(__file__).with_name("whole_update.npz")
+STORED = dict(np.load(FILE))
+META = json.loads(STORED["meta"].tobytes())
 TRL = {
     "trl_grpo": {"loss_type": "grpo", "beta": 0.0},
     "trl_dapo": {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.0},
@@ -60,46 +48,15 @@ VERL = {
 def model():
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(0)
-    made = LlamaForCausalLM(LlamaConfig(**CONFIG, attn_implementation="eager")).float()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(8)
+    made = LlamaForCausalLM(LlamaConfig(**META["config"], attn_implementation="eager")).float()
+    before = {name: torch.from_numpy(STORED[f"before/{name}"]) for name, _ in made.named_parameters()}
+    made.load_state_dict(before)
     return made
 
 
-def rollouts():
-    """16 completions of 4 prompts; behavior log-probs are the model's own, moved by noise."""
-    rng, policy, rows = np.random.default_rng(7), model().eval(), []
-    for group in range(4):
-        prompt = rng.integers(3, 32, size=2 + group).tolist()
-        rewards = rng.normal(size=4)
-        for sample in range(4):
-            size = LENGTHS[(sample + group) % 4]
-            tokens = rng.integers(1, 32, size=size).tolist()
-            with torch.no_grad():
-                log_prob = policy(torch.tensor([prompt + tokens])).logits[0].log_softmax(-1)
-            own = log_prob[len(prompt) - 1 : -1].gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
-            behavior = np.minimum(own + rng.normal(0, 0.15, size=size), -1e-3)
-            reference = own + rng.normal(0, 0.1, size=size)
-            weight = np.minimum(np.exp(rng.normal(0, 0.4, size=size)), 2.0)
-            rows.append(
-                {
-                    "group": group,
-                    "prompt_tokens": prompt,
-                    "tokens": tokens,
-                    "behavior_log_prob": behavior.astype(np.float32).tolist(),
-                    "reference_log_prob": reference.astype(np.float32).tolist(),
-                    "advantage": float(np.float32(rewards[sample] - rewards.mean())),
-                    "weight": weight.astype(np.float32).tolist(),
-                }
-            )
-    return rows
-
-
-def padded(rows):
+def padded():
     """Left-padded prompts and right-padded completions, as both trainers hold them."""
+    rows = META["rollouts"]
     width, length = max(len(r["prompt_tokens"]) for r in rows), max(len(r["tokens"]) for r in rows)
     t = {
         name: torch.zeros(len(rows), size, dtype=torch.long)
@@ -129,7 +86,7 @@ def by_trl():
 
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(32)}, unk_token="t3"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", eos_token="t1", bos_token="t2")
-    t, out = padded(rollouts()), {}
+    t, out = padded(), {}
     for name, options in TRL.items():
         made = model()
         made.save_pretrained("/tmp/whole_update")  # the reference model is loaded from there
@@ -138,13 +95,13 @@ def by_trl():
             output_dir="/tmp/whole_update_run",
             per_device_train_batch_size=16,
             num_generations=4,
-            num_iterations=UPDATES,
+            num_iterations=META["updates"],
             steps_per_generation=1,
-            max_steps=UPDATES,
-            learning_rate=LR,
+            max_steps=META["updates"],
+            learning_rate=META["lr"],
             lr_scheduler_type="constant",
-            adam_epsilon=EPS,
-            max_grad_norm=MAX_GRAD_NORM,
+            adam_epsilon=META["eps"],
+            max_grad_norm=META["max_grad_norm"],
             max_completion_length=8,
             gradient_checkpointing=False,
             bf16=False,
@@ -194,7 +151,7 @@ def by_verl():
     from verl.workers.config import FSDPActorConfig
     from verl.workers.config.actor import PolicyLossConfig
 
-    t, out = padded(rollouts()), {}
+    t, out = padded(), {}
     mask = torch.cat([t["prompt_mask"], t["response_mask"]], 1)
     for name, options in VERL.items():
         config = FSDPActorConfig(
@@ -202,9 +159,9 @@ def by_verl():
             rollout_n=4,
             ppo_mini_batch_size=16,
             ppo_micro_batch_size_per_gpu=16,
-            ppo_epochs=UPDATES,
+            ppo_epochs=META["updates"],
             use_torch_compile=False,
-            grad_clip=MAX_GRAD_NORM,
+            grad_clip=META["max_grad_norm"],
             clip_ratio=0.2,
             clip_ratio_c=3.0,
             entropy_coeff=0.0,
@@ -213,7 +170,7 @@ def by_verl():
         )
         object.__setattr__(config.fsdp_config, "dtype", "float32")
         made = model()
-        optimizer = torch.optim.AdamW(made.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
+        optimizer = torch.optim.AdamW(made.parameters(), lr=META["lr"], eps=META["eps"], weight_decay=0.0)
         batch = {
             "responses": t["response"],
             "response_mask": t["response_mask"],
@@ -233,17 +190,6 @@ def by_verl():
     return out
 
 
-def main():
-    what, *files = sys.argv[1:]
-    if what == "join":
-        arrays = {key: value for file in files[:-1] for key, value in np.load(file).items()} | state("before", model())
-        meta = {"config": CONFIG, "rollouts": rollouts(), "lr": LR, "eps": EPS}
-        meta |= {"max_grad_norm": MAX_GRAD_NORM, "updates": UPDATES}
-        arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-    else:
-        arrays = by_trl() if what == "trl" else by_verl()
-    np.savez_compressed(files[-1], **arrays)
-
-
 if __name__ == "__main__":
-    main()
+    made = {"trl": by_trl, "verl": by_verl}[sys.argv[1]]()
+    np.savez_compressed(FILE, **(STORED | made))
