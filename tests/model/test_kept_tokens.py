@@ -13,9 +13,9 @@ from tests.model.rows import MIXED, loaded, plain_log_prob, plain_logits, rows
 from tests.tiny import VOCABULARY, tiny
 
 
-def masked_rows(draw_seed=3):
+def masked_rows():
     """Trajectories of four prompts with random sets around their tokens, and the sets as a boolean table."""
-    draw, out = np.random.default_rng(draw_seed), []
+    draw, out = np.random.default_rng(3), []
     for row in rows(*MIXED, temperature=(1.0, 0.7)):
         sets = [
             np.union1d(draw.choice(VOCABULARY, draw.integers(0, 40), replace=False), [token]) for token in row.tokens

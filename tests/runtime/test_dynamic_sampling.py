@@ -6,21 +6,18 @@ import re
 
 import pytest
 
-from proxima.core.advantage import ADVANTAGES
-from proxima.core.selection.group_selection import DropTruncated, DropUniformGroups
 from proxima.data import Score
-from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.rollout.running_acceptance import running_acceptance
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.pending_files import read_groups
 from proxima.runtime.state.rollouts import read_rows
-from proxima.train.batch_builder import BatchBuilder
 from proxima.train.checkpoint import CARRIED_GROUPS, checkpoints
 from proxima.view.report import write_report
 from tests.runtime.loop.test_controller import World
 from tests.runtime.prompt_rows import consumed_prompts
 from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, saved_in, traces
 
+BY = "[{{kind: drop_uniform_groups, metric: {}}}]"
 COUNTS = ("prompts_generated", "prompts_used", "prompts_dropped_uniform", "prompts_carried", "gen_batches")
 
 
@@ -33,11 +30,10 @@ def each(score):
     return scores
 
 
-def refilled(path, *words, every, selection=None, max_lag=1, **settings):
+def refilled(path, *words, every, selection="[drop_uniform_groups]", **settings):
     """A world whose rewards differ within the groups of every `every`-th prompt only; 0: of none."""
-    algorithm = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=selection or (DropUniformGroups(),))
-    refill = DynamicSampling(**settings)
-    world = World(path, "train.steps=3", *words, refill=refill, max_lag=max_lag, algorithm=algorithm)
+    dynamic = f"algorithm.dynamic_sampling={json.dumps(settings)}"
+    world = World(path, "train.steps=3", f"algorithm.selection={selection}", dynamic, *words)
     world.source.rows = range(100_000)
 
     def score(prompt, completion):
@@ -105,7 +101,7 @@ def test_surplus_that_is_too_far_behind_is_dropped_as_stale(tmp_path):
 
 
 def test_surplus_may_be_thrown_away(tmp_path):
-    world = refilled(tmp_path / "run", every=1, oversample=2, max_lag=0)
+    world = refilled(tmp_path / "run", "runtime.max_lag=0", every=1, oversample=2)
     world.run()
     assert counts(world) == [(6, 3, 0, 0, 1)] * 3
     assert [r["prompts_dropped_surplus"] for r in world.records()] == [3, 3, 3]
@@ -132,7 +128,7 @@ def test_uniform_in_another_metric_than_the_reward_is_said_with_the_field_that_h
     world = refilled(
         tmp_path / "run",
         every=0,
-        selection=(DropUniformGroups(metric="accuracy"),) * 2,
+        selection=json.dumps([{"kind": "drop_uniform_groups", "metric": "accuracy"}] * 2),
         max_num_gen_batches=1,
         exhausted=exhausted,
     )
@@ -195,15 +191,15 @@ def test_no_limit_continues_until_the_batch_is_full(tmp_path):
     assert counts(world)[0] == (42, 3, 39, 0, 14) and world.source.drawn == 162
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "style"])
+@pytest.mark.parametrize("metric", ["accuracy", "number"])
 def test_a_scorer_that_is_down_costs_its_groups_and_not_the_run(metric, tmp_path):
     """The part that the filter looks at is missing where its scorer failed; those groups are replaced by others."""
-    world = refilled(tmp_path / "run", every=1, selection=(DropUniformGroups(metric=metric),))
+    world = refilled(tmp_path / "run", every=1, selection=BY.format(metric))
 
     def score(prompt, completion):
         if prompt.uid < 3:
-            return Score.failed("style: down")
-        return Score(value=0.0, correct=completion.sample > 1, parts={"style": float(completion.sample)})
+            return Score.failed("number: down")
+        return Score(value=0.0, correct=completion.sample > 1, parts={"number": float(completion.sample)})
 
     world.rewards.score = each(score)
     world.run()
@@ -215,7 +211,7 @@ def test_a_scorer_that_is_down_costs_its_groups_and_not_the_run(metric, tmp_path
 
 def test_by_accuracy_where_no_reward_gives_one_the_rewards_are_compared(tmp_path):
     """`dapo` with a float reward: nothing is dropped that differs, and the log says so once."""
-    world = refilled(tmp_path / "run", every=1, selection=(DropUniformGroups(metric="acc"),))
+    world = refilled(tmp_path / "run", every=1, selection=BY.format("acc"))
     world.rewards.score = each(lambda prompt, completion: Score(value=float(completion.sample * (prompt.uid != 1))))
     world.run()
     assert counts(world) == [(5, 3, 1, 1, 2), (3, 3, 0, 1, 1), (3, 3, 0, 1, 1)]
@@ -224,7 +220,7 @@ def test_by_accuracy_where_no_reward_gives_one_the_rewards_are_compared(tmp_path
 
 
 def test_one_judgement_is_enough_for_accuracy(tmp_path):
-    world = refilled(tmp_path / "run", every=1, selection=(DropUniformGroups(metric="acc"),))
+    world = refilled(tmp_path / "run", every=1, selection=BY.format("acc"))
     judged = (True, False, None, None)
     world.rewards.score = each(lambda prompt, c: Score(value=float(c.sample), correct=judged[c.sample]))
     world.run()
@@ -232,8 +228,7 @@ def test_one_judgement_is_enough_for_accuracy(tmp_path):
 
 
 def test_an_unknown_metric_comes_to_the_clear_end(tmp_path):
-    selection = (DropUniformGroups(metric="nobody"),)
-    world = refilled(tmp_path / "run", every=1, selection=selection, max_num_gen_batches=1)
+    world = refilled(tmp_path / "run", every=1, selection=BY.format("nobody"), max_num_gen_batches=1)
     world.rewards.score = each(lambda prompt, completion: Score(value=float(completion.sample)))
     with pytest.raises(RunEnded, match=r"\(3 uniform_group; mean reward 1.5\)"):
         world.run()
@@ -241,7 +236,7 @@ def test_an_unknown_metric_comes_to_the_clear_end(tmp_path):
 
 
 def test_a_group_that_another_local_selection_empties_is_refilled_too(tmp_path):
-    world = refilled(tmp_path / "run", every=1, selection=(DropTruncated(),), oversample=1)
+    world = refilled(tmp_path / "run", every=1, selection="[drop_truncated]", oversample=1)
     inner = world.engine.generate
 
     async def cut(requests):
@@ -295,8 +290,7 @@ def test_without_a_limit_steps_without_scores_go_on(tmp_path):
 
 def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
     """It is the fifth; the third prompt's scorer fails there."""
-    algorithm = BatchBuilder(advantage=ADVANTAGES["remax"](), selection=())
-    world = World(tmp_path / "run", "train.steps=1", algorithm=algorithm)
+    world = World(tmp_path / "run", "train.steps=1", "algorithm.advantage=remax")
     failed = Score.failed("no")
     world.rewards.score = each(lambda prompt, c: failed if c.key[:2] == (2, 4) else Score(value=float(c.sample)))
     world.run()

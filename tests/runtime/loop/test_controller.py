@@ -9,16 +9,14 @@ from functools import partial, partialmethod
 import pytest
 
 from proxima.config import resolve
-from proxima.core import ADVANTAGES, MismatchGuard, Reinforce, TokenMean
-from proxima.core.advantage.protocol import needs_baseline
-from proxima.core.selection.protocol import prompts_factor
 from proxima.data import Completion, Prompt, Score
 from proxima.engine.protocol import Capabilities, Health, Sampling
 from proxima.evaluate.held_out import Evaluation
-from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread
-from proxima.rollout.collector import BatchCollector, Refill
+from proxima.rollout.collector import Pending
 from proxima.rollout.generator import GroupGenerator, GroupSpec
+from proxima.runtime.launch.generation import make_collector, training_groups
+from proxima.runtime.launch.learning import make_batch_builder, make_learner
 from proxima.runtime.launch.rl_workload import device_turns
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import Publisher
@@ -30,10 +28,8 @@ from proxima.runtime.state.store import RolloutRecorder, RunStore
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.timeline import Timeline
-from proxima.train import PolicyObjective, TrainStack, UpdateResult
-from proxima.train.batch_builder import BatchBuilder
+from proxima.train import UpdateResult
 from proxima.train.checkpoint import checkpoints
-from proxima.train.learner import Learner
 from tests.manual_clock import ManualClock
 from tests.model.rows import ids, loaded
 from tests.runtime.tiny_run import Watcher
@@ -122,69 +118,49 @@ class FakeRewards:
 
 SETTINGS = (
     *("seed=1", "train.steps=2", "train.warmup_steps=0", "eval.every=0", "checkpoint.every=0"),
+    *(
+        "train.prompts_per_step=3",
+        "train.completions_per_prompt=4",
+        "train.updates_per_step=1",
+        "sampling.max_tokens=5",
+    ),
+    "algorithm={preset: grpo, mismatch: {on_mismatch: warn}}",  # the engine's log-probs are made up
     *("runtime.stall_seconds=0", "runtime.max_unscored_steps=0"),
 )
 
 
 class World:
-    """A controller and everything it touches; `words` change `SETTINGS`."""
+    """The controller of a recipe, and everything that it touches; `words` change `SETTINGS`."""
 
-    def __init__(
-        self,
-        path,
-        *words,
-        engine=None,
-        rewards=None,
-        evaluation=False,
-        algorithm=None,
-        refill=None,
-        max_lag=1,
-        clock=None,
-    ):
+    def __init__(self, path, *words, engine=None, rewards=None, evaluation=False, clock=None):
         self.clock, self.folder, self.source = clock or ManualClock(), RunFolder(path), Source()
         self.folder.begin()
         self.journal = RestoredJournal(self.folder.journal, self.clock)
         self.engine = FakeEngine(self.clock, self.journal, **(engine or {}))
         self.rewards = FakeRewards(self.journal, **(rewards or {}))
         self.observer = Watcher()
-        self.store = RunStore(
+        store = RunStore(
             self.journal,
             self.folder,
             Disk(self.folder.path, self.observer.warning),
             Activity(self.clock, 0.0, Timeline(self.folder.timeline, self.observer.warning)),
         )
-        policy = Policy(loaded("llama"))
-        self.stack = TrainStack(policy)
-        objective = PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean())
-        algorithm = algorithm or BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=())
-        spec = GroupSpec(
-            sampling=Sampling(max_tokens=5), completions=4, seed=1, greedy_baseline=needs_baseline(algorithm.advantage)
-        )
-        self.collector = BatchCollector(
-            GroupGenerator(self.engine, self.rewards, spec, self.clock.now),
-            self.source,
-            prompts=3 * prompts_factor(algorithm.selection, 4),
-            refill=refill and Refill(sampling=refill, reject=partial(ComputeThread().run, algorithm.reject)),
-            max_lag=max_lag,
-            listener=RolloutRecorder(self.store, self.source, self.observer),
-        )
-        questions = [Prompt(uid=1000 + i, messages=(), tokens=(4, 5)) for i in range(3)]
-        greedy = GroupGenerator(self.engine, self.rewards, GroupSpec(sampling=Sampling(temperature=0)), self.clock.now)
-        made_up = MismatchGuard(on_mismatch="warn")  # as the engine's log-probs are
-        learner = Learner(policy=policy, stack=self.stack, objective=objective, guard=made_up)
         values = dict(word.split("=", 1) for word in (*SETTINGS, *words))
         config = resolve("quickstart", [f"{name}={value}" for name, value in values.items()]).config
-        services = RunServices(self.store, learner.compute, self.observer, ExitStack())
-        turns = device_turns(config.placement, self.collector.generator, learner)
-        self.controller = Controller(
-            config,
-            self.collector,
-            algorithm,
-            learner,
-            Publisher(self.collector.generator, learner, services, turns),
-            {"": Evaluation(questions, greedy, self.observer.progress)} if evaluation else {},
-            services,
-        )
+        services = RunServices(store, ComputeThread(), self.observer, ExitStack())
+        source = config.model.source(config.seed, config.placement)
+        learner = make_learner(config, source, loaded("llama"), services.compute, engines={})
+        self.stack = learner.stack
+        builder = make_batch_builder(config, learner)
+        generator = GroupGenerator(self.engine, self.rewards, training_groups(config), self.clock.now)
+        recorder = RolloutRecorder(store, self.source, self.observer)
+        reject = partial(services.compute.run, builder.reject)
+        collector = make_collector(config, generator, self.source, recorder, reject, Pending(), 0)
+        questions = [Prompt(uid=1000 + i, messages=(), tokens=(4, 5)) for i in range(3)]
+        greedy = GroupGenerator(self.engine, self.rewards, GroupSpec(sampling=Sampling(temperature=0)), self.clock.now)
+        evaluations = {"": Evaluation(questions, greedy, self.observer.progress)} if evaluation else {}
+        publisher = Publisher(generator, learner, services, device_turns(config.placement, generator, learner))
+        self.controller = Controller(config, collector, builder, learner, publisher, evaluations, services)
 
     def run(self):
         async def run():
