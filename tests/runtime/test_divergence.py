@@ -62,27 +62,18 @@ def test_weights_that_grow_threefold_in_several_updates_of_a_step_have_not_explo
     go(tmp_path / "run", recipe(tiny_model("llama"), train__updates_per_step=2, train__steps=1, **NO_EVAL))
 
 
-@pytest.fixture(scope="module")
-def whole(tiny_model, tmp_path_factory):
-    """What is left of a run that does not diverge."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    go(folder, recipe(tiny_model("llama"), train__updates_per_step=2, **NO_EVAL))
-    return traces(folder)
-
-
-def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(whole, tiny_model, tmp_path, monkeypatch):
-    """Four times in one run, each time in another place."""
-    tree = recipe(tiny_model("llama"), train__updates_per_step=2, **NO_EVAL)
+def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(runs, tmp_path, monkeypatch):
+    """Four times in one run, each time in another place; it has four updates a step."""
     inner, update = TrainStack._step, TrainStack.update
 
     def damaged(self, *arguments, **options):
-        if self.updates == 2 * 2 and place == "weights before the update":
+        if self.updates == 2 * 4 and place == "weights before the update":
             with torch.no_grad():
                 self.parameters[1].view(-1)[7] = float("nan")
         return update(self, *arguments, **options)
 
     def broken(self):
-        last = self.updates == 2 * 2 + 1  # the second update of step 3
+        last = self.updates == 2 * 4 + 3  # the last update of step 3
         if last and place == "gradient":
             self.parameters[0].grad[0, 0] = float("nan")
         if last and place == "second moment":  # its weight would never move again
@@ -100,10 +91,10 @@ def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(whole, tiny_model,
             # a checkpoint that can't be written ends the step that was just done
             step = 4 if place == "second moment" else 3
             with pytest.raises(RunEnded, match=f"^step {step}: .*; the checkpoint of step 2 is finite. Resume"):
-                go(tmp_path / "run", tree, resume=True)
+                runs.go("policy", tmp_path / "run", resume=True)
         assert [checkpoint.step for checkpoint in saved_in(tmp_path / "run")] == [1, 2]
-    assert go(tmp_path / "run", tree, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), whole)
+    assert runs.go("policy", tmp_path / "run", resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), runs.traces("policy"))
 
 
 def test_an_advantage_that_is_not_finite_ends_the_run(tiny_model, tmp_path, monkeypatch):

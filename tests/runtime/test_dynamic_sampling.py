@@ -34,7 +34,6 @@ def refilled(path, *words, every, selection="[drop_uniform_groups]", **settings)
     """A world whose rewards differ within the groups of every `every`-th prompt only; 0: of none."""
     dynamic = f"algorithm.dynamic_sampling={json.dumps(settings)}"
     world = World(path, "train.steps=3", f"algorithm.selection={selection}", dynamic, *words)
-    world.source.rows = range(100_000)
 
     def score(prompt, completion):
         right = bool(every and prompt.uid % every == 0 and completion.sample % 2)
@@ -188,7 +187,7 @@ def test_a_partial_batch_is_trained_on_if_so_configured(tmp_path):
 def test_no_limit_continues_until_the_batch_is_full(tmp_path):
     world = refilled(tmp_path / "run", every=20, max_num_gen_batches=0, oversample=1)
     world.run()
-    assert counts(world)[0] == (42, 3, 39, 0, 14) and world.source.drawn == 162
+    assert counts(world)[0] == (42, 3, 39, 0, 14) and world.source.cursor.drawn == 162
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "number"])

@@ -28,28 +28,13 @@ from proxima.runtime.state.store import RolloutRecorder, RunStore
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.timeline import Timeline
+from proxima.task.cursor import Cursor
+from proxima.task.prompts import PromptSource
 from proxima.train import UpdateResult
 from proxima.train.checkpoint import checkpoints
 from tests.manual_clock import ManualClock
 from tests.model.rows import ids, loaded
 from tests.runtime.tiny_run import Watcher
-
-
-class Source:
-    """Prompts 0, 1, 2 …"""
-
-    replays = False
-
-    def __init__(self) -> None:
-        self.rows = range(100)
-        self.drawn = 0
-
-    def next(self, count):
-        self.drawn += count
-        return [Prompt(uid=uid, messages=(), tokens=ids(3, uid)) for uid in range(self.drawn - count, self.drawn)]
-
-    def state(self):
-        return {"drawn": self.drawn}
 
 
 @dataclass
@@ -133,7 +118,7 @@ class World:
     """The controller of a recipe, and everything that it touches; `words` change `SETTINGS`."""
 
     def __init__(self, path, *words, engine=None, rewards=None, evaluation=False, clock=None):
-        self.clock, self.folder, self.source = clock or ManualClock(), RunFolder(path), Source()
+        self.clock, self.folder = clock or ManualClock(), RunFolder(path)
         self.folder.begin()
         self.journal = RestoredJournal(self.folder.journal, self.clock)
         self.engine = FakeEngine(self.clock, self.journal, **(engine or {}))
@@ -148,8 +133,11 @@ class World:
         values = dict(word.split("=", 1) for word in (*SETTINGS, *words))
         config = resolve("quickstart", [f"{name}={value}" for name, value in values.items()]).config
         services = RunServices(store, ComputeThread(), self.observer, ExitStack())
-        source = config.model.source(config.seed, config.placement)
-        learner = make_learner(config, source, loaded("llama"), services.compute, engines={})
+        model = loaded("llama")
+        rows = config.task.rows(config.seed)
+        self.source = PromptSource(rows, model.tokenizer, context=model.max_length, cursor=Cursor(len(rows), 1))
+        weights = config.model.source(config.seed, config.placement)
+        learner = make_learner(config, weights, model, services.compute, engines={})
         self.stack = learner.stack
         builder = make_batch_builder(config, learner)
         generator = GroupGenerator(self.engine, self.rewards, training_groups(config), self.clock.now)
@@ -276,7 +264,9 @@ def test_a_stop_during_the_first_update_ends_after_that_step(tmp_path):
     world.stack.update = update
     assert world.run() is False
     assert world.journal.step == 1 and [c.step for c in checkpoints(world.folder.checkpoints)] == [1]
-    assert checkpoints(world.folder.checkpoints)[0].facts["cursor"] == {"drawn": 3} and world.records("eval") == []
+    assert (
+        checkpoints(world.folder.checkpoints)[0].facts["cursor"]["cursor"]["drawn"] == 3 and world.records("eval") == []
+    )
 
 
 NEITHER = ("eval.before=false", "eval.after=false")
