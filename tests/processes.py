@@ -1,5 +1,6 @@
 """Processes of this machine, as /proc shows them."""
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -12,6 +13,16 @@ def is_running(pid: int) -> bool:
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def with_word(file: str, word: str) -> list[int]:
+    """The processes, but for this one, that have a word in their `cmdline`, or a variable in their `environ`."""
+    pids = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if word.encode() in (place / file).read_bytes().split(b"\0") and int(place.name) != os.getpid():
+                pids.append(int(place.name))
+    return pids
 
 
 def family(pid: int) -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.process.worker import FORK_SERVER
-from tests.processes import is_running
+from tests.processes import is_running, with_word
 from tests.runtime.tiny_run import go as go
 from tests.runtime.tiny_run import recipe, traces
 
@@ -29,15 +29,7 @@ def episode_recipe(model: Path, **changes: Any) -> dict[str, Any]:
 
 def marked(mark: str) -> list[int]:
     """The processes that inherited a mark, but for this one."""
-    pids = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                inherited = f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            pids += [int(entry.name)] if inherited and is_running(int(entry.name)) else []
-    return pids
+    return [pid for pid in with_word("environ", f"{MARK}={mark}") if is_running(pid)]
 
 
 def left_of(mark: str) -> list[bytes]:
@@ -50,11 +42,8 @@ def left_of(mark: str) -> list[bytes]:
 
 def kill_workers(mark: str, draws: random.Random) -> int:
     """Kill some of the processes in which environments live, or that start these; how many."""
-    workers = []
-    for pid in marked(mark):
-        with suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            workers += [pid] if FORK_SERVER.encode() in words else []
+    started = with_word("cmdline", FORK_SERVER)
+    workers = [pid for pid in marked(mark) if pid in started]
     chosen = draws.sample(workers, draws.randint(1, len(workers))) if workers else []
     for pid in chosen:
         with suppress(OSError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.ports import kept_port
-from tests.processes import eventually
+from tests.processes import eventually, with_word
 from tests.runtime.tiny_run import changed, recipe
 from tests.warm import LAUNCHER, WarmPopen
 
@@ -91,13 +91,8 @@ def environment() -> dict[str, str]:
 
 
 def processes(words: list[str]) -> list[int]:
-    """Those whose command line has the words."""
-    pids = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if words[-1].encode() in place.joinpath("cmdline").read_bytes().split(b"\0"):
-                pids.append(int(place.name))
-    return pids
+    """Those that were started with the words."""
+    return with_word("cmdline", words[-1])
 
 
 def end(words: list[str]) -> None:
