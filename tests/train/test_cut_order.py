@@ -1,7 +1,5 @@
 """No order of micro-batches changes a result: what is decided of a whole update belongs to items, not to places."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +14,7 @@ from proxima.model.micro_batch import micro_batches
 from proxima.train import PolicyObjective, PreferenceObjective
 from proxima.train.objectives.kto_objective import KtoObjective
 from tests.model.rows import assert_close, rows
-from tests.train.helpers import labeled, pairs, recorded
+from tests.train.helpers import labeled, near, pairs, recorded
 
 
 def shuffled(items, budget, *, share_prompt=True):
@@ -28,15 +26,8 @@ def shuffled(items, budget, *, share_prompt=True):
 
 def completions(lengths):
     """Ten trajectories of five prompts with advantages, and log-probs of an engine and a reference."""
-    draw = np.random.default_rng(3)
-
-    def drawn(i, row):
-        own = -1.5 - draw.random(len(row.tokens)).astype(np.float32)
-        near = own + draw.normal(0, 0.4, len(own)).astype(np.float32).clip(-1, 1)
-        columns = {"behavior_log_prob": own, "reference_log_prob": near, "policy_version": np.zeros(len(own), np.int32)}
-        return replace(row, uid=row.group, sample=i, advantage=draw.normal(), **columns)
-
-    return [drawn(i, row) for i, row in enumerate(rows(*((4 + i, pair) for i, pair in enumerate(lengths))))]
+    plain = rows(*((4 + i, pair) for i, pair in enumerate(lengths)))
+    return near(plain, [torch.full((len(row.tokens),), -2.0) for row in plain])
 
 
 def policy(surrogate=None, *corrections, **settings):

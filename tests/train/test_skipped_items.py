@@ -18,6 +18,17 @@ from tests.train.helpers import trajectories
 OBJECTIVE = PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean())
 
 
+def learner_of(**settings):
+    policy = Policy(loaded("llama"))
+    return Learner(**{"policy": policy, "stack": TrainStack(policy), "objective": OBJECTIVE} | settings)
+
+
+def batch_of(items):
+    """One update of all items."""
+    updates = [[item.key for item in items]]
+    return SimpleNamespace(critic_only=False, trajectories=items, completions=items, updates=updates)
+
+
 def test_advantages_that_add_up_to_zero_are_not_skipped():
     items = trajectories(advantages=([1.0, -1.0, 0.0, 0.0, 0.0], 0.0, *[1.0] * 11))
     assert [OBJECTIVE.skippable(item) for item in items[:3]] == [False, True, False]
@@ -26,12 +37,9 @@ def test_advantages_that_add_up_to_zero_are_not_skipped():
 def test_an_update_has_the_version_that_it_is_given():
     items = [item for item in trajectories(advantages=(1.0,)) if len(item.tokens)]
     items = [replace(item, policy_version=np.full(len(item.tokens), 3)) for item in items]
-    policy = Policy(loaded("llama"))
-    learner = Learner(policy=policy, stack=TrainStack(policy), objective=replace(OBJECTIVE, proximal="loglinear"))
-    updates = [[item.key for item in items]]
-    batch = SimpleNamespace(critic_only=False, trajectories=items, completions=items, updates=updates)
+    learner = learner_of(objective=replace(OBJECTIVE, proximal="loglinear"))
     with pytest.raises(ValueError, match="policy_version 3 is later than current_version 2"):
-        learner.update(batch, 2, lambda done, total: None)
+        learner.update(batch_of(items), 2, lambda done, total: None)
 
 
 @pytest.mark.parametrize("on_zero_gradient", ["skip", "step"])
@@ -56,18 +64,10 @@ def test_a_forward_pass_without_a_gradient_is_the_only_one_observed():
     ("advantages", "guard", "compares"), [((0.0,), "auto", 1), ((0.0, 1.0), "auto", 0), ((0.0,), "warn", 0)]
 )
 def test_a_step_that_trains_nothing_is_compared(advantages, guard, compares, monkeypatch):
-    items, policy = trajectories(advantages=advantages), Policy(loaded("llama"))
-    learner = Learner(
-        policy=policy,
-        stack=TrainStack(policy),
-        objective=OBJECTIVE,
-        guard=MismatchGuard(on_mismatch=guard, max_fresh=100.0),
-    )
+    learner = learner_of(guard=MismatchGuard(on_mismatch=guard, max_fresh=100.0))
     asked, log_prob = [], learner.stack.log_prob
     monkeypatch.setattr(learner.stack, "log_prob", lambda some: asked.append(some) or log_prob(some))
-    updates = [[item.key for item in items]]
-    batch = SimpleNamespace(critic_only=False, trajectories=items, completions=items, updates=updates)
-    result = learner.update(batch, 0, lambda done, total: None)
+    result = learner.update(batch_of(trajectories(advantages=advantages)), 0, lambda done, total: None)
     assert len(asked) == compares and (not compares or "mismatch/k3_kl" in result.metrics)
 
 

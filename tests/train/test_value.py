@@ -1,7 +1,6 @@
 """The critic's objective and the forward passes that feed advantages of tokens."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from proxima.core import PpoClip, TokenMean
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum
 from proxima.core.value import ValueLoss
 from proxima.data import pack
-from proxima.model import PackedModel, Policy, ScalarModel, load_scalar_model
+from proxima.model import Policy, ScalarModel, load_scalar_model
 from proxima.model.scalar_model import make_value_head
 from proxima.train import PolicyObjective, ScoreVarianceStage, TrainStack, ValueObjective, ValueStage
 from tests.model.rows import MIXED, assert_close, forked, loaded, plain_logits, policy, rows
@@ -21,9 +20,9 @@ from tests.train.helpers import recorded, trajectories, valued
 LOSS = ValueLoss(epsilon=0.1)
 
 
-def with_head(**settings) -> Policy:
+def with_head(std: float = 0.3, seed: int = 7, **settings) -> Policy:
     base = loaded("llama")
-    return Policy(base, value_head=make_value_head(base.model, 0.3, seed=7), **settings)
+    return Policy(base, value_head=make_value_head(base.model, std, seed), **settings)
 
 
 def gradient(objective, items, budget=10_000):
@@ -59,13 +58,6 @@ def test_the_value_loss_has_its_own_denominator_beside_the_policys(aggregate):
     assert 0 < result.metrics["value_clip_fraction"] < 1
 
 
-def critic(kind: str, folder: Path) -> PackedModel:
-    if kind == "scalar":
-        return ScalarModel(load_scalar_model(str(folder), device="cpu", new_head=0.2))
-    base = loaded("llama")
-    return Policy(base, value_head=make_value_head(base.model, 0.2))
-
-
 @pytest.mark.parametrize(("kind", "head"), [("scalar", "score.weight"), ("policy", "value_head.weight")])
 def test_a_head_is_trained_with_its_trunk_as_by_hand(kind, head, tiny_model):
     """Loss and gradient of any split are those of plain forward passes."""
@@ -83,7 +75,9 @@ def test_a_head_is_trained_with_its_trunk_as_by_hand(kind, head, tiny_model):
     loss = float(loss.detach())
     expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
     expected[head] = expected.pop("score.weight")
-    model = critic(kind, folder)
+    model = with_head(0.2, 0)
+    if kind == "scalar":
+        model = ScalarModel(load_scalar_model(str(folder), device="cpu", new_head=0.2))
     for budget in (1, 12, 10_000):
         gradient, result = recorded(ValueObjective(loss=LOSS, coefficient=0.5), items, budget, model=model)
         assert_close({name: gradient[name] for name in expected}, expected, 3e-5)
