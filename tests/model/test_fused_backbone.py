@@ -11,7 +11,7 @@ from proxima.data import Trajectory
 from proxima.kernels.compiled import unavailable
 from proxima.model import LoadedModel, Policy, fused_backbone
 from proxima.model.plain_decoder import is_plain
-from tests.model.rows import forked, opened, rows
+from tests.model.rows import forked, opened, rows, trained
 from tests.tiny import drawn, tiny_tokenizer
 
 SIZES = {"vocab_size": 272, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2, "head_dim": 32}
@@ -36,12 +36,10 @@ def run(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs, and the gradient of their weighted sum by all weights."""
     loaded = LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="tiny")
-    policy = Policy(loaded, compute_dtype=compute, **settings)
-    log_prob = policy(policy.pack(items)).log_prob
-    (log_prob * torch.linspace(-1, 1, len(log_prob))).sum().backward()
-    grads = [parameter.grad.double().flatten() for parameter in model.parameters()]
+    log_prob, gradients = trained(Policy(loaded, compute_dtype=compute, **settings), items)
+    assert len(gradients) == len(list(model.parameters()))
     model.zero_grad()
-    return log_prob.detach().double(), torch.cat(grads)
+    return log_prob.double(), torch.cat([gradient.double().flatten() for gradient in gradients.values()])
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -21,8 +21,8 @@ from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_rows
 from proxima.system.checksum import Checksum
 from proxima.view.report import write_report
 from tests.campaigns import campaign
-from tests.runtime.runs import EPOCHS, RUNS
-from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe
+from tests.runtime.runs import RUNS
+from tests.runtime.tiny_run import NO_EVAL, assert_same, go
 from tests.tiny import tiny_tokenizer
 
 STEPS = 4  # of the run called "policy"
@@ -32,10 +32,6 @@ STEPS = 4  # of the run called "policy"
 def generated(runs):
     """The folder of a run that generates; read-only by agreement."""
     return runs.finished("policy")
-
-
-def replay(model, of, **changes):
-    return recipe(model, **(EPOCHS | {"rollouts": str(of)} | changes))
 
 
 def comparable(run_traces):
@@ -84,12 +80,12 @@ def test_another_loss_sees_the_same_tokens(generated, runs):
     assert f"<code>{generated}</code>" in page and summary.replay["sha256"][:16] in page
 
 
-def test_without_held_out_questions_no_engine_is_built(generated, tiny_model, tmp_path, monkeypatch):
+def test_without_held_out_questions_no_engine_is_built(generated, runs, tmp_path, monkeypatch):
     monkeypatch.setattr(Local, "build", lambda *_: pytest.fail("an engine was built"))
     monkeypatch.setattr(
         "proxima.runtime.launch.generation.make_rewards", lambda *_: pytest.fail("rewards were started")
     )
-    summary = go(tmp_path / "run", replay(tiny_model("llama"), generated, eval__task=None, train__steps=1))
+    summary = runs.go("policy", tmp_path / "run", rollouts=str(generated), eval__task=None, train__steps=1)
     assert (summary.status, summary.eval, summary.tokens_per_second["generate"]) == ("done", {}, 0)
 
 
@@ -99,14 +95,14 @@ def changed(folder, generated, change):
     return folder
 
 
-def test_what_cannot_be_replayed_is_refused_before_the_model_is_loaded(generated, tiny_model, tmp_path, monkeypatch):
+def test_what_cannot_be_replayed_is_refused_before_the_model_is_loaded(generated, runs, tmp_path, monkeypatch):
     monkeypatch.setattr("proxima.model.model_source.load", lambda *_, **how: pytest.fail("the model was loaded"))
-    model = tiny_model("llama")
 
     def refused(of, **changes):
+        tree = runs.tree("policy", rollouts=str(of), **changes)
         with pytest.raises(UserError) as error:
-            load_recipe({**replay(model, of, **changes), "folder": str(tmp_path / "run")})
-            go(tmp_path / "run", replay(model, of, **changes))
+            load_recipe({**tree, "folder": str(tmp_path / "run")})
+            go(tmp_path / "run", tree)
         assert "\n" not in str(error.value)
         return str(error.value)
 
@@ -129,17 +125,18 @@ def test_what_cannot_be_replayed_is_refused_before_the_model_is_loaded(generated
     assert not (tmp_path / "run").exists()
 
 
-def test_a_reward_file_that_changed_would_score_the_held_out_answers_and_is_refused(tiny_model, tmp_path):
+def test_a_reward_file_that_changed_would_score_the_held_out_answers_and_is_refused(runs, tmp_path):
     file = tmp_path / "own.py"
     file.write_text("def length(completion: str): return len(completion)\n")
     own = {"reward": [{"kind": "function", "path": f"{file}:length"}], "train__steps": 1}
-    go(tmp_path / "run", recipe(tiny_model("llama"), **EPOCHS | own, **NO_EVAL))
+    runs.go("policy", tmp_path / "run", **own, **NO_EVAL)
+    own["rollouts"] = str(tmp_path / "run")
     before = times(tmp_path / "run")
     file.write_text("def length(completion: str): return -len(completion)\n")
     with pytest.raises(UserError, match="another version of reward.0: own.py, which would score .*eval.task=null"):
-        go(tmp_path / "other", replay(tiny_model("llama"), tmp_path / "run", **own))
+        runs.go("policy", tmp_path / "other", **own)
     assert not (tmp_path / "other").exists()
-    go(tmp_path / "blind", replay(tiny_model("llama"), tmp_path / "run", **own, **NO_EVAL))
+    runs.go("policy", tmp_path / "blind", **own, **NO_EVAL)
     assert times(tmp_path / "run") == before
 
 
@@ -179,9 +176,9 @@ def test_a_run_that_is_being_trained_is_refused_and_a_replayed_one_is_kept(gener
     RunFolder(copy).begin(resume=True)
 
 
-def test_other_rollouts_at_a_resume_are_found(generated, tiny_model, tmp_path):
+def test_other_rollouts_at_a_resume_are_found(generated, runs, tmp_path):
     source = changed(tmp_path / "source", generated, lambda folder: None)
-    config = replay(tiny_model("llama"), source, eval__task=None, train__steps=1)
+    config = runs.tree("policy", rollouts=str(source), eval__task=None, train__steps=1)
     go(tmp_path / "run", config)
     first = source / "rollouts" / "000001.parquet"
     shutil.copy(source / "rollouts" / "000003.parquet", first)
@@ -194,15 +191,16 @@ def test_other_rollouts_at_a_resume_are_found(generated, tiny_model, tmp_path):
         go(tmp_path / "run", config, resume=True)
 
 
-def test_the_seed_may_name_the_run(generated, tiny_model, tmp_path):
+def test_the_seed_may_name_the_run(generated, runs, tmp_path):
     (tmp_path / "seed-3").symlink_to(generated)
-    with closing(load_run_data(resolve(replay(tiny_model("llama"), tmp_path / "seed-{seed}")).config).source) as source:
+    tree = runs.tree("policy", rollouts=str(tmp_path / "seed-{seed}"))
+    with closing(load_run_data(resolve(tree).config).source) as source:
         assert source.folder.path == tmp_path / "seed-3"
 
 
-def test_the_flag_is_short_for_the_field(generated, tiny_model, tmp_path, capsys):
+def test_the_flag_is_short_for_the_field(generated, runs, tmp_path, capsys):
     file = tmp_path / "recipe.yaml"
-    file.write_text(yaml.safe_dump(recipe(tiny_model("llama"), **EPOCHS)))
+    file.write_text(yaml.safe_dump(runs.tree("policy")))
     words = ["train", str(file), "--rollouts", str(generated), f"folder={tmp_path / 'run'}", "eval.task=null"]
     words += ["eval.every=0"]
     assert main([*words, "train.steps=9"]) == 2
