@@ -269,9 +269,12 @@ class Shell:
             patch.setattr("proxima.cli.commands.bound", lambda command, arguments: lambda: 0)
             code = main([word for word in words if "…" not in word])
         assert code == 0, f"exit code {code}"
-        if words[0] in ("train", "explain", "plan", "submit") and words[1] in recipe_files.shipped_recipes():
-            given = [word for word in words[2:] if ("=" in word or word[0] == "@") and "…" not in word]
-            resolve(words[1], given, root=None)
+        if words[0] in ("train", "explain", "plan", "submit"):
+            if words[1] in recipe_files.shipped_recipes():
+                given = [word for word in words[2:] if ("=" in word or word[0] == "@") and "…" not in word]
+                resolve(words[1], given, root=None)
+            else:
+                assert words[1].startswith("runs/") or words[1].endswith(".yaml"), words[1]  # the reader's own
         if words[0] == "sweep":
             read_sweep(words[1])
         assert words[:2] != ["data", "prepare"] or words[2] in SOURCES
@@ -303,7 +306,8 @@ class Shell:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in FIRST])
 def test_every_command_of_a_page_is_one(page, checkout, monkeypatch, capsys, request):
-    """Its program, options and extras exist, and a recipe with its overrides resolves."""
+    """Its program, options and extras exist; a recipe with its overrides resolves, a sweep can be read, and data have a
+    source."""
     top = request.getfixturevalue("here") if page in FENCES else checkout
     monkeypatch.setenv("SCORER_TOKEN", "secret")
     monkeypatch.chdir(top)

@@ -62,9 +62,8 @@ def brute(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 def test_ties_and_every_truncation_together(logits, temperature, top_k, top_p, min_p, u):
     case = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     p = brute(logits, **case)
-    rows, uniform = settings(1, **case), torch.tensor([u])
-    out = sample_tokens(torch.tensor([logits]), rows, uniform, masks=True)
-    plain = sample_tokens(torch.tensor([logits]), rows, uniform)
+    given = torch.tensor([logits]), settings(1, **case), torch.tensor([u])
+    out, plain = sample_tokens(*given, masks=True), sample_tokens(*given)
     assert plain.sets == [] and plain.columns == out.columns
     truncated = top_k > 0 or top_p < 1 or min_p > 0
     sure = 0 if top_p == 1 else 1e-5  # the mass that is compared with top_p is a sum in float32
@@ -140,10 +139,10 @@ def test_a_row_has_the_bits_that_it_has_alone(dtype, extra):
         Sampling(temperature=0.0),
         Sampling(top_k=9, min_p=0.1),
     ]
-    logits, uniform, device = (3 * torch.randn(20, 4_096)).to(dtype), torch.rand(20), torch.device("cpu")
-    together = sample_tokens(logits, SamplingRows.of(kinds * 4, device), uniform, **extra)
-    assert len(together.sets) == (20 if extra.get("masks") else 0)
-    for row in range(20):
+    logits, uniform, device = (3 * torch.randn(50, 4_096)).to(dtype), torch.rand(50), torch.device("cpu")
+    together = sample_tokens(logits, SamplingRows.of(kinds * 10, device), uniform, **extra)
+    assert len(together.sets) == (50 if extra.get("masks") else 0)
+    for row in range(50):
         own = slice(row, row + 1)
         alone = sample_tokens(logits[own], SamplingRows.of([kinds[row % 5]], device), uniform[own], **extra)
         assert [ids.tolist() for ids in together.sets[own]] == [ids.tolist() for ids in alone.sets]

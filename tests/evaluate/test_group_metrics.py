@@ -59,6 +59,8 @@ def test_only_the_ks_asked_for():
     groups = [group(i, *[("#### 7", RIGHT if i else WRONG)] * 8) for i in range(3)]
     names = ["mean@8", "pass@5", "maj@5", *MEANS]
     assert list(eval_metrics(groups, samples=8, ks=(1, 5), extract=FIND)["estimates"]) == names
+    with pytest.raises(ValueError, match="k=9 must be <= samples=8"):
+        eval_metrics(groups, samples=8, ks=(9,))
     assert powers_of_two(1) == (1,) and powers_of_two(8) == (1, 2, 4, 8) and powers_of_two(6) == (1, 2, 4, 6)
 
 

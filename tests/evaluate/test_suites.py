@@ -68,5 +68,8 @@ def test_the_hubs_own_split_files(tmp_path):
 def test_parsing_names(tmp_path):
     given = parse_tasks(["gsm8k,aime24", " math500 = x/y "])
     assert given == {"gsm8k": None, "aime24": None, "math500": Path("x/y")}
-    with pytest.raises(ValueError, match="must name evaluation sets"):
-        parse_tasks(["gsm8k,,aime24"])
+    for wrong in ("gsm8k,,aime24", ""):
+        with pytest.raises(ValueError, match="must name evaluation sets"):
+            parse_tasks([wrong])
+    with pytest.raises(ValueError, match="names gsm8k twice"):
+        parse_tasks(["gsm8k", "gsm8k=x"])

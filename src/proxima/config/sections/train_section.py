@@ -9,6 +9,8 @@ from proxima.config.slots import Slot, require_at_least
 from proxima.data import require
 from proxima.engine.protocol import Sampling
 
+MOST_SEQUENCES = 2**20  # of a step; its micro-batches are counted before the run
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizationConfig:
@@ -65,6 +67,10 @@ class TrainConfig(OptimizationConfig):
         counts = ("steps", "prompts_per_step", "completions_per_prompt", "updates_per_step", "epochs_per_step")
         require_at_least(self, 1, *counts)
         super().__post_init__()
+        larger = max(("prompts_per_step", "completions_per_prompt"), key=lambda name: getattr(self, name))
+        sequences = self.prompts_per_step * self.completions_per_prompt
+        bound = f"makes a step of {sequences:,} sequences; at most {MOST_SEQUENCES:,}"
+        require(sequences <= MOST_SEQUENCES, larger, getattr(self, larger), bound)
         divides = self.prompts_per_step % self.updates_per_step == 0
         bound = f"must divide prompts_per_step={self.prompts_per_step}; a group is never split over two updates"
         require(divides, "updates_per_step", self.updates_per_step, bound)
