@@ -169,6 +169,7 @@ def test_health_says_what_to_do() -> None:
 def test_health_judges_engine_against_trainer_by_the_limits_of_the_guard() -> None:
     values = {"mismatch/k3_kl": 0.02, "mismatch/rollout_is_catastrophic_seq_fraction": 0.0}
     assert [v.level for v in health(values)] == ["watch", "ok"]
+    assert [health({"mismatch/k3_kl": kl})[0].level for kl in (0.0099, 0.0101)] == ["ok", "watch"]
     assert [v.level for v in health(values, MismatchGuard(max_k3_kl=0.015))] == ["act", "ok"]
     assert "decoupled_token_is" in health(values)[0].sentence
     on_purpose = health(values, known_mismatch="engine.weights=int8")[0].sentence
@@ -209,6 +210,13 @@ def test_a_sketch_is_symmetric_and_its_ends_hold_what_is_beyond() -> None:
     for sign in (1, -1):
         median = QuantileSketch(QuantileSketch.histogram(sign * x[2:3]), 0.5).value
         assert median == pytest.approx(math.exp(sign * 0.7), rel=0.01)  # of a ratio
+
+
+def test_the_percentiles_of_ratios_of_which_each_is_another() -> None:
+    rho = torch.arange(101, dtype=torch.float64) / 100
+    ratios = measured(packed(log_prob=rho - 2, behavior_log_prob=torch.full_like(rho, -2)))
+    found = {percent: math.log(ratios[f"rollout_is_p{percent}"]) for percent in (25, 50, 75, 95, 99)}
+    assert found == pytest.approx({percent: percent / 100 for percent in found}, rel=0.006)
 
 
 def test_the_guard_names_its_limit() -> None:

@@ -4,8 +4,11 @@ trainers of TRL and verl.
     python make_whole_update.py trl     with trl==1.16.0
     python make_whole_update.py verl    with verl==0.7.0, torch.distributed on gloo
 
-The weights before, the rollouts and the settings are read from the file, and stay. They were drawn once: 16 completions
-of 4 prompts, whose behavior log-probs are the model's own, moved by noise. Nothing here is run by the tests.
+The weights before, the rollouts and the settings are read from the file, and stay. They were drawn once, weights by
+torch.manual_seed(0), matrices times 8, and 16 completions of 4 prompts by numpy's default_rng(7): random tokens, 8, 1,
+5 or 3 of them; rewards of a normal distribution, less their group's mean; the model's own log-probs, moved by normal
+noise of .15 for the behavior and of .1 for the reference; weights e to the power of .4 times a normal, at most 2.
+Nothing here is run by the tests.
 """
 
 import json
