@@ -61,8 +61,7 @@ def _one(node: Node, hint: Any) -> Any:
     if base is tuple:
         return tuple(_items(node, _entry_hints(node, get_args(hint))))
     if base in (list, Sequence, Iterable):
-        entry = (get_args(hint) or (Any,))[0]
-        return list(_items(node, (entry,) * len(node.items or ())))
+        return list(_items(node, (get_args(hint) or (Any,))[:1] * len(node.items or ())))
     if base in (dict, Mapping):
         return _mapping(node, (get_args(hint) or (str, Any))[1])
     return node.to_python()  # Any, or another type: its spec checks the value

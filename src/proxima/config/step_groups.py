@@ -31,6 +31,5 @@ def group_arithmetic(prompts: int, completions: int, kept: int | None, together:
     factors = ((prompts, "prompt"), (completions, "completion"), (prompts * completions, "sequence"))
     left = "{} × {} = {}".format(*(f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in factors))
     left += "" if kept is None else f", {kept} of {completions} kept"
-    if together is None:
-        return left
-    return f"{left}, {f'{together:,} prompts at a time' if together else 'generated'} until it is full"
+    filled = f"{together:,} prompts at a time" if together else "generated"
+    return left if together is None else f"{left}, {filled} until it is full"

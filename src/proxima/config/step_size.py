@@ -42,9 +42,8 @@ class StepSize:
 
     def __str__(self) -> str:
         micro = f"{self.micro_batches:,} micro-batch" + ("es" if self.micro_batches > 1 else "")
-        updates = f"{self.updates} update" + ("s" if self.updates > 1 else "")
         sequences = group_arithmetic(self.prompts, self.completions, self.kept, self.at_once)
-        return f"{sequences} → ≤ {micro} of ≤ {self.budget:,} tokens → {updates}"
+        return f"{sequences} → ≤ {micro} of ≤ {self.budget:,} tokens → {self.updates} update{'s' * (self.updates > 1)}"
 
 
 @dataclass(frozen=True)
@@ -70,5 +69,4 @@ class ExampleStep:
 
     def __str__(self) -> str:
         micro = f"{self.micro_batches:,} micro-batch{'es' * (self.micro_batches > 1)}"
-        examples = f"{self.examples:,} example{'s' * (self.examples != 1)}"
-        return f"{examples} → about {micro} of ≤ {self.budget:,} tokens → 1 update"
+        return f"{self.examples:,} examples → about {micro} of ≤ {self.budget:,} tokens → 1 update"

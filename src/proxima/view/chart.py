@@ -108,8 +108,7 @@ def figure_file(out: Path | str) -> Path:
 
 def write_figure(drawing: Drawing, out: Path | str) -> Path:
     """Write a figure to `out`, see `figure_file`, and return the path."""
-    file = figure_file(out)
-    if file.suffix.lower() == ".svg":
+    if (file := figure_file(out)).suffix.lower() == ".svg":
         write_atomic(file, svg_file(drawing))
     else:
         stream = io.BytesIO()

@@ -295,7 +295,7 @@ def test_by_keyboard_alone(page):
     press("/")
     page.keyboard.type("therefore")
     press("Enter")
-    assert page.locator(".tok.hit").count() > 0 and "therefore" in page.inner_text(".tok.at")
+    assert page.locator(".tok.hit").count() > 0 and "therefore" in page.locator(".tok.at").text_content()
     press("Escape")
     press("?")
     assert "next masked token" in page.inner_text("dialog")
@@ -384,7 +384,7 @@ def test_compare_marks_the_first_difference(page, rows):
     assert f"First difference at token {OTHER + 1}:" in page.inner_text(".compare .bar")
     assert page.locator(".pair .tok.first").count() == 2
     other = row_of(rows, 3, 1, 0)["tokens"][OTHER]
-    assert page.locator(".pair .tok.first >> nth=1").inner_text().strip() == WORDS[other].strip()
+    assert page.locator(".pair .tok.first >> nth=1").text_content().strip() == WORDS[other].strip()
     page.visit("0/compare?step=1&c=3.1.0&run2=1&step2=1")
     assert "The tokens are the same." in page.inner_text(".compare .bar")
     page.visit("completion")

@@ -69,8 +69,7 @@ DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 def tasks_of(config: Any) -> dict[str, Any]:
     """The tasks of a config by their dotted paths."""
     sets = getattr(getattr(config, "eval", None), "all_sets", None) or {}
-    tasks = {f"{path}.task": spec.task for path, spec in sets.items()}
-    return {"task": getattr(config, "task", None)} | tasks
+    return {"task": getattr(config, "task", None)} | {f"{path}.task": spec.task for path, spec in sets.items()}
 
 
 def scorers_of(r: Resolved[Any], reward: Sequence[Any]) -> dict[str, tuple[str, Sequence[Any]]]:

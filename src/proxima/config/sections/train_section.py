@@ -9,8 +9,6 @@ from proxima.config.slots import Slot, require_at_least
 from proxima.data import require
 from proxima.engine.protocol import Sampling
 
-MOST_SEQUENCES = 2**20  # of a step; its micro-batches are counted before the run
-
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizationConfig:
@@ -67,12 +65,12 @@ class TrainConfig(OptimizationConfig):
         counts = ("steps", "prompts_per_step", "completions_per_prompt", "updates_per_step", "epochs_per_step")
         require_at_least(self, 1, *counts)
         super().__post_init__()
-        larger = max(("prompts_per_step", "completions_per_prompt"), key=lambda name: getattr(self, name))
+        # the micro-batches of a step are counted before the run, one sequence after the other
         sequences = self.prompts_per_step * self.completions_per_prompt
-        bound = f"makes a step of {sequences:,} sequences; at most {MOST_SEQUENCES:,}"
-        require(sequences <= MOST_SEQUENCES, larger, getattr(self, larger), bound)
-        divides = self.prompts_per_step % self.updates_per_step == 0
+        bound = f"times completions_per_prompt={self.completions_per_prompt} is {sequences:,}; at most {2**20:,}"
+        require(sequences <= 2**20, "prompts_per_step", self.prompts_per_step, bound)
         bound = f"must divide prompts_per_step={self.prompts_per_step}; a group is never split over two updates"
+        divides = self.prompts_per_step % self.updates_per_step == 0
         require(divides, "updates_per_step", self.updates_per_step, bound)
         target, factor = self.target_kl, self.target_kl_factor
         usable = target is None or 0 < target < math.inf

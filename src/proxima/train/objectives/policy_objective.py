@@ -95,8 +95,7 @@ class PolicyObjective(Objective[Trajectory]):
 
     @property
     def statistics_outputs(self) -> frozenset[str]:
-        read = self.surrogate.needs.union(*(spec.needs for spec in self.corrections))
-        return read & {"entropy"}
+        return self.surrogate.needs.union(*(spec.needs for spec in self.corrections)) & {"entropy"}
 
     @cached_property
     def has_batch_statistics(self) -> bool:
