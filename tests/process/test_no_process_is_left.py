@@ -65,10 +65,11 @@ def test_a_guarded_command_is_stopped_with_what_it_started(stubborn):
     assert_all_end(everyone)
 
 
-def test_a_program_says_its_last_words_however_many_it_has():
+def test_a_program_says_its_last_words_however_many_it_has(monkeypatch):
     code = f"import sys\nsys.stderr.write('x' * {3 * LINE_BYTES} + '\\nlast words\\n')\nsys.exit(3)"
     with pytest.raises(ProgramFailed, match="^the tool ended with exit code 3: last words$"):
         Program([sys.executable, "-S", "-c", code], name="the tool").call("anything")
+    monkeypatch.setattr("proxima.process.program.EXIT_SECONDS", 0.1)
     quiet = "import os, time\nos.close(1)\nos.close(2)\ntime.sleep(600)"
     program = Program([sys.executable, "-S", "-c", quiet], name="the tool")
     with pytest.raises(ProgramFailed, match="^the tool closed its output$"):

@@ -14,6 +14,7 @@ from proxima.process.kill import describe_exit, kill_group, wait_or_kill
 from proxima.process.start import ENDS_WITH_US
 
 LINE_BYTES = 1 << 24  # maximum of a message
+EXIT_SECONDS = 10.0  # between the end of its output and its own, on a busy machine
 UNKNOWN = {"error": {"code": -32601, "message": "not supported"}}
 
 
@@ -74,7 +75,7 @@ class Program:
             text = line[:200].decode(errors="replace")[:80]
             raise ProgramFailed(f"{self.name} wrote something that is not a message: {text!r}")
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
+            self._process.wait(EXIT_SECONDS)
         self._errors.join(1)
         code = self._process.returncode
         how = "closed its output" if code is None else f"ended with {describe_exit(code)}"

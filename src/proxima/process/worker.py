@@ -19,7 +19,7 @@ from typing import Any
 from proxima.process.lines import LineChannel
 from proxima.process.start import ONE_THREAD, Child, start_module
 
-START_SECONDS = 120.0  # to load math-verify, reasoning_gym or torch on a busy machine
+START_SECONDS = 600.0  # to load math-verify, reasoning_gym or torch on a busy machine
 FORK_SERVER = "proxima.process.fork_server"
 REPLY_BYTES = 1 << 26  # of a reply; a worker that writes more is killed
 

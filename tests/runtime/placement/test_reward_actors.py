@@ -24,12 +24,6 @@ def driver():
         yield
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """An actor may be slow."""
-    monkeypatch.setattr(reward_actors, "START_SECONDS", 600.0)
-
-
 def results(pool, jobs):
     try:
         return asyncio.run(pool.run(jobs))
