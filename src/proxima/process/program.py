@@ -76,7 +76,7 @@ class Program:
             raise ProgramFailed(f"{self.name} wrote something that is not a message: {text!r}")
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS)
-        self._errors.join(1)
+        self._errors.join(EXIT_SECONDS)
         code = self._process.returncode
         how = "closed its output" if code is None else f"ended with {describe_exit(code)}"
         raise ProgramFailed(": ".join([f"{self.name} {how}", *self._last_errors]))

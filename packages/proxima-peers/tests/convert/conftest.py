@@ -27,13 +27,19 @@ def listed(done: Draft) -> dict[str, set[str]]:
     return {kind: names(getattr(done, kind)) for kind in ("missing", "unsupported", "unknown", "ignored")}
 
 
+def options_file(folder: Path, options: dict[str, Any]) -> Path:
+    """A file of options, nested or with dotted names."""
+    file = folder / "options.json"
+    file.write_text(json.dumps(nested(options.items())))
+    return file
+
+
 @pytest.fixture
 def converted(tmp_path: Path) -> Callable[..., Draft]:
     """`converted("trl", {"beta": 0.1})` converts a mapping of options; a nested one, or with dotted names."""
 
     def run(peer: str, options: dict[str, Any]) -> Draft:
-        (tmp_path / "options.json").write_text(json.dumps(nested(options.items())))
-        return convert(tmp_path / "options.json", peer)
+        return convert(options_file(tmp_path, options), peer)
 
     return run
 

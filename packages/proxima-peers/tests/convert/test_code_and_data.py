@@ -1,4 +1,5 @@
-"""Options that name code or data are carried over, or the recipe does not run until the user has filled them in."""
+"""Options that name code or data and have no field: the recipe does not run until the user has filled them in. Those
+that are carried over are in options.yaml."""
 
 import json
 from pathlib import Path

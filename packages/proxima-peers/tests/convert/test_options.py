@@ -1,6 +1,5 @@
-"""What single options become, where a peer means something else by them; the cases are in options.yaml."""
+"""What options and whole files of the peers become; the cases are in options.yaml."""
 
-import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +17,7 @@ from proxima_peers.convert.read import read
 from proxima_peers.verify.record import Tracked
 from proxima_peers.verify.trl_preference import dpo_spec
 
-from .conftest import EXAMPLES, why
+from .conftest import EXAMPLES, options_file, why
 
 A, R = "actor_rollout_ref.actor.", "algorithm.rollout_correction."
 GRPO = {"algorithm.adv_estimator": "grpo"}
@@ -59,8 +58,10 @@ def file_of(tmp_path):
     def run(case):
         if "example" in case:
             return EXAMPLES / case["example"]
-        file = tmp_path / case.get("file", "options.json")
-        file.write_text(case["text"] if "text" in case else json.dumps(nested(case["options"].items())))
+        if "options" in case:
+            return options_file(tmp_path, case["options"])
+        file = tmp_path / case["file"]
+        file.write_text(case["text"])
         return file
 
     return run

@@ -1,4 +1,4 @@
-"""The tables of options without an equivalent, and what they say of a file: nothing is swallowed."""
+"""The tables of options without an equivalent."""
 
 import fnmatch
 from pathlib import Path
