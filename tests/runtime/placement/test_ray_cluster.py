@@ -7,7 +7,7 @@ import pytest
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import ray_cluster
-from proxima.runtime.placement.ray_cluster import connected, fitted, python_path, reserve
+from proxima.runtime.placement.ray_cluster import connected, fitted, kill_actor, python_path, reserve
 from tests.manual_clock import ManualClock
 
 pytest.importorskip("ray")
@@ -88,6 +88,11 @@ def test_a_cluster_that_refuses(address, error, line, monkeypatch):
     monkeypatch.setattr("ray.init", refuse)
     with pytest.raises(error, match=line), connected(RayPlacement(address=address)):
         pass
+
+
+def test_what_is_killed_after_the_disconnect_starts_no_cluster(monkeypatch):
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("a cluster was started"))
+    kill_actor(object())
 
 
 def test_a_second_connection(monkeypatch):

@@ -20,6 +20,13 @@ ADDRESS = "RAY_ADDRESS"
 QUIET: Any = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}  # of `ray.init`
 LOOK_SECONDS = 1.0  # between two chances of a signal handler to run while Ray works
 
+for variable, setting in {  # read by Ray when it is imported
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # else a driver prints twenty lines about a dead node, even unasked
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # else a late thread that kills an actor after the disconnect starts a cluster
+    "RAY_worker_niceness": "0",  # of a cluster started here; by default ranks yield to all
+}.items():
+    os.environ.setdefault(variable, setting)
+
 
 @contextmanager
 def connected(spec: "RayPlacement") -> Iterator[None]:
@@ -30,9 +37,6 @@ def connected(spec: "RayPlacement") -> Iterator[None]:
         FieldError: there is no cluster at the address, or it refuses this process.
         UserError: this process is connected already, or no cluster can be started here.
     """
-    # even without `log_to_driver`, a driver prints Ray's twenty lines about a dead node; Ray reads this when imported
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # of a cluster started here; by default ranks yield to all
     import ray
 
     if ray.is_initialized():
