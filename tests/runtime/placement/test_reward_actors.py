@@ -16,6 +16,7 @@ from tests.reward.test_pool import HANGS, code, found, regex
 psutil = pytest.importorskip("psutil")
 pytestmark = pytest.mark.waits
 KILLED = "tests/runtime/placement/test_reward_actors.py::test_an_actor_that_is_killed_costs_its_job_and_is_replaced"
+BUSY = "import os, pathlib, time\npathlib.Path('{}').write_text(str(os.getpid()))\ntime.sleep(600)"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,9 +49,22 @@ def test_a_cluster_that_grants_no_core_costs_a_job(monkeypatch):
     assert lost.value is None and "no actor after" in lost.error
 
 
+def test_close_ends_a_job_that_hangs_and_fails_the_next(tmp_path):
+    pool, file = ActorPool(1, timeout=600.0, restricted=False), tmp_path / "pid"
+
+    async def closed():
+        running = asyncio.create_task(pool.run([code(tmp_path, BUSY.format(file)), regex("3")]))
+        while not file.exists():
+            await asyncio.sleep(0.05)
+        pool.close()
+        return await running
+
+    hung, queued = asyncio.run(closed())
+    assert "its actor died" in hung.error and "the pool is closed" in queued.error
+
+
 def test_an_actor_that_is_killed_costs_its_job_and_is_replaced(tmp_path):
     file = tmp_path / "pid"
-    busy = "import os, pathlib, time\npathlib.Path('{}').write_text(str(os.getpid()))\ntime.sleep(600)"
 
     def kill() -> None:
         while not file.exists() or not file.read_text():
@@ -60,6 +74,6 @@ def test_an_actor_that_is_killed_costs_its_job_and_is_replaced(tmp_path):
 
     threading.Thread(target=kill, daemon=True).start()
     pool = ActorPool(1, timeout=600.0, restricted=False)
-    lost, after = results(pool, [code(tmp_path, busy.format(file)), regex("2")])
+    lost, after = results(pool, [code(tmp_path, BUSY.format(file)), regex("2")])
     assert lost.value is None and "its actor died" in (lost.error or "")
     assert after.value == {"answer": "2"} and pool.started == 2

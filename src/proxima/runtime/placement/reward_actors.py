@@ -44,6 +44,13 @@ class ActorPool(WorkerPool):
             _connect()
         return _ActorWorker(self._whole)
 
+    def close(self) -> None:
+        """See `WorkerPool.close`."""
+        super().close()
+        for worker in [kept.worker for kept in self._queue.kept]:
+            if worker is not None:
+                worker.kill()
+
 
 class _ActorWorker:
     """One actor, as `WorkerPool` uses a worker."""
