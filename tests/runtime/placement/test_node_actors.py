@@ -45,6 +45,22 @@ def test_lines_and_exit_code(tmp_path: Path, how: str) -> None:
     host.interrupt()  # of a process that has ended
 
 
+def test_its_last_lines_are_told_by_an_actor_that_was_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, reports = running(tmp_path)
+
+    def select(*_: Any) -> list[Any]:
+        """There is nothing to read, then the process ends, then the actor goes on."""
+        monkeypatch.undo()
+        while not list(tmp_path.glob("1.*.json")):
+            pass
+        host.interrupt()
+        assert host.child is not None and host.child.process.wait() == 130
+        return []
+
+    monkeypatch.setattr("selectors.DefaultSelector.select", select)
+    assert list(reports) == [(1, ["writes a checkpoint"]), 130]
+
+
 def test_the_process_ends_with_its_actor(tmp_path: Path) -> None:
     host, reports = running(tmp_path)
     assert host.child is not None

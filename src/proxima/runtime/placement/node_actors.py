@@ -78,7 +78,10 @@ class RankHost:
         with selectors.DefaultSelector() as selector:
             for stream, pipe in ((1, child.process.stdout), (2, child.process.stderr)):
                 selector.register(pipe, selectors.EVENT_READ, stream)  # type: ignore[arg-type]
-            while selector.get_map() and ((ready := selector.select(QUIET_SECONDS)) or child.process.poll() is None):
+            while selector.get_map():
+                ended = child.process.poll() is not None  # asked first: what it wrote before is ready now
+                if not (ready := selector.select(QUIET_SECONDS)) and ended:
+                    break
                 if os.getppid() != raylet:  # it has ended, and Ray leaves an actor that is busy alone
                     os._exit(1)
                 for key, _ in ready:
