@@ -379,6 +379,16 @@ def test_episodes_of_a_group_are_read_turn_by_turn(page):
     page.wait_for_url("**/completion/4.1.0*")
 
 
+def test_a_chart_that_is_not_drawn_yet_has_its_place(page):
+    page.visit("trend")
+    cards, heights = page.locator(".charts figure"), "cards => cards.map(card => card.getBoundingClientRect().height)"
+    last, before = cards.last.locator("svg"), cards.evaluate_all(heights)
+    assert last.count() == 0
+    cards.last.scroll_into_view_if_needed()
+    last.wait_for()
+    assert cards.evaluate_all(heights) == before
+
+
 def test_compare_marks_the_first_difference(page, rows):
     page.visit("compare")
     assert f"First difference at token {OTHER + 1}:" in page.inner_text(".compare .bar")

@@ -31,9 +31,9 @@ async function render() {
   const waiting = setTimeout(() => { busy.hidden = false; }, 120);
   const view = await VIEWS[next.view](next).catch(failed);
   clearTimeout(waiting);
-  if (number !== asked) return view.leave && view.leave();
+  if (number !== asked) return view.leave?.();
   busy.hidden = true;
-  if (shown && shown.leave) shown.leave();
+  shown?.leave?.();
   [shown, route] = [view, next];
   main.replaceChildren(view.element);
   setKeys(view.keys || []);

@@ -92,7 +92,8 @@ class Trend {
       this.chart(one.target, one.target.dataset.name);
     }), { rootMargin: "300px" });
     for (const name of names) {
-      const [title] = about[name], card = h("figure", { "data-name": name });
+      const [title, meaning] = about[name], last = h("output", {}, figure(metrics[name].filter(isNumber).at(-1)));
+      const card = h("figure", { "data-name": name }, h("figcaption", {}, h("b", {}, name), last, h("p", { class: "muted" }, meaning)));
       if (!groups.has(title)) groups.set(title, h("div", { class: "charts" }));
       groups.get(title).append(card);
       watch.observe(card);
@@ -104,13 +105,12 @@ class Trend {
   chart(card, name) {
     const { steps, metrics } = this.trend, values = metrics[name];
     const series = [{ steps, values, className: "first-run" }];
-    if (this.other && this.other.metrics[name]) series.unshift({ steps: this.other.steps, values: this.other.metrics[name], className: "second-run" });
+    if (this.other?.metrics[name]) series.unshift({ steps: this.other.steps, values: this.other.metrics[name], className: "second-run" });
     const dots = (this.trend.evals || []).flatMap((row) => (isNumber(row.metrics[name]) ? [[row.step, row.metrics[name]]] : []));
-    const every = [...steps, ...(this.other ? this.other.steps : []), ...dots.map(([step]) => step)];
-    const range = extent(values), known = values.filter(isNumber), last = known[known.length - 1];
-    const chart = lineChart({ series, dots, steps: every, label: `${name} by step, ${figure(range[0])} to ${figure(range[1])}, last ${figure(last)}` });
-    const read = h("output", {}, figure(last));
-    card.replaceChildren(h("figcaption", {}, h("b", {}, name), read, h("p", { class: "muted" }, this.trend.about[name][1])), chart.svg);
+    const every = [...steps, ...(this.other?.steps ?? []), ...dots.map(([step]) => step)];
+    const range = extent(values), read = card.querySelector("output");
+    const chart = lineChart({ series, dots, steps: every, label: `${name} by step, ${figure(range[0])} to ${figure(range[1])}, last ${read.textContent}` });
+    card.append(chart.svg);
     const nearest = (event) => this.nearest(chart.stepAt(event));
     chart.svg.addEventListener("pointermove", (event) => this.moveTo(nearest(event)));
     chart.svg.addEventListener("click", () => this.open());
