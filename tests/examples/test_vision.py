@@ -34,7 +34,7 @@ def test_a_run_shows_images_and_keeps_each_once(model, tmp_path, capsys):
     held_out = (run / "report.html").read_text().partition('class="qa"')[2].partition("</section>")[0]
     assert held_out.count('<img src="data:image/png;base64,') == 4
     assert json.loads((run / "summary.json").read_text())["eval"]["after"]["questions"] == 4
-    assert main(["eval", str(run), "--limit", "4"]) in (0, 1)
+    assert main(["eval", str(run), "--limit", "4", "--out", str(tmp_path / "eval")]) in (0, 1)
     capsys.readouterr()
 
 
