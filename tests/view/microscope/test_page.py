@@ -80,6 +80,8 @@ def runs(tmp_path_factory):
 
 #: How many views it has shown.
 SHOWN = "performance.getEntriesByType('mark').length"
+#: What a view draws when it is in sight is there: its observers are told before this one.
+DRAWN = "new Promise((told) => new IntersectionObserver(told).observe(document.body)).then(() => null)"
 
 
 @contextmanager
@@ -92,6 +94,7 @@ def opened(browser, runs, refused=False, **options):
         before = page.evaluate(SHOWN)
         page.goto(f"{runs.address}#/{ROUTES.get(name, name)}")
         eventually(lambda: page.wait_for_timeout(10) or page.evaluate(SHOWN) != before, said)
+        page.evaluate(DRAWN)
 
     with listened(browser, runs.address, **options) as (page, said):
         page.visit = visit
