@@ -118,6 +118,44 @@ async def test_a_long_update_is_no_absence_of_the_servers(fleet):
     check(requests(2, 2), await task)
 
 
+async def test_a_server_that_returns_while_the_pause_ends_samples(fleet):
+    engine, (server,) = fleet(facts=SLEEPS, published=True)
+    pool, called, paused = engine._pool, server.called, []
+
+    async def call(client, name):
+        await called(client, name)
+        paused.append(name == "/pause")
+        if paused[-1] and sum(paused) == 2:  # the first is for the weights
+            await pool.resume()
+
+    server.fail("/sleep")
+    await engine.pause()
+    await engine.sleep()
+    server.failing.clear()
+    server.called = call
+    await engine.wake()
+    check(requests(2, 2), await collect(engine, requests(2, 2)))
+
+
+async def test_a_server_that_returns_while_another_is_told_to_go_on_samples(fleet):
+    engine, servers = fleet(2, facts=SLEEPS, published=True)
+    called = servers[0].called
+
+    async def call(client, name):
+        await called(client, name)
+        while name == "/resume" and replicas(engine) != [True, True]:
+            await asyncio.sleep(0.001)
+
+    servers[1].fail("/sleep")
+    await engine.pause()
+    await engine.sleep()
+    servers[1].failing.clear()
+    servers[0].called = call
+    await engine.wake()
+    await engine.resume()
+    assert not any(server.paused for server in servers)
+
+
 @pytest.mark.parametrize("call", ["sleep", "wake"])
 async def test_a_server_that_fails_is_ejected_and_returns_when_the_trainer_is_done(call, fleet):
     engine, servers = fleet(2, facts=SLEEPS, published=True)
