@@ -54,13 +54,29 @@ def test_close_ends_a_job_that_hangs_and_fails_the_next(tmp_path):
 
     async def closed():
         running = asyncio.create_task(pool.run([code(tmp_path, BUSY.format(file)), regex("3")]))
-        while not file.exists():
+        while not (file.exists() or running.done()):
             await asyncio.sleep(0.05)
         pool.close()
         return await running
 
     hung, queued = asyncio.run(closed())
     assert "its actor died" in hung.error and "the pool is closed" in queued.error
+
+
+def test_close_ends_the_wait_for_an_actor(monkeypatch):
+    start = reward_actors.start_actor
+    monkeypatch.setattr(reward_actors, "start_actor", lambda *words, num_cpus: start(*words, num_cpus=1e6))
+    pool = ActorPool(1, timeout=600.0)
+
+    async def closed():
+        running = asyncio.create_task(pool.run([regex("1")]))
+        while not (pool._alive or running.done()):
+            await asyncio.sleep(0.05)
+        pool.close()
+        return await running
+
+    (lost,) = asyncio.run(closed())
+    assert lost.value is None and "no actor after" in lost.error
 
 
 def test_an_actor_that_is_killed_costs_its_job_and_is_replaced(tmp_path):

@@ -79,7 +79,7 @@ class RankHost:
             for stream, pipe in ((1, child.process.stdout), (2, child.process.stderr)):
                 selector.register(pipe, selectors.EVENT_READ, stream)  # type: ignore[arg-type]
             while selector.get_map():
-                ended = child.process.poll() is not None  # asked first: what it wrote before is ready now
+                ended = child.process.poll() is not None  # asked first: whatever it wrote before can be read now
                 if not (ready := selector.select(QUIET_SECONDS)) and ended:
                     break
                 if os.getppid() != raylet:  # it has ended, and Ray leaves an actor that is busy alone

@@ -20,13 +20,6 @@ ADDRESS = "RAY_ADDRESS"
 QUIET: Any = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}  # of `ray.init`
 LOOK_SECONDS = 1.0  # between two chances of a signal handler to run while Ray works
 
-for variable, setting in {  # read by Ray when it is imported
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # else a driver prints twenty lines about a dead node, even unasked
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # else a late thread that kills an actor after the disconnect starts a cluster
-    "RAY_worker_niceness": "0",  # of a cluster started here; by default ranks yield to all
-}.items():
-    os.environ.setdefault(variable, setting)
-
 
 @contextmanager
 def connected(spec: "RayPlacement") -> Iterator[None]:
@@ -37,6 +30,9 @@ def connected(spec: "RayPlacement") -> Iterator[None]:
         FieldError: there is no cluster at the address, or it refuses this process.
         UserError: this process is connected already, or no cluster can be started here.
     """
+    # even without `log_to_driver`, a driver prints Ray's twenty lines about a dead node; Ray reads this when imported
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # of a cluster started here; by default ranks yield to all
     import ray
 
     if ray.is_initialized():
@@ -45,7 +41,7 @@ def connected(spec: "RayPlacement") -> Iterator[None]:
     if address and address != "auto":
         _require_listener(address)
     try:
-        ray.init(address=address or "local", **QUIET)
+        connect(address or "local")
     except Exception as error:  # Ray raises whatever its parts raise
         reason = first_line_of(error)
         if address is None:
@@ -57,6 +53,16 @@ def connected(spec: "RayPlacement") -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def connect(address: str) -> None:
+    """Make this process a driver of a cluster; from now on no call of Ray connects by itself. Else a thread that kills
+    an actor too late, after the disconnect, starts another cluster."""
+    import ray
+    from ray._private import auto_init_hook
+
+    auto_init_hook.enable_auto_connect = False  # RAY_ENABLE_AUTO_CONNECT is read too early, and reaches code of users
+    ray.init(address=address, **QUIET)
 
 
 def _require_listener(address: str) -> None:

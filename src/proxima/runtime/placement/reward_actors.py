@@ -10,7 +10,7 @@ from typing import Any
 from proxima.process.worker import START_SECONDS, JobResult
 from proxima.reward.pooled import Job
 from proxima.reward.workers.pool import WorkerPool
-from proxima.runtime.placement.ray_cluster import ADDRESS, QUIET, first_line_of, kill_actor, start_actor
+from proxima.runtime.placement.ray_cluster import ADDRESS, connect, first_line_of, kill_actor, start_actor
 
 
 class RewardActor:
@@ -35,20 +35,24 @@ class ActorPool(WorkerPool):
 
     def __init__(self, workers: int, **options: Any) -> None:
         super().__init__(workers, **options)
-        self._whole, self._connecting = options, threading.Lock()
+        self._whole, self._starting = options, threading.Lock()
+        self._alive = list[_ActorWorker]()
 
     def _start_worker(self) -> Any:
-        if self._server.closed:
-            raise RuntimeError("the pool is closed")
-        with self._connecting:
+        with self._starting:
+            if self._server.closed:
+                raise RuntimeError("the pool is closed")
             _connect()
-        return _ActorWorker(self._whole)
+            worker = _ActorWorker(self._whole)
+            self._alive = [*(other for other in self._alive if other.alive), worker]
+        worker.wait()
+        return worker
 
     def close(self) -> None:
         """See `WorkerPool.close`."""
         super().close()
-        for worker in [kept.worker for kept in self._queue.kept]:
-            if worker is not None:
+        with self._starting:
+            for worker in self._alive:
                 worker.kill()
 
 
@@ -56,10 +60,13 @@ class _ActorWorker:
     """One actor, as `WorkerPool` uses a worker."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        import ray
-
         self._actor = start_actor(RewardActor, None, options, num_cpus=1)
         self.alive, self.jobs_done = True, 0  # never recycled: the actor's own pool replaces the worker below it
+
+    def wait(self) -> None:
+        """Wait until the actor is ready. RuntimeError if it does not start."""
+        import ray
+
         try:
             ray.get(self._actor.__ray_ready__.remote(), timeout=START_SECONDS)
         except Exception as error:
@@ -91,4 +98,4 @@ def _connect() -> None:
     import ray
 
     if not ray.is_initialized():
-        ray.init(address=os.environ.get(ADDRESS, "auto"), **QUIET)
+        connect(os.environ.get(ADDRESS, "auto"))
