@@ -382,14 +382,19 @@ def test_episodes_of_a_group_are_read_turn_by_turn(page):
     page.wait_for_url("**/completion/4.1.0*")
 
 
-def test_a_chart_that_is_not_drawn_yet_has_its_place(page):
-    page.visit("trend")
-    cards, heights = page.locator(".charts figure"), "cards => cards.map(card => card.getBoundingClientRect().height)"
-    last, before = cards.last.locator("svg"), cards.evaluate_all(heights)
+def test_a_chart_that_is_not_drawn_yet_has_its_place_and_its_number(page):
+    page.visit("0?step=1")  # not the last, whose numbers are others
+    cards = page.locator(".charts figure")
+    shown = (
+        "cards => cards.map((card) => [card.getBoundingClientRect().height, card.querySelector('output').innerText])"
+    )
+    last, before = cards.last.locator("svg"), cards.evaluate_all(shown)
     assert last.count() == 0
     cards.last.scroll_into_view_if_needed()
     last.wait_for()
-    assert cards.evaluate_all(heights) == before
+    assert cards.evaluate_all(shown) == before
+    page.keyboard.press("ArrowRight")
+    assert [height for height, _ in cards.evaluate_all(shown)] == [height for height, _ in before] != []
 
 
 def test_compare_marks_the_first_difference(page, rows):

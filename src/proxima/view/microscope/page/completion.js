@@ -89,7 +89,7 @@ class Completion {
     this.text.select(this.at, reveal);
     this.band.select(this.at);
     this.inspector.show(this.at);
-    if (this.noted) this.noted.file(this.noteName(this.at));
+    this.noted?.file(this.noteName(this.at));
     remember({ t: this.at });
   }
 

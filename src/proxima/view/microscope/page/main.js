@@ -38,7 +38,7 @@ async function render() {
   main.replaceChildren(view.element);
   setKeys(view.keys || []);
   drawCrumbs(next);
-  if (view.settle) view.settle();
+  view.settle?.();
   (view.focus || main).focus({ preventScroll: true });
   performance.mark(`shown ${next.view}`);
   return poll();
@@ -83,7 +83,7 @@ async function poll() {
     newest.set(run, now);
     if (before !== undefined && now !== before) {
       say(`step ${state.step} is written`);
-      if (shown && shown.refresh) await shown.refresh();
+      await shown?.refresh?.();
     }
   }
   clearTimeout(timer);
@@ -108,7 +108,7 @@ function setTheme(theme) {
   themeButton.textContent = { auto: "◐ auto", light: "○ light", dark: "● dark" }[theme];
   themeButton.setAttribute("aria-label", `Theme: ${theme}`);
   forgetInks();
-  if (shown && shown.redraw) shown.redraw();
+  shown?.redraw?.();
 }
 
 themeButton.addEventListener("click", () => {
@@ -125,7 +125,7 @@ document.getElementById("help").addEventListener("click", showKeys);
 listen([
   { key: "?", text: "these keys", run: showKeys },
   { key: "Escape Backspace", text: "one view up", run: () => { if (route && route.view !== "runs") go(above(route)); } },
-  { key: "/", text: "search", run: () => { if (shown && shown.search) shown.search.focus(); } },
+  { key: "/", text: "search", run: () => { shown?.search?.focus(); } },
   { key: "n p", text: "next and previous" },
   { key: "l", text: "next theme", run: () => themeButton.click() },
 ]);

@@ -11,7 +11,7 @@ class Trend {
   constructor(route, trend, runs) {
     Object.assign(this, { route, trend, runs });
     this.other = null;
-    this.charts = [];
+    this.charts = this.reads = [];
     this.at = null;
     this.find = h("input", { type: "search", placeholder: "metrics by name", "aria-label": "Metrics by name", "aria-keyshortcuts": "/", value: route.query.q || "", oninput: () => this.choose() });
     this.said = h("span", { class: "muted", role: "status" });
@@ -85,20 +85,22 @@ class Trend {
     remember({ q: this.find.value.trim() });
     const { about, metrics } = this.trend, groups = new Map();
     const names = Object.keys(about).filter((name) => wanted.every((word) => name.toLowerCase().includes(word)) && extent(metrics[name]));
-    this.charts = [];
+    [this.charts, this.reads] = [[], []];
     const watch = new IntersectionObserver((seen) => seen.forEach((one) => {
       if (!one.isIntersecting) return;
       watch.unobserve(one.target);
       this.chart(one.target, one.target.dataset.name);
     }), { rootMargin: "300px" });
     for (const name of names) {
-      const [title, meaning] = about[name], last = h("output", {}, figure(metrics[name].filter(isNumber).at(-1)));
-      const card = h("figure", { "data-name": name }, h("figcaption", {}, h("b", {}, name), last, h("p", { class: "muted" }, meaning)));
+      const [title, meaning] = about[name], read = h("output", {});
+      const card = h("figure", { "data-name": name }, h("figcaption", {}, h("b", {}, name), read, h("p", { class: "muted" }, meaning)));
+      this.reads.push({ read, values: metrics[name] });
       if (!groups.has(title)) groups.set(title, h("div", { class: "charts" }));
       groups.get(title).append(card);
       watch.observe(card);
     }
     this.place.replaceChildren(...[...groups].map(([title, cards]) => h("section", {}, h("h2", {}, title), cards)));
+    this.mark();
     this.said.textContent = `${count(names.length)} of ${count(Object.keys(about).length)} metrics`;
   }
 
@@ -108,14 +110,14 @@ class Trend {
     if (this.other?.metrics[name]) series.unshift({ steps: this.other.steps, values: this.other.metrics[name], className: "second-run" });
     const dots = (this.trend.evals || []).flatMap((row) => (isNumber(row.metrics[name]) ? [[row.step, row.metrics[name]]] : []));
     const every = [...steps, ...(this.other?.steps ?? []), ...dots.map(([step]) => step)];
-    const range = extent(values), read = card.querySelector("output");
-    const chart = lineChart({ series, dots, steps: every, label: `${name} by step, ${figure(range[0])} to ${figure(range[1])}, last ${read.textContent}` });
+    const range = extent(values), last = values.filter(isNumber).at(-1);
+    const chart = lineChart({ series, dots, steps: every, label: `${name} by step, ${figure(range[0])} to ${figure(range[1])}, last ${figure(last)}` });
     card.append(chart.svg);
     const nearest = (event) => this.nearest(chart.stepAt(event));
     chart.svg.addEventListener("pointermove", (event) => this.moveTo(nearest(event)));
     chart.svg.addEventListener("click", () => this.open());
-    this.charts.push({ chart, read, values });
-    this.mark();
+    this.charts.push(chart);
+    chart.at(this.step ?? null);
   }
 
   nearest(step) {
@@ -138,10 +140,8 @@ class Trend {
 
   mark() {
     const row = this.trend.steps.indexOf(this.step);
-    for (const { chart, read, values } of this.charts) {
-      chart.at(this.step ?? null);
-      read.textContent = figure(row >= 0 ? values[row] : null);
-    }
+    for (const chart of this.charts) chart.at(this.step ?? null);
+    for (const { read, values } of this.reads) read.textContent = figure(row >= 0 ? values[row] : null);
   }
 
   open() {
