@@ -41,7 +41,7 @@ def connected(spec: "RayPlacement") -> Iterator[None]:
     if address and address != "auto":
         _require_listener(address)
     try:
-        connect(address or "local")
+        become_driver(address or "local")
     except Exception as error:  # Ray raises whatever its parts raise
         reason = first_line_of(error)
         if address is None:
@@ -55,7 +55,7 @@ def connected(spec: "RayPlacement") -> Iterator[None]:
         ray.shutdown()
 
 
-def connect(address: str) -> None:
+def become_driver(address: str) -> None:
     """Make this process a driver of a cluster; from now on no call of Ray connects by itself. Else a thread that kills
     an actor too late, after the disconnect, starts another cluster."""
     import ray
