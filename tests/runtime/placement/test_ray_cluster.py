@@ -7,7 +7,7 @@ import pytest
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import ray_cluster
-from proxima.runtime.placement.ray_cluster import connected, fitted, kill_actor, python_path, reserve
+from proxima.runtime.placement.ray_cluster import connected, fitted, kill_actor, python_path, reserve, start_actor
 from tests.manual_clock import ManualClock
 
 pytest.importorskip("ray")
@@ -65,13 +65,11 @@ def test_nothing_listens_there(monkeypatch):
 def test_a_cluster_of_this_machine_ends_with_the_block(monkeypatch):
     calls = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("ray._private.auto_init_hook.enable_auto_connect", True)
     monkeypatch.setattr("ray.init", lambda **options: calls.append((options["address"], options["include_dashboard"])))
     monkeypatch.setattr("ray.shutdown", lambda: calls.append("shutdown"))
     with pytest.raises(KeyError), connected(RayPlacement()):
         assert calls == [("local", False)]
         raise KeyError
-    kill_actor(object())  # late, which must not connect
     assert calls[1:] == ["shutdown"]
 
 
@@ -90,6 +88,14 @@ def test_a_cluster_that_refuses(address, error, line, monkeypatch):
     monkeypatch.setattr("ray.init", refuse)
     with pytest.raises(error, match=line), connected(RayPlacement(address=address)):
         pass
+
+
+def test_what_is_killed_after_the_disconnect_starts_no_cluster(monkeypatch):
+    monkeypatch.setattr("ray._private.auto_init_hook.enable_auto_connect", True)
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("a cluster was started"))
+    made = SimpleNamespace(remote=lambda *_: object())
+    monkeypatch.setattr("ray.remote", lambda kind: SimpleNamespace(options=lambda **_: made))
+    kill_actor(start_actor(object, None))
 
 
 def test_a_second_connection(monkeypatch):

@@ -41,7 +41,7 @@ def connected(spec: "RayPlacement") -> Iterator[None]:
     if address and address != "auto":
         _require_listener(address)
     try:
-        become_driver(address or "local")
+        ray.init(address=address or "local", **QUIET)
     except Exception as error:  # Ray raises whatever its parts raise
         reason = first_line_of(error)
         if address is None:
@@ -53,16 +53,6 @@ def connected(spec: "RayPlacement") -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def become_driver(address: str) -> None:
-    """Make this process a driver of a cluster; from now on no call of Ray connects by itself. Else a thread that kills
-    an actor too late, after the disconnect, starts another cluster."""
-    import ray
-    from ray._private import auto_init_hook
-
-    auto_init_hook.enable_auto_connect = False  # RAY_ENABLE_AUTO_CONNECT is read too early, and reaches code of users
-    ray.init(address=address, **QUIET)
 
 
 def _require_listener(address: str) -> None:
@@ -166,8 +156,12 @@ def start_actor(kind: type, place: tuple[Any, int] | None, *arguments: Any, **re
         place: bundles, and the index of the one for the actor; None: any node.
     """
     import ray
+    from ray._private import auto_init_hook
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+    # else a thread that kills it too late, after the disconnect, starts a cluster; the variable RAY_ENABLE_AUTO_CONNECT
+    # would be read before this, and reach code of users
+    auto_init_hook.enable_auto_connect = False
     actor: Any = ray.remote(kind)
     options = actor.options(
         max_restarts=0,

@@ -10,7 +10,7 @@ from typing import Any
 from proxima.process.worker import START_SECONDS, JobResult
 from proxima.reward.pooled import Job
 from proxima.reward.workers.pool import WorkerPool
-from proxima.runtime.placement.ray_cluster import ADDRESS, become_driver, first_line_of, kill_actor, start_actor
+from proxima.runtime.placement.ray_cluster import ADDRESS, QUIET, first_line_of, kill_actor, start_actor
 
 
 class RewardActor:
@@ -98,4 +98,4 @@ def _connect() -> None:
     import ray
 
     if not ray.is_initialized():
-        become_driver(os.environ.get(ADDRESS, "auto"))
+        ray.init(address=os.environ.get(ADDRESS, "auto"), **QUIET)
