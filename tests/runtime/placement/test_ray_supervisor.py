@@ -243,6 +243,7 @@ def test_nodes_of_a_cluster(tmp_path, monkeypatch, capsys):
     import ray
     from ray.cluster_utils import Cluster
 
+    monkeypatch.setenv("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
     monkeypatch.setenv("RAY_TMPDIR", ray_cluster.folder())
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:

@@ -49,17 +49,19 @@ def test_a_cluster_that_grants_no_core_costs_a_job(monkeypatch):
     assert lost.value is None and "no actor after" in lost.error
 
 
+async def closed(pool, jobs, when):
+    """The results of jobs whose pool is closed when something has happened."""
+    running = asyncio.create_task(pool.run(jobs))
+    while not (when() or running.done()):
+        await asyncio.sleep(0.05)
+    pool.close()
+    return await running
+
+
 def test_close_ends_a_job_that_hangs_and_fails_the_next(tmp_path):
-    pool, file = ActorPool(1, timeout=600.0, restricted=False), tmp_path / "pid"
-
-    async def closed():
-        running = asyncio.create_task(pool.run([code(tmp_path, BUSY.format(file)), regex("3")]))
-        while not (file.exists() or running.done()):
-            await asyncio.sleep(0.05)
-        pool.close()
-        return await running
-
-    hung, queued = asyncio.run(closed())
+    file = tmp_path / "pid"
+    jobs = [code(tmp_path, BUSY.format(file)), regex("3")]
+    hung, queued = asyncio.run(closed(ActorPool(1, timeout=600.0, restricted=False), jobs, file.exists))
     assert "its actor died" in hung.error and "the pool is closed" in queued.error
 
 
@@ -67,15 +69,7 @@ def test_close_ends_the_wait_for_an_actor(monkeypatch):
     start = reward_actors.start_actor
     monkeypatch.setattr(reward_actors, "start_actor", lambda *words, num_cpus: start(*words, num_cpus=1e6))
     pool = ActorPool(1, timeout=600.0)
-
-    async def closed():
-        running = asyncio.create_task(pool.run([regex("1")]))
-        while not (pool._alive or running.done()):
-            await asyncio.sleep(0.05)
-        pool.close()
-        return await running
-
-    (lost,) = asyncio.run(closed())
+    (lost,) = asyncio.run(closed(pool, [regex("1")], lambda: pool._alive))
     assert lost.value is None and "no actor after" in lost.error
 
 

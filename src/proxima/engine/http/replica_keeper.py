@@ -215,10 +215,10 @@ class ReplicaKeeper:
                     del self._loading[replica]
             if problem := proof.problem(await replica.health(), proof.label):
                 raise ServerError(replica.url, "", problem)
-            told = None
-            while told != (pauses := self.pool.paused and not self.pool.draining):  # a pause may begin or end meanwhile
-                told = pauses  # `drain` waits for what it is to continue
-                await (replica.stop("interrupted") if pauses else replica.resume())
+            stopped = None  # a pause may begin or end before the server has been told
+            while stopped != (stops := self.pool.paused and not self.pool.draining):
+                stopped = stops  # not during `drain`, which waits for what the server is to continue
+                await (replica.stop("interrupted") if stops else replica.resume())
             if self.pool.asleep:  # put to sleep while it returned; it tries again when the trainer is done
                 await replica.sleep()
                 raise ServerError(replica.url, "", "the trainer has its devices")

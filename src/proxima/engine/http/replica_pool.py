@@ -378,8 +378,8 @@ class ReplicaPool:
     async def resume(self) -> None:
         """See `Engine.resume`."""
         await self.each(self.serving, Replica.resume)
-        while back := [replica for replica in self.serving if replica.pause != "none"]:  # since then
-            await self.each(back, Replica.resume)
+        while late := [replica for replica in self.serving if replica.pause != "none"]:  # has returned meanwhile
+            await self.each(late, Replica.resume)
         self.paused = False
         self.dispatch()
 
