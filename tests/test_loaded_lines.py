@@ -8,8 +8,7 @@ from proxima.kernels import compiled
 from scripts import loaded_lines
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_CODE_LINES = 15_000  # with what a forward pass of the trainer loads
-WITHOUT_KERNELS = {"engine.block_sampler": 51, "model.blockwise_log_prob": 125}  # a machine without them loads these
+WITHOUT_KERNELS = {"engine.block_sampler", "model.blockwise_log_prob"}  # a machine without them loads these
 UNUSED = (ROOT / "tests" / "unused.txt").read_text().split()  # by a quickstart; a module stands for those below it
 
 
@@ -20,8 +19,8 @@ def loaded(tiny_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def instead():
-    """What this machine loads for the kernels that it lacks: lines by module."""
-    return WITHOUT_KERNELS if compiled.unavailable(compiled.PRODUCTS) else {}
+    """The modules that this machine loads for the kernels that it lacks."""
+    return WITHOUT_KERNELS if compiled.unavailable(compiled.PRODUCTS) else set()
 
 
 def test_nothing_that_it_does_not_use(loaded, instead):
@@ -29,9 +28,8 @@ def test_nothing_that_it_does_not_use(loaded, instead):
     assert {name: module.importer for name, module in loaded.items() if f"{name}.".startswith(unused)} == {}
 
 
-def test_few_lines(loaded, instead):
+def test_what_it_uses_is_seen(loaded):
     assert {"proxima.runtime.loop.controller", "proxima.core.surrogate.cppo", "proxima.task.arithmetic"} <= set(loaded)
-    assert sum(module.code for module in loaded.values()) <= MOST_CODE_LINES + sum(instead.values())
 
 
 def test_what_is_unused_exists():
