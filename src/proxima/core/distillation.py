@@ -203,7 +203,7 @@ def buckets(b: PolicyBatch) -> tuple[Tensor, Tensor]:
     teacher; at least −100, and log 1e-8 for the others. Values outside the loss are meaningless."""
     assert b.bucket_log_prob is not None and b.teacher_bucket_log_prob is not None
     out = []
-    for log_prob in (b.bucket_log_prob, b.teacher_bucket_log_prob.detach()):
+    for log_prob in (b.bucket_log_prob, b.teacher_bucket_log_prob):
         unread = -math.log(2 * max(1, log_prob.shape[1]))
         inside = torch.where(b.loss_mask[:, None], log_prob.double(), unread).clamp(min=LOG_FLOOR)
         rest = (1 - inside.exp().sum(1, keepdim=True)).clamp(min=REST_FLOOR)

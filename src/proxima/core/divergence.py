@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from proxima.data import PolicyBatch, require
+from proxima.data.policy_batch import finite_log_prob
 
 TOP_K_FLOOR = 1e-12  # minimum probability of a bucket under the current policy
 REST_FLOOR = 1e-8  # minimum probability of "any other token", so that a log-prob of exactly 0 gives a finite divergence
@@ -96,7 +97,8 @@ def divergence(b: PolicyBatch, kind: str, centre: str = "behavior") -> Tensor:
     elsewhere. In the dtype of the log-probs."""
     other = b.behavior_log_prob if centre == "behavior" else b.proximal_log_prob
     assert other is not None and b.sampled is not None
-    log_p, log_q = (torch.where(b.sampled, x.detach().to(b.log_prob.dtype), 0.0) for x in (other, b.log_prob))
+    chosen = (torch.where(b.sampled, x.detach().to(b.log_prob.dtype), 0.0) for x in (other, b.log_prob))
+    log_p, log_q = map(finite_log_prob, chosen)
     if kind.startswith("topk"):
         if b.top_k_divergence is not None:
             return torch.where(b.sampled, b.top_k_divergence, 0.0)

@@ -21,7 +21,7 @@ def gradient_weight(surrogate: Surrogate, log_prob: Tensor, behavior_log_prob: T
         raise ValueError("gradient_weight: an advantage is 0; the weight is the gradient divided by it.")
     b = alone(log_prob.detach().clone().requires_grad_(), behavior_log_prob, advantage)
     (gradient,) = torch.autograd.grad(surrogate(b).loss.sum(), b.log_prob)
-    return -gradient / advantage
+    return -gradient / advantage.detach()
 
 
 def alone(log_prob: Tensor, behavior_log_prob: Tensor, advantage: Tensor) -> PolicyBatch:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from proxima.data import require
+from proxima.data.policy_batch import finite_log_prob
 
 
 def interpolated_proximal(
@@ -43,7 +44,7 @@ def interpolated_proximal(
     precise = torch.promote_types(log_prob.dtype, torch.float32)  # a quotient of integers is float32
     between = (age - 1).to(precise) / age.clamp(min=1)
     share = torch.where((age > 0) & (policy_version >= 0), between, 0.0).to(log_prob.dtype)
-    behavior, current = behavior_log_prob.detach(), log_prob.detach()
+    behavior, current = finite_log_prob(behavior_log_prob.detach()), finite_log_prob(log_prob.detach())
     if kind == "loglinear":
         return behavior + share * (current - behavior)
     return torch.lerp(behavior.exp(), current.exp(), share).log()

@@ -15,7 +15,7 @@ Centre = Literal["behavior", "proximal"]
 
 def masked_log_ratio(b: PolicyBatch) -> Tensor:
     """ℓ = log π − log π_prox, [N] nats, with gradient, unclamped; 0 outside the loss mask."""
-    return b.masked("log_prob") - b.masked("proximal_log_prob").detach()
+    return b.masked("log_prob") - b.masked("proximal_log_prob")
 
 
 def masked_ratio(b: PolicyBatch, level: Level = "token") -> Tensor:

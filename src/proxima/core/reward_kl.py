@@ -9,6 +9,7 @@ from torch import Tensor
 from proxima.core import PENALTIES
 from proxima.core.segment import segment_count, segment_mean, segment_sum
 from proxima.data import check_choices, require
+from proxima.data.policy_batch import finite_log_prob
 
 KL = "reward_kl/mean"  # the metric: nats per token, the mean over completions of the mean over their loss tokens
 
@@ -111,7 +112,7 @@ class RewardKl:
     def __call__(
         self, score: Tensor, log_prob: Tensor, reference_log_prob: Tensor, loss_mask: Tensor, cu_seqlens: Tensor
     ) -> ShapedReward:
-        ours, reference = (torch.where(loss_mask, x, 0.0) for x in (log_prob, reference_log_prob))
+        ours, reference = (finite_log_prob(torch.where(loss_mask, x, 0.0)) for x in (log_prob, reference_log_prob))
         from proxima.core.advantage.token import place_scores, with_kl
 
         spec = PENALTIES[self.estimator](**{"limit": self.limit} if self.estimator == "k3" else {})

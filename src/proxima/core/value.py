@@ -124,6 +124,7 @@ class RewardLoss:
         Returns: [S] with gradient, to be averaged; metrics `accuracy` (strictly higher; a tie is wrong), `margin`,
             `reward_mean` and extremes.
         """
+        margin = margin.detach() if isinstance(margin, Tensor) else margin
         loss = -torch.nn.functional.logsigmoid(chosen - rejected - margin) + self.center * (chosen + rejected).square()
         both = torch.cat([chosen, rejected])
         every, all_ = (torch.ones_like(x, dtype=torch.bool) for x in (chosen, both))

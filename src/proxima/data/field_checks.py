@@ -1,6 +1,6 @@
 """Checks tensor fields; the error names the field, the dtype or shape found, and the one expected."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
@@ -13,8 +13,9 @@ DTYPES = {"float": (torch.float32, torch.float64), "bool": (torch.bool,), "int":
 DTYPES["id"] = (torch.int8, torch.int16)
 
 
-def check_fields(instance: object) -> dict[str, int]:
-    """Check every `Annotated[Tensor, "dtype axes"]` field of a dataclass and return the axis sizes.
+def check_fields(instance: object, gradient: Collection[str] = ()) -> dict[str, int]:
+    """Check every `Annotated[Tensor, "dtype axes"]` field of a dataclass, detach it unless it is in `gradient`, and
+    return the axis sizes.
 
     An axis gets its size from the first field that uses it; the others must match. `"float N"` is float32 or
     float64 of shape [N]; `"int S+1"` is one longer than axis S; `"int N K"` has two axes. A field that is None is
@@ -26,6 +27,8 @@ def check_fields(instance: object) -> dict[str, int]:
         value = getattr(instance, name)
         if value is not None:
             _check_tensor(f"{cls.__name__}.{name}", value, hint, sizes)
+            if value.requires_grad and name not in gradient:  # data, even where a model computed it
+                object.__setattr__(instance, name, value.detach())
     return {axis: size for axis, (size, _) in sizes.items()}
 
 

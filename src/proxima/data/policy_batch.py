@@ -12,6 +12,16 @@ from torch import Tensor
 from proxima.data.field_checks import check_fields
 from proxima.data.transfer import to_device
 
+# The fields that depend on the current policy, and carry its gradient; every other tensor of a batch is data.
+GRADIENT = frozenset({"log_prob", "entropy", "top_k_log_prob", "bucket_log_prob"})
+LOG_ZERO = -1e15  # nats: what a log-prob of -inf counts as; its square is finite in float32
+
+
+def finite_log_prob(value: Tensor) -> Tensor:
+    """Log-probs with −inf, which excludes a token, as −1e15 nats and without a gradient: the log-ratio of two policies
+    that both exclude it is 0, not NaN. NaN and +inf, which no policy gives, stay."""
+    return value.clamp(min=LOG_ZERO)
+
 
 @dataclass(frozen=True, eq=False)
 class HostCounts:
@@ -40,6 +50,10 @@ class PolicyBatch:
 
     Construction reads `cu_seqlens` and the masks from the device, once; `dataclasses.replace` with other fields does
     not wait for the device, nor do `policy_loss` and the specs of `core.surrogate`.
+
+    Gradients flow into `log_prob` alone, and into the three fields "with gradient" where a spec reads them: `entropy`,
+    `top_k_log_prob` and `bucket_log_prob`. All other tensors are detached at construction, so that no loss moves an
+    advantage, a centre, a reference or a teacher that some model computed with a gradient.
 
     Args:
         log_prob: [N] float, nats, current policy π at the sampling temperature; carries the gradient.
@@ -99,7 +113,7 @@ class PolicyBatch:
     host_counts: Any = field(default=None, repr=False, compare=False)  # HostCounts | None; see `counts`
 
     def __post_init__(self) -> None:
-        sizes = check_fields(self)
+        sizes = check_fields(self, GRADIENT)
         put = object.__setattr__
         if self.proximal_log_prob is None and self.behavior_log_prob is not None:
             put(self, "proximal_log_prob", self.behavior_log_prob)
@@ -158,11 +172,13 @@ class PolicyBatch:
 
     def masked(self, name: str, fill: float = 0.0) -> Tensor:
         """The field with `fill` outside the loss mask, by selection: NaN outside it leaks into no value and no
-        gradient."""
+        gradient. Detached unless it is in `GRADIENT`; log-probs as by `finite_log_prob`."""
         value = getattr(self, name)
         if value is None:
             raise ValueError(f"PolicyBatch.{name} is missing.")
-        return torch.where(self.loss_mask, value, torch.full((), fill, dtype=value.dtype, device=value.device))
+        value = value if name in GRADIENT else value.detach()
+        value = torch.where(self.loss_mask, value, torch.full((), fill, dtype=value.dtype, device=value.device))
+        return finite_log_prob(value) if name.endswith("log_prob") else value
 
     def take(self, order: Sequence[int] | Tensor) -> "PolicyBatch":
         """The batch with the sequences `order`, in that order: a permutation, a selection, or a micro-batch."""

@@ -100,7 +100,7 @@ class MismatchGuard:
         if b.behavior_log_prob is None:
             raise ValueError("on_mismatch=reject needs `behavior_log_prob`, which the batch lacks.")
         tokens = LossTokens.of(b)
-        rho = tokens.select(b.log_prob) - tokens.select(b.behavior_log_prob)
+        rho = tokens.log_probs(b.log_prob) - tokens.log_probs(b.behavior_log_prob)
         distance = k3(rho)
         far = tokens.means(distance) > self.max_k3_kl
         catastrophic = tokens.sums((rho < math.log(CATASTROPHIC)).double()) > 0

@@ -66,8 +66,9 @@ class Importance(Correction):
     Returns: Corrected: `weight` [N] detached in the batch's dtype, 0 outside the loss; `keep` [N] bool; `metrics` under
         `correction/`.
     Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: exponents are clamped at +-20. `proximal: behavior` gives weight 1 everywhere. A sequence without loss
-        tokens enters no statistic.
+    Edge cases: exponents are clamped at +-20. `proximal: behavior` gives weight 1 everywhere, and so does a log-prob of
+        -inf under both policies; under one of them, rho is far beyond the clamp. A sequence without loss tokens enters
+        no statistic.
     Source: truncated importance sampling, Ionides 2008; Yao et al. 2025; IcePop (clip at token level); verl rollout
         correction.
     Differs: metrics are of the unbounded weights (verl 0.9.1: of the truncated ones, P28; PR 3694: std and ESS of

@@ -51,7 +51,7 @@ def mismatch_metrics(b: PolicyBatch) -> Metrics:
     if b.behavior_log_prob is None:
         raise ValueError("mismatch_metrics needs `behavior_log_prob`, which the batch lacks: the engine supplies it.")
     tokens = LossTokens.of(b)
-    current, behavior = tokens.select(b.log_prob), tokens.select(b.behavior_log_prob)
+    current, behavior = tokens.log_probs(b.log_prob), tokens.log_probs(b.behavior_log_prob)
     rho = current - behavior
     weight, catastrophic = safe_exp(rho), rho < math.log(CATASTROPHIC)
     total = tokens.sums(rho)

@@ -13,6 +13,7 @@ from proxima.core.loss import Corrected, Correction, Surrogate
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.surrogate.clip import Reinforce
 from proxima.data import PolicyBatch
+from proxima.data.policy_batch import finite_log_prob
 
 TAIL_FLOOR = 1e-6  # minimum probability of all tokens outside the head, under either policy
 ONE_WEIGHT = "with level=token, towards=current, veto=null, normalise=false and rejected=count"
@@ -101,4 +102,4 @@ def _head(b: PolicyBatch, log_prob: Tensor | None) -> Tensor:
     """[N, K] by selection: uniform over the head and a tail outside the loss, where the column may hold anything."""
     assert log_prob is not None
     unread = torch.full((), 1 / (1 + log_prob.shape[1]), dtype=log_prob.dtype, device=log_prob.device).log()
-    return torch.where(b.loss_mask[:, None], log_prob, unread)
+    return finite_log_prob(torch.where(b.loss_mask[:, None], log_prob, unread))

@@ -16,6 +16,7 @@ from proxima.core.metrics import Metrics, Peak, Spread, SumCount, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT
 from proxima.core.segment import segment_count
 from proxima.data import PolicyBatch
+from proxima.data.policy_batch import finite_log_prob
 
 PERCENTILES = {"p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
 CATASTROPHIC = 1e-4  # a ratio below this is a token that the other policy would hardly ever sample
@@ -52,6 +53,10 @@ class LossTokens:
     def select(self, values: Tensor) -> Tensor:
         """[N] → [n] float64, detached; values outside the loss may be NaN."""
         return values.detach()[self.index].double()
+
+    def log_probs(self, values: Tensor) -> Tensor:
+        """[N] → [n] log-probs as by `finite_log_prob`."""
+        return finite_log_prob(self.select(values))
 
     def sums(self, values: Tensor) -> Tensor:
         """[n] → [m] sums over each sequence."""

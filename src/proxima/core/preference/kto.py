@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from proxima.core.preference.protocol import log_ratio
 from proxima.core.ratio import either
 from proxima.data import check_choices, require
 
@@ -43,7 +44,7 @@ class Kto:
             log_prob: [S] float, nats, summed, with gradient. reference_log_prob: [S]. good: [S] bool.
             kl: [] or a number, mean of log π − log π_ref over mismatched completions of the step; clamped to >= 0.
         """
-        x = log_prob - reference_log_prob.detach()
+        x = log_ratio(log_prob, reference_log_prob.detach())
         zero = torch.as_tensor(kl if self.anchor == "kl" else 0.0, dtype=x.dtype, device=x.device).detach().clamp(min=0)
         weight = either(good, self.good_weight, self.bad_weight, x)
         return weight * torch.sigmoid(either(good, -self.beta, self.beta, x) * (x - zero))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from proxima.core.metrics import Metrics, SumCount
 from proxima.data import check_fields, require
+from proxima.data.policy_batch import finite_log_prob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,12 @@ class PreferencePairs:
     rejected_length: Annotated[Tensor, "int S"]
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, gradient=("chosen", "rejected"))
+
+
+def log_ratio(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
+    """log π − log π_ref; 0 if both are −inf (see `finite_log_prob`)."""
+    return finite_log_prob(log_prob) - finite_log_prob(reference_log_prob)
 
 
 @dataclass(frozen=True)
@@ -63,13 +69,13 @@ class Pairwise:
         return chosen_length.new_full((), len(chosen_length), dtype=torch.float64)
 
     def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:
-        return p.chosen - p.reference_chosen.detach(), p.rejected - p.reference_rejected.detach()
+        return log_ratio(p.chosen, p.reference_chosen), log_ratio(p.rejected, p.reference_rejected)
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         raise NotImplementedError
 
     def metrics(self, p: PreferencePairs) -> Metrics:
         """Implicit rewards β c and β r, for every loss (T18); a tie counts as wrong."""
-        c, r = (self.beta * (x - y) for x, y in ((p.chosen, p.reference_chosen), (p.rejected, p.reference_rejected)))
+        c, r = (self.beta * x for x in Pairwise.scores(self, p))
         named = {"rewards/chosen": c, "rewards/rejected": r, "rewards/margins": c - r, "rewards/accuracies": c > r}
         return {name: SumCount.over(value, torch.ones_like(c, dtype=torch.bool)) for name, value in named.items()}

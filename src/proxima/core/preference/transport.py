@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from proxima.core.preference.divergence_pair import smoothed_loss
-from proxima.core.preference.protocol import Pairwise, PreferencePairs
+from proxima.core.preference.protocol import Pairwise, PreferencePairs, log_ratio
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Aot(Pairwise):
     whole_batch: ClassVar[bool] = True
 
     def __call__(self, p: PreferencePairs) -> Tensor:
-        ours = (p.chosen - p.rejected).sort().values
-        theirs = (p.reference_chosen - p.reference_rejected).detach().sort().values
+        ours = log_ratio(p.chosen, p.rejected).sort().values
+        theirs = log_ratio(p.reference_chosen, p.reference_rejected).sort().values
         return self.loss(ours, theirs)
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
