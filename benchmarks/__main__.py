@@ -24,6 +24,7 @@ CLAIMS = (
     "nan_campaign",
     "ranks",
     "where",
+    "busy_machine",
     "decode_vs_hf",
     "step_vs_trl",
     "offline_vs_trl",

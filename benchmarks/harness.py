@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -83,6 +84,7 @@ class Side:
         threads: int,
         python: str = sys.executable,
         source: Path | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.name = name
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -95,6 +97,7 @@ class Side:
         }
         if source is not None:  # another version of proxima
             environment["PYTHONPATH"] = str(source)
+        environment |= variables
         self.process = subprocess.Popen(
             [python, "-m", f"benchmarks.{module}", json.dumps(dict(settings))],
             cwd=HERE.parent,

@@ -20,6 +20,9 @@ class ManualClock(Clock):
     def cpu(self) -> float:
         return self._now
 
+    def core_wait(self) -> float:
+        return 0.0
+
     def advance(self, seconds: float) -> None:
         assert seconds >= 0, "time does not run backwards"
         self._now += seconds

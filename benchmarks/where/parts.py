@@ -125,8 +125,8 @@ class Parts:
     def decode(self, rows: int, tokens: int, context: int = 40, prompts: int = 8) -> dict[str, Phase]:
         """Measure `tokens` new tokens of each of `rows` completions of some prompts of `context` tokens."""
         prompts = min(prompts, rows)
-        engine, ask = self._engine(rows), self._prompts(prompts, context)
-        timed = times(lambda: self._generate(engine, ask, rows, tokens), self.repeats)
+        engine, ask = self.engine(rows), self.prompts(prompts, context)
+        timed = times(lambda: self.generate(engine, ask, rows, tokens), self.repeats)
         seconds = [total - first for total, first in zip(timed.phases["total"], timed.phases["prefill"], strict=True)]
         steps = tokens - 1
         joined, head = self._products(rows)
@@ -147,8 +147,8 @@ class Parts:
 
     def prefill(self, prompts: int, length: int) -> dict[str, Phase]:
         """Measure prompts of `length` tokens, up to the first token of one completion of each."""
-        engine, ask = self._engine(prompts), self._prompts(prompts, length)
-        timed = times(lambda: self._generate(engine, ask, prompts, 1), self.repeats)
+        engine, ask = self.engine(prompts), self.prompts(prompts, length)
+        timed = times(lambda: self.generate(engine, ask, prompts, 1), self.repeats)
         rows = prompts * length
         joined, _ = self._products(rows)
         head = Products([self.shapes.head], self.dtype, self.device).forward(prompts, packed=True)
@@ -163,21 +163,15 @@ class Parts:
     def update(self, sequences: int, prompt: int, response: int, *, attention: str, at_once: int) -> dict[str, Phase]:
         """Measure an update of `sequences` completions of `response` tokens, eight per prompt of `prompt` tokens, with
         at most `at_once` tokens in a forward pass."""
-        policy = Policy(self.loaded, compute_dtype=self.dtype, attention=attention)
-        stack = TrainStack(policy, tokens_per_micro_batch=at_once)
-        objective = PolicyObjective(surrogate=SURROGATES["ppo_clip"](), aggregate=AGGREGATES["token_mean"]())
-        builder = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=())
-        groups = self._groups(sequences, prompt, response)
+        policy, stack = self.trainer(attention=attention, at_once=at_once)
         before = {name: value.clone() for name, value in self.loaded.model.state_dict().items()}
-
-        def work() -> None:
-            chosen = builder.step_batch(groups, step=1)
-            stack.update(objective, objective.items(chosen.trajectories, chosen.updates), lambda done, total: None)
-
-        timed = times(work, self.repeats)
+        builder, groups = (
+            BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=()),
+            self.groups(sequences, prompt, response),
+        )
+        timed = times(lambda: self.train(stack, builder, groups), self.repeats)
         self.loaded.model.load_state_dict(before)
-        trajectories = builder.step_batch(groups, step=1).trajectories
-        items = [(item,) for item in trajectories]
+        items = [(item,) for item in builder.step_batch(groups, step=1).trajectories]
         share = policy.share_prompt
         cuts = micro_batches(items, stack.tokens_per_micro_batch, share_prompt=share)
         fed = [tokens_fed([items[i] for i in cut], share_prompt=share) for cut in cuts]
@@ -199,7 +193,7 @@ class Parts:
 
     def publish(self) -> dict[str, Phase]:
         """Measure the transfer of the trained weights to the engine."""
-        engine, model = self._engine(8), self.loaded.model
+        engine, model = self.engine(8), self.loaded.model
 
         def work() -> None:
             asyncio.run(engine.publish(WeightUpdate(version=1, module=model)))
@@ -209,10 +203,21 @@ class Parts:
         limits = {"copies": self.machine.moved(moved, moved)}
         return {"publish": timed.phase("publish", timed.phases["total"], limits)}
 
-    def _engine(self, rows: int) -> LocalEngine:
+    def trainer(self, *, attention: str, at_once: int) -> tuple[Policy, TrainStack]:
+        """Return the policy, and the stack that trains it with at most `at_once` tokens in a forward pass."""
+        policy = Policy(self.loaded, compute_dtype=self.dtype, attention=attention)
+        return policy, TrainStack(policy, tokens_per_micro_batch=at_once)
+
+    def train(self, stack: TrainStack, builder: BatchBuilder, groups: Sequence[Group]) -> None:
+        """Make one update by the groups."""
+        objective = PolicyObjective(surrogate=SURROGATES["ppo_clip"](), aggregate=AGGREGATES["token_mean"]())
+        chosen = builder.step_batch(groups, step=1)
+        stack.update(objective, objective.items(chosen.trajectories, chosen.updates), lambda done, total: None)
+
+    def engine(self, rows: int) -> LocalEngine:
         return LocalEngine(self.loaded, Local(slots=rows, dtype=self.name))  # type: ignore[arg-type]
 
-    def _generate(self, engine: LocalEngine, ask: Sequence[Prompt], rows: int, tokens: int) -> None:
+    def generate(self, engine: LocalEngine, ask: Sequence[Prompt], rows: int, tokens: int) -> None:
         self.seed += 1
         sampling, each = Sampling(max_tokens=tokens), range(rows // len(ask))
         asked = [Request(prompt=prompt, sample=i, sampling=sampling, seed=self.seed) for prompt in ask for i in each]
@@ -225,12 +230,12 @@ class Parts:
         draws = torch.Generator().manual_seed(seed)
         return tuple(torch.randint(min(1000, most // 2), most, (count,), generator=draws).tolist())
 
-    def _prompts(self, count: int, length: int) -> list[Prompt]:
+    def prompts(self, count: int, length: int) -> list[Prompt]:
         return [Prompt(uid=i, messages=(), tokens=self._tokens(length, i)) for i in range(count)]
 
-    def _groups(self, sequences: int, prompt: int, response: int) -> list[Group]:
+    def groups(self, sequences: int, prompt: int, response: int) -> list[Group]:
         groups = []
-        for uid, question in enumerate(self._prompts(max(1, sequences // 8), prompt)):
+        for uid, question in enumerate(self.prompts(max(1, sequences // 8), prompt)):
             completions = tuple(
                 Completion(
                     prompt_uid=uid,

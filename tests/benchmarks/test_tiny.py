@@ -26,6 +26,7 @@ from tests.warm import forked_subprocess
 
 BATCH = "--prompts 2 --completions 2"
 TINY = {  # the options of each
+    "busy_machine": "--repeats 1 --dtype float32 --tokens 3 --spins 50 --beside nothing 'one loop at nice 0'",
     "simulate_vs_run": "--steps 4",
     "shared_prompt": f"--shapes 5x3 70+5x3 {BATCH}",
     "shared_paths": "--shapes 3x4x9 --prompt 3 --completions 1",

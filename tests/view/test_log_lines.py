@@ -15,7 +15,6 @@ from proxima.view.log_lines import (
     closing_line,
     of_questions,
     prompts_used,
-    remaining,
     sampling_figures,
     why_unknown,
 )
@@ -333,8 +332,3 @@ def test_the_count_beside_an_accuracy_of_pairs(record, said):
 def test_an_interval_below_zero_has_no_dash_beside_its_minus():
     bounds = {"reward": -0.1, "reward/low": -0.2, "reward/high": -0.05}
     assert sampling_figures(bounds, Headline("reward")) == "95 % -0.200 to -0.050"
-
-
-def test_the_time_left_follows_steps_that_get_longer():
-    times = [3.0] * 12 + [12.0, 13.0, 19.0]
-    assert remaining(times, {"step": 15}, info(Path("runs/add-7f3c"))) == 25 * 12.0

@@ -14,6 +14,7 @@ To add a function: in a module here, its name in `__all__` here and in `proxima/
 from typing import TYPE_CHECKING
 
 from proxima.data.kinds import lazy_imports
+from proxima.system.openmp import limit_spinning
 
 if TYPE_CHECKING:
     from proxima.api.evaluation import evaluate
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from proxima.api.training import train
     from proxima.data import UserError
     from proxima.runtime.loop.training_loop import RunEnded
+
+limit_spinning()  # now: libgomp reads it when a function below loads torch
 
 __getattr__, __dir__ = lazy_imports(__name__)
 

@@ -9,10 +9,12 @@ from typing import Any
 
 from proxima.cli.commands import COMMANDS, call_of
 from proxima.data.errors import UserError
+from proxima.system.openmp import limit_spinning
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
+    limit_spinning()
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -24,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train_rank(**arguments: Any) -> int:
     """Entry point of a cluster's ranks: `train_recipe`, with the exit codes and messages of the command line."""
+    limit_spinning()
     from proxima.cli.train import train_recipe
 
     return exit_code(lambda: train_recipe(**arguments))

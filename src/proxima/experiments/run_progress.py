@@ -1,6 +1,5 @@
 """The progress of a run in a sweep, from its metrics.jsonl while that grows."""
 
-import statistics
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -9,8 +8,7 @@ from proxima.experiments.growing_records import GrowingRecords
 from proxima.experiments.run_reader import Metrics, Points
 from proxima.experiments.sweep_plan import PlannedRun
 from proxima.runtime.watch.observer import Record
-
-RECENT = 5  # the median duration of this many steps estimates the rest; steps get longer as completions do
+from proxima.runtime.watch.pace import seconds_left
 
 
 class RunState(StrEnum):
@@ -63,8 +61,9 @@ class RunProgress:
         """Seconds of training left, without evaluations; None before the first step."""
         if self.state is RunState.DONE:
             return 0.0
-        recent = [seconds for _, seconds in self.metrics.curve("time/step")[-RECENT:]]
-        return statistics.median(recent) * max(self.run.steps - self.step, 0) if recent else None
+        return seconds_left(
+            [seconds for _, seconds in self.metrics.curve("time/step")], max(self.run.steps - self.step, 0)
+        )
 
     def poll(self) -> list[Record]:
         """Read what the run has appended to its metrics.jsonl since the last poll, and return the new records, up to a

@@ -5,6 +5,7 @@
     jsonl            JSON lines that survive a kill        checksum         of files
     text_files       reads what a user names               recipe_files     recipes by name
     bounded_reading  answers of other processes, up to a limit
+    openmp           how long threads spin before they sleep
     machine          its processor, compiler and cache folder
     environment      versions and machine of a run, for `environment.json`
     packages         those that only some recipes need

@@ -7,7 +7,6 @@
 """
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from io import FileIO
@@ -22,6 +21,7 @@ from proxima.runtime.placement.process_group import is_rank
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage
+from proxima.runtime.watch.pace import seconds_left
 from proxima.system.full_disk import is_disk_full
 from proxima.view.formatting import PATIENCE, count, duration, fixed, magnitude, percent, printable, rate, signed
 
@@ -132,7 +132,8 @@ class LogLines(Observer):
 
     def step(self, record: Record) -> None:
         self._steps.append(float(record.get("time/step") or 0.0))
-        self._line(step_line(record, self._info.steps if self._info else 0, remaining(self._steps, record, self._info)))
+        steps = self._info.steps if self._info else 0
+        self._line(step_line(record, steps, seconds_left(self._steps, max(0, steps - int(record["step"])))))
 
     def synced(self, record: Record) -> None:
         from proxima.view.sync_line import sync_line  # of servers alone
@@ -266,14 +267,6 @@ def why_unknown(record: Record) -> str:
     """Explain why an evaluation has no figure, or not for all answers: scores failed, or no reward gives the figure."""
     answers, failed = int(record.get("answers") or 0), int(record.get("invalid") or 0)
     return f"{count(failed)} of {count(answers)} answers have no score" if failed else "no reward gives it"
-
-
-def remaining(steps: list[float], record: Record, info: RunInfo | None) -> float | None:
-    """Estimate the seconds left, without evaluations: the remaining steps times the median of the last five, since
-    steps get longer as completions do."""
-    if info is None or not steps or record["step"] >= info.steps:
-        return None
-    return float(statistics.median(steps[-5:]) * (info.steps - record["step"]))
 
 
 def closing_line(summary: Record, info: RunInfo | None) -> str:

@@ -19,6 +19,7 @@ from proxima.runtime.state.best_checkpoint import prune_checkpoints
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.disk import StoppedWaiting
 from proxima.runtime.watch.observer import Stage
+from proxima.runtime.watch.pace import CoreShare
 from proxima.runtime.watch.stall import StallWatch
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, read_checkpoint
@@ -83,6 +84,7 @@ class TrainingLoop:
         self.observer, self.activity, self.disk = services.observer, store.activity, store.disk
         self.clock, self._stop = store.activity.clock, store.disk.stop
         self.times: dict[str, float] = {}  # seconds of the stages of the step
+        self._core_share = CoreShare()
         self.step_complete = True  # the weights are those after the last step of the journal
 
     async def train(self) -> None:
@@ -176,10 +178,12 @@ class TrainingLoop:
     def next_step(self) -> Iterator[int]:
         """The number of the next step; `times` has the seconds of its stages."""
         step = self.journal.step + 1
-        self.times, cpu = {}, self.clock.cpu()
+        self.times, cpu, waited = {}, self.clock.cpu(), self.clock.core_wait()
         with self.timed("step", step=step):
             yield step
         self.times["cpu"] = self.clock.cpu() - cpu
+        if warning := self._core_share.add(self.times["cpu"], max(0.0, self.clock.core_wait() - waited)):
+            self.observer.warning(warning)
 
     async def evaluate_first(self) -> None:
         """Evaluate before the first step, and where an interrupted run missed an evaluation."""

@@ -1,7 +1,9 @@
 """Time as a dependency: whatever measures or stamps takes a `Clock`, so that tests need not wait."""
 
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 
 class Clock:
@@ -22,3 +24,12 @@ class Clock:
     def cpu(self) -> float:
         """CPU seconds of this process, over all its threads, from an arbitrary origin."""
         return time.process_time()
+
+    def core_wait(self) -> float:
+        """Seconds that the present threads of this process could have run and waited for a core, from an arbitrary
+        origin; 0 where the kernel does not count them (anywhere but on Linux)."""
+        nanoseconds = 0
+        for thread in Path("/proc/self/task").glob("*/schedstat"):
+            with suppress(OSError, IndexError, ValueError):  # the thread has ended
+                nanoseconds += int(thread.read_text().split()[1])
+        return nanoseconds / 1e9

@@ -30,6 +30,9 @@ class VirtualClock(Clock):
     def cpu(self) -> float:
         return self.seconds
 
+    def core_wait(self) -> float:
+        return 0.0
+
 
 class _Skip(selectors.DefaultSelector):
     """Never waits: advances the clock to the next wake-up of the event loop."""
