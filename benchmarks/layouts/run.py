@@ -86,10 +86,12 @@ def planned(pair: Pair) -> dict[str, Any]:
 
 
 def rehearsed(pair: Pair, folder: Path) -> dict[str, Any]:
-    """Return the memory of a rank that a rehearsal counts with all ranks, and that of a device by it."""
+    """Return the memory that a rehearsal with all ranks counts for one, with fragments and driver, and whether a device
+    has room for that and an engine."""
     from proxima.config import resolve
     from proxima_plan.devices import read_devices
     from proxima_plan.forecast import plan_recipe
+    from proxima_plan.memory import CONTEXT, FRAGMENTED
     from proxima_plan.rehearsal.rehearsal import rehearse_recipe
     from tests.recipes.shapes import write_shape
 
@@ -100,7 +102,7 @@ def rehearsed(pair: Pair, folder: Path) -> dict[str, Any]:
     rehearsal = rehearse_recipe(pair.recipe, words, plan.layout.ranks)
     counted = plan.recipe.plan(plan.layout, counted=rehearsal.peak_bytes)
     return {
-        "needed_gib": round(counted.memory.needed / GIB, 1),
+        "needed_gib": round((CONTEXT + rehearsal.peak * (1 + FRAGMENTED)) / GIB, 1),
         "fits": counted.memory.fits,
         "peak_gib": round(rehearsal.peak / GIB, 2),
         "formula_gib": round(sum(plan.memory.trainer.values()) / GIB, 2),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxima_plan.devices import device_rates
+from proxima_plan.engine_settings import EngineSettings
 from proxima_plan.model_size import known_models
 
 NEMO = "NeMo-RL docs/about/performance-summary.md"
@@ -160,7 +161,7 @@ ROWS: tuple[Row, ...] = (
         {"ranks": 128, "engines": 32, "engine_devices": 4, "tensor_parallel": 2, "context_parallel": 2,
          "expert_parallel": 8, "kind": "replicate"},
         {"sequences": 8192, "group": 16, "prompt": 150, "mean": MEAN_30B, "longest": 8192, "updates": 4, "forwards": 2,
-         "micro_tokens": 20_480, "eager": True},
+         "micro_tokens": 20_480, "engine": EngineSettings(eager=True)},
         {"step": 498, "generate": 348, "forward": 50, "update": 86}, {"publish": VERL_SYNC},
         note="generation depends on the longest alone: its script runs vLLM without CUDA graphs",
         apart=dict.fromkeys(("step", "forward", "update"), LENGTHS)),
@@ -168,7 +169,7 @@ ROWS: tuple[Row, ...] = (
         {"ranks": 32, "engines": 24, "engine_devices": 4, "tensor_parallel": 2, "context_parallel": 2,
          "expert_parallel": 8, "kind": "replicate", "colocated": False},
         {"sequences": 8192, "group": 16, "prompt": 150, "mean": MEAN_30B, "longest": 8192, "updates": 4, "forwards": 1,
-         "micro_tokens": 20_480, "lag": PARTIAL, "concurrent": 12_288, "eager": True},
+         "micro_tokens": 20_480, "lag": PARTIAL, "concurrent": 12_288, "engine": EngineSettings(eager=True)},
         {"step": 283}, {"publish": VERL_SYNC}, apart={"step": LENGTHS}),
     *(Row(f"{model}, {backend}", SKYRL, model.lower(), devices,
           {"ranks": ranks, "param_dtype": "bfloat16", **split},

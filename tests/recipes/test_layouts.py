@@ -27,7 +27,11 @@ def test_the_formula_has_what_rehearsals_counted(tmp_path):
         model = write_shape(resolve(recipe).config.model.path, tmp_path)
         for layout, row in rows[recipe].items():
             resolved = resolve(recipe, [f"@layouts/{layout}", f"model.path={model}"])
-            memory = plan_recipe(resolved, read_devices(row["devices"])[0]).memory
+            plan = plan_recipe(resolved, read_devices(row["devices"])[0])
+            memory = plan.memory
+            assert (memory.needed / 2**30, plan.seconds) == pytest.approx(
+                (row["planned_gib"], row["step_seconds"]), rel=0.01
+            ), "update the plans of benchmarks/layouts/results"
             assert 1 <= sum(memory.trainer.values()) / 2**30 / row["rehearsal"]["peak_gib"] < 1.15, layout
             assert row["rehearsal"]["fits"] and row["fits"]
 

@@ -9,8 +9,7 @@ import pytest
 
 from proxima.config import resolve
 from proxima_plan.devices import GIB, Devices, device_kinds
-from proxima_plan.forecast import PlannedRecipe
-from proxima_plan.layout import DeviceLayout
+from proxima_plan.forecast import plan_recipe
 from proxima_plan.model_size import known_facts, known_models, model_facts
 from tests.recipes.shapes import SHAPES, write_shape
 
@@ -37,14 +36,15 @@ def facts(tmp_path_factory):
 
 @pytest.mark.parametrize("name", LARGE)
 def test_the_memory_that_it_names(name):
-    """Of the model trained whole, with prompts of 128 tokens."""
-    recipe = PlannedRecipe.of(resolve(FOLDER / f"{name}.yaml", root=None), DEVICE)
-    total = sum(recipe.plan(DeviceLayout()).memory.trainer.values()) / GIB
+    """That of the whole plan on one device, trainer and engine, with prompts of 128 tokens; and with other slots."""
     lines = (FOLDER / "README.md").read_text(encoding="utf-8").splitlines()
-    said = [line.rsplit("|", 2)[1] for line in lines if f"({name}.yaml)" in line][:1]
+    said = [("", line.rsplit("|", 2)[1].split()[0]) for line in lines if f"({name}.yaml)" in line][:1]
     assert said
-    said += re.findall(r"about (\d+ GiB)", (FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))[:1]
-    assert [int(text.split()[0]) for text in said] == [round(total)] * len(said)
+    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    said += re.findall(r"(?:with (engine\.slots=\d+) )?about ([\d,]+) GiB", text)
+    for words, gib in said:
+        plan = plan_recipe(resolve(FOLDER / f"{name}.yaml", [words] if words else [], root=None), DEVICE)
+        assert int(gib.replace(",", "")) == round(plan.memory.needed / GIB)
 
 
 @pytest.mark.parametrize("path", sorted(SHAPES))

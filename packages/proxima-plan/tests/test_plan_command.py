@@ -16,10 +16,11 @@ __all__ = ["here", "proxima", "recipe", "warm_rehearsals"]  # fixtures
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 RAY = "placement={kind: ray, ranks: 32, engines: 16, colocate: true, expert_parallel: 8}"
+SERVE = 'engine.serve={gpu_memory: 0.6, arguments: [--tensor-parallel-size, "2"]}'
 
 
 def test_stages_memory_and_what_binds(proxima):
-    words = (RECIPES / "qwen3_30b_cppo.yaml", "engine=vllm", RAY)
+    words = (RECIPES / "qwen3_30b_cppo.yaml", "engine=vllm", SERVE, RAY)
     code, out, err = proxima("plan", *words, "--devices", "32xH100-80G", "--mean-length", "3000")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -48,7 +49,7 @@ def test_a_plan_needs_no_package_of_the_run(proxima, monkeypatch):
     real = importlib.util.find_spec
     absent = {"ray", "math_verify", "peft", "torchao"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in absent else real(name, *a))
-    words = (RECIPES / "qwen3_30b_cppo.yaml", RAY, "engine=vllm")
+    words = (RECIPES / "qwen3_30b_cppo.yaml", RAY, "engine=vllm", SERVE)
     assert proxima("plan", *words, "--devices", "32xH100-80G")[0] == 0
     code, out, _ = proxima("explain", *words)
     assert code == 0 and "placement.kind=ray" in out and "needs the package ray" in out

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from proxima_plan.devices import read_devices
+from proxima_plan.engine_settings import EngineSettings
 from proxima_plan.layout import DeviceLayout
 from proxima_plan.stage_times import BANDWIDTH, COMPUTE, FIXED, LONGEST, NETWORK, Sequences
 
@@ -74,7 +75,10 @@ def test_generation_ends_with_the_longest():
 
 
 def test_a_host_that_launches_each_kernel_is_slower_than_they_are():
-    graphs, eager = (planned("qwen2.5-7b", "8xA100-80G", changed(eager=on), 8, each=1).times for on in (False, True))
+    graphs, eager = (
+        planned("qwen2.5-7b", "8xA100-80G", changed(engine=EngineSettings(eager=on)), 8, each=1).times
+        for on in (False, True)
+    )
     assert graphs.decode_step(1, 300)[0] == pytest.approx(0.013, rel=0.1), "measured on A800"
     assert eager.decode_step(1, 300) == (28 * eager.device.rates.eager, FIXED)
     assert eager.decode_step(1024, 4000) == graphs.decode_step(1024, 4000), "which takes longer than to launch them"

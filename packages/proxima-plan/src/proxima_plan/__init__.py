@@ -4,6 +4,7 @@
     devices        accelerators, networks and rates (`devices.toml`), and this machine, measured
     model_size     sizes of models, counted or published (`model_size.toml`)
     layout         ranks, their groups, and engines of a recipe, and whether they divide a model
+    engine_settings  share, groups, dtypes and limits of an engine, from its fields and its servers' arguments
     step_load      sequences of a step and their lengths
     stage_times    the one model of time, a roofline: the duration of each stage     traffic   bytes that ranks send
     memory         the one model of memory, in closed form: weights, gradients, optimizer, activations, KV cache

@@ -1,5 +1,6 @@
 """The answers of `proxima plan` without a simulation, as facts for --json and as text: a plan, and proposals."""
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +10,10 @@ from proxima.config.resolved import Resolved
 from proxima.view.formatting import count, duration, rate
 from proxima.view.terminal import table_text
 from proxima_plan.devices import CPU, GIB, MEASURED, Devices
+from proxima_plan.engine_settings import ARGUMENTS, CACHE_GIB, GPU_MEMORY
 from proxima_plan.forecast import StepPlan, plan_recipe
-from proxima_plan.memory import CONTEXT, FRAGMENTED
+from proxima_plan.layout import DeviceLayout
+from proxima_plan.memory import COMPUTES, CONTEXT, FRAGMENTED, WEIGHTS
 from proxima_plan.proposals import proposals, words_of
 
 Answer = tuple[Any, str]
@@ -75,6 +78,8 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
         lines += _stages(plan)
         if steps:
             lines.append(f"run      about {duration(steps * plan.seconds)} for {steps:,} steps, without evaluations")
+    elif not memory.starts and (_words_that_start(plan) or not 0 < micro < load.micro_tokens):
+        lines += _refusal(plan)
     elif 0 < micro < load.micro_tokens:
         lines.append(f"step     none: it does not fit, but with train.tokens_per_micro_batch={micro}")
     else:
@@ -88,6 +93,50 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
     if sent and memory.fits:
         lines.append(f"network  sent by a rank in each step: {_sizes(sent)}")
     return lines
+
+
+def _refusal(plan: StepPlan) -> list[str]:
+    """Why the servers do not start, with the figures, and the value with which they do."""
+    memory, engine, layout = plan.memory, plan.load.engine, plan.layout
+    total, needs = memory.memory / GIB, f"{memory.least / GIB:,.1f} GiB"
+    if memory.share:
+        given = f"{engine.source}={memory.share:g} gives a server {memory.server / GIB:,.1f} GiB of {total:,.1f}"
+    else:
+        given = f"{CACHE_GIB}={engine.cpu_cache // GIB} gives a server {memory.server / GIB:,.1f} GiB"
+    if memory.server < memory.least:
+        length = max(engine.max_length, plan.load.prompt + plan.load.longest)
+        parts = _sizes({name: memory.engine[name] for name in (WEIGHTS, COMPUTES)})
+        why = f"it needs {needs}: {parts}, 1 of the driver, and the cache of a sequence of {length:,} tokens"
+    else:
+        why = f"{_others(layout)} leave it {memory.room / GIB:,.1f}"
+    words = _words_that_start(plan)
+    if words:
+        return [f"step     none: a server does not start, but would with {words}", f"         {given}; {why}"]
+    split = "--propose looks for layouts that do"
+    if layout.engine_split < layout.engine_devices:
+        split = f"split it over its devices: '{ARGUMENTS}=[--tensor-parallel-size, \"{layout.engine_devices}\"]'"
+    none = f"a server needs {needs}, and {_others(layout)} leave it {memory.room / GIB:,.1f}; {split}"
+    return [f"step     none: a server does not start: {given}", f"         {none}"]
+
+
+def _others(layout: DeviceLayout) -> str:
+    """What shares a device with a server."""
+    others = ["the driver", *(["the ranks"] if layout.colocated else []), *(["other servers"] * (layout.stacked > 1))]
+    return " and ".join(others[1:] or others) if len(others) > 1 else "driver and kernels"
+
+
+def _words_that_start(plan: StepPlan) -> str:
+    """The words of the command line with which the servers start; empty if they do with none."""
+    memory, engine = plan.memory, plan.load.engine
+    if not memory.share:
+        gib = engine.cpu_cache / GIB + max(0.0, memory.least - memory.server) / GIB
+        return f"{CACHE_GIB}={math.ceil(gib)}" if memory.least < memory.room and memory.server < memory.least else ""
+    if not (share := memory.best_share):
+        return ""
+    if not engine.source.startswith("engine."):
+        return f"{engine.source} {share:g} on its command line"
+    with_argument = engine.source != GPU_MEMORY
+    return f"{GPU_MEMORY}={share:g}{f', without --gpu-memory-utilization in {ARGUMENTS}' if with_argument else ''}"
 
 
 def _stages(plan: StepPlan) -> list[str]:
@@ -111,8 +160,11 @@ def _memory(plan: StepPlan, micro: int) -> list[str]:
     lines.append(f"         a rank: {_sizes(memory.trainer)}")
     if memory.engine:
         running = f"{memory.slots:,} completions at once" if memory.slots else "no room for the longest completion"
-        where = "the engine" if plan.layout.in_process else "an engine's device"
+        where = "the engine" if plan.layout.in_process else "a server"
         lines.append(f"         {where}: {_sizes(memory.engine)}; {running}")
+        if memory.share:
+            of = f"{memory.server / GIB:,.1f} GiB of a device, {plan.load.engine.source}={memory.share:g}"
+            lines.append(f"         a server takes {of}, and needs {memory.least / GIB:,.1f} to start")
     if memory.host:
         lines.append(f"         in host memory, of each rank: {memory.host / GIB:,.2f} GiB")
     if plan.load.beside:

@@ -13,7 +13,7 @@ from proxima.config.sections.model_section import ModelConfig
 from proxima.config.step_size import StepSize
 from proxima.data import FieldError, UserError
 from proxima.model.pretrained import resolve_device
-from proxima_plan.devices import Devices, this_machine
+from proxima_plan.devices import CPU, Devices, this_machine
 from proxima_plan.layout import DeviceLayout, check_model, placed_ranks, planned_layout
 from proxima_plan.memory import DeviceMemory, device_memory, largest_micro_batch
 from proxima_plan.model_size import ModelFacts, trained_model
@@ -48,7 +48,9 @@ class PlannedRecipe:
             most = config.sampling.max_tokens
             if mean is not None and not 1 <= mean <= most:
                 raise UserError(f"--mean-length {mean:g} must be in [1, sampling.max_tokens={most}]")
-            load = load_of(config, estimate.batch, model, mean, spread)
+            context = 0 if own is None else getattr(own.get_text_config(), "max_position_embeddings", None) or 0
+            load = load_of(config, estimate.batch, model, mean, spread, context)
+            estimate.notes += load.engine.notes(cpu=devices.kind.name == CPU)
         elif mean is not None:
             raise UserError("--mean-length: the recipe generates no completions; leave it out")
         else:

@@ -11,9 +11,11 @@ from proxima.data import require, within
 from proxima.model.parallel.refusals import check_split
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import Devices
+from proxima_plan.engine_settings import ARGUMENTS, engine_settings
 from proxima_plan.model_size import ModelFacts
 
 DEFAULT_RANKS = 2  # of a torchrun that has not started
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # in `engine.serve.variables`: the servers have other devices than the ranks
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,10 @@ class DeviceLayout:
         engine_devices: devices per engine, over which its weights are split.
         colocated: the engines take turns with the ranks on the same devices.
         in_process: the engine is a part of rank 0.
+        split: devices of an engine that its weights are split over, if not all.
+        awake: engines on the ranks' devices keep their memory while the ranks compute.
+        stacked: engines on one device.
+        elsewhere: the engines have devices of their own that are not counted.
         pipeline: stages that the layers are split over; 1 in proxima, more in some published figures.
         node: devices of a node.
     """
@@ -37,6 +43,10 @@ class DeviceLayout:
     engine_devices: int = 1
     colocated: bool = True
     in_process: bool = False
+    split: int = 0
+    awake: bool = False
+    stacked: int = 1
+    elsewhere: bool = False
     pipeline: int = 1
     node: int = 8
 
@@ -54,8 +64,14 @@ class DeviceLayout:
         return ranks if sharding.kind == "full" else min(ranks, sharding.tensor_parallel * self.pipeline)
 
     @property
+    def engine_split(self) -> int:
+        """The number of devices that the weights of an engine are split over."""
+        return self.split or self.engine_devices
+
+    @property
     def devices(self) -> int:
-        return self.ranks if self.colocated else self.ranks + self.engines * self.engine_devices
+        beside = 0 if self.colocated or self.elsewhere else self.engines * self.engine_devices
+        return self.ranks + beside
 
     def local(self, model: ModelFacts) -> ModelFacts:
         """The model that a rank computes with after gathering a layer: its pipeline stage, with all widths that a
@@ -84,7 +100,8 @@ class DeviceLayout:
             return f"{ranks}, {'of which rank 0' if self.ranks > 1 else 'which'} generates too"
         of = f" of {self.engine_devices} devices" if self.engine_devices > 1 else ""
         engines = f"{self.engines} engine{'s' * (self.engines > 1)}{of}"
-        where = "on the same devices" if self.colocated else "beside them"
+        of += f", weights on {self.split}" if self.split not in (0, self.engine_devices) else ""
+        where = "elsewhere" if self.elsewhere else "on the same devices" if self.colocated else "beside them"
         return f"{ranks}, {engines} {where}" if self.engines else ranks
 
 
@@ -126,18 +143,12 @@ def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
             check_layout(placement, ranks)
         sharding = Sharding.of(placement)
     layout = DeviceLayout(ranks, sharding, node=devices.kind.node)
-    if ray and placement.engines:
-        each = int(placement.gpus_of_ranks if placement.colocate else placement.gpus_per_engine)
-        engines, shared = placement.engines, placement.colocate
-        layout = replace(layout, engines=engines, engine_devices=max(1, each), colocated=shared)
-    elif engine is None:
+    if engine is None:
         layout = replace(layout, engines=0)
     elif here:
         layout = replace(layout, in_process=True)
     else:
-        serve = getattr(engine, "serve", None)
-        servers = serve.replicas if serve is not None else len(getattr(engine, "urls", ())) or 1
-        layout = replace(layout, engines=servers, colocated=not ray)
+        layout = _with_servers(layout, config, ray=ray)
     bound = f"takes {layout.devices} devices for {layout}, and --devices has {count}"
     require(
         layout.devices <= count,
@@ -149,6 +160,32 @@ def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
     return layout
 
 
+def _with_servers(layout: DeviceLayout, config: Any, *, ray: bool) -> DeviceLayout:
+    """Add the servers that the placement or `engine.serve` starts, or those at `engine.url`.
+
+    Raises:
+        FieldError: a server needs more devices than it has.
+    """
+    placement, engine, settings = config.placement, config.engine, engine_settings(config)
+    copies, needed = settings.copies, settings.split * settings.copies
+    if ray and placement.engines:
+        given = float(placement.gpus_of_ranks if placement.colocate else placement.gpus_per_engine)
+        each, stacked = max(1, int(given)), max(1, int(1 / given)) if 0 < given < 1 else 1
+        name = "ranks / engines ranks" if placement.colocate else "placement.gpus_per_engine"
+        bound = f"splits each server over {needed} devices, and {name} gives it {each}"
+        remedy = "lower the parallel sizes, or start fewer servers, of more devices"
+        require(needed <= each, ARGUMENTS, list(engine.serve.arguments) if engine.serve else [], bound, remedy=remedy)
+        split = 0 if settings.split == each // copies else settings.split
+        layout = replace(layout, engines=placement.engines * copies, engine_devices=each // copies, split=split)
+        return replace(layout, colocated=placement.colocate, stacked=stacked)
+    if engine.serve is None:  # at engine.url
+        layout = replace(layout, engines=len(engine.urls), awake=True, colocated=not ray and not settings.remote)
+        return replace(layout, elsewhere=settings.remote)
+    count, elsewhere = engine.serve.replicas * copies, VISIBLE in engine.serve.variables
+    layout = replace(layout, engines=count, engine_devices=settings.split, awake=True, stacked=engine.serve.replicas)
+    return replace(layout, colocated=not elsewhere, elsewhere=elsewhere)
+
+
 def check_model(layout: DeviceLayout, config: Any, *, adapters: bool) -> None:
     """Refuse a layout that the trainer or the engines refuse for a model with this `transformers` config.
 
@@ -156,6 +193,6 @@ def check_model(layout: DeviceLayout, config: Any, *, adapters: bool) -> None:
         FieldError: it names the nearest number that is possible.
     """
     check_split(config, None, layout.sharding, layout.ranks, adapters=adapters)
-    heads, size = config.get_text_config().num_attention_heads, layout.engine_devices
+    heads, size = config.get_text_config().num_attention_heads, layout.engine_split
     bound = f"gives each engine {size} devices, which must divide the {heads} attention heads"
     require(heads % size == 0, "placement.engines", layout.engines, bound, remedy="start other engines")

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from proxima.config.sections.model_section import ModelConfig
-from proxima_plan.devices import GIB, DeviceKind
+from proxima.engine.cache import ROUND
+from proxima.engine.decoder import padded_rows
+from proxima_plan.devices import CPU, GIB, DeviceKind
 from proxima_plan.layout import DeviceLayout, key_parts
 from proxima_plan.model_size import ModelFacts
 from proxima_plan.step_load import BYTES, Load
@@ -21,8 +23,13 @@ CONTEXT = GIB  # of the driver and its kernels or, on a CPU, of Python and torch
 FRAGMENTED = 0.05  # of the allocated bytes: blocks that the allocator can't reuse
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer", "activations"
 FROZEN = "frozen models"
+COMPUTES, CACHE, SPARE = "activations and graphs", "KV cache", "spare cache"  # of an engine
 STEADY = (WEIGHTS, GRADIENTS, OPTIMIZER, FROZEN)  # memory that a trainer holds while engines generate
-ROOM, MOST_RUNNING = 0.9, 1024  # of a device that an engine fills; completions that a server runs at once
+ROOM, MOST_RUNNING = 0.9, 1024  # most of a device that a plan gives a server; completions of an engine without a limit
+STARTED = GIB // 2  # what a device that computes nothing yet has taken, of which a server gets no share
+GRAPHS = GIB  # of the CUDA graphs of a server, assumed
+SAMPLED = 10  # bytes of a logit while a server samples: in bfloat16, in float32, and its log-prob
+LARGE, MANY, FEW = 70, (8192, 1024), (2048, 256)  # GiB; vLLM's tokens of a step and completions at once, from there on
 LAYERS_AT_ONCE = 3  # the one that computes, the next one, and the buffer that it is gathered in
 
 
@@ -32,7 +39,11 @@ class DeviceMemory:
 
     Args:
         trainer: bytes of a rank, by kind. engine: bytes of an engine's device, by kind.
-        slots: completions that an engine runs at once; 0: its weights leave no room.
+        slots: completions that an engine runs at once; 0: there is no room for the longest one.
+        share: of a device that a server gets; 0: an engine in the process, or on a CPU.
+        server: bytes that a server takes of a device when it starts.
+        least: bytes without which it does not start: weights, what computes, and the cache of its longest sequence.
+        room: bytes that the others on the device leave it.
         needed: bytes of the device that needs the most.
         memory: capacity of a device.
         host: bytes of host memory that a rank's offloaded states take.
@@ -46,10 +57,25 @@ class DeviceMemory:
     memory: int
     host: int = 0
     source: str = "formula"
+    share: float = 0.0
+    server: int = 0
+    least: int = 0
+    room: int = 0
 
     @property
     def fits(self) -> bool:
-        return self.needed <= self.memory and (self.slots > 0 or not self.engine)
+        return self.needed <= self.memory and self.starts and (self.slots > 0 or not self.engine)
+
+    @property
+    def starts(self) -> bool:
+        """True if the servers start, or there are none."""
+        return self.least <= self.server <= self.room
+
+    @property
+    def best_share(self) -> float:
+        """The largest share of a device, in hundredths, with which the servers start; 0: there is none."""
+        share = min(math.floor(100 * ROOM), math.floor(100 * self.room / self.memory)) / 100
+        return share if share * self.memory >= self.least else 0.0
 
 
 def trainer_memory(
@@ -163,20 +189,77 @@ def device_memory(
     estimated, host = trainer_memory(spec, model, layout, load, fused=device.fused)
     rank = dict(counted or estimated)
     held = sum(rank.get(kind, 0) for kind in STEADY) if layout.colocated else 0
-    size, total = layout.engine_devices, int(device.memory * GIB)
+    total, source = int(device.memory * GIB), "formula" if counted is None else "rehearsal"
     training = CONTEXT + math.ceil(sum(rank.values()) * (1 + FRAGMENTED)) + load.beside
-    slots, generating = 0, dict[str, int]()
-    if load.generates:
-        weights, whole = 2 * model.parameters // size, load.prompt + load.longest
-        row = 2 * model.key_elements * whole // key_parts(model, size)
-        mean = row * (load.prompt + load.mean) / whole  # a paged cache only holds existing tokens
-        left = ROOM * total - weights - held - CONTEXT
-        asked = math.ceil(load.asked / layout.engines)
-        slots = int(min(left / mean, load.slots or MOST_RUNNING, asked)) if left >= row else 0
-        generating = {WEIGHTS: weights, "KV cache": round(max(slots, 1) * mean)}
-        training += weights if layout.in_process else 0
-    needed = max(training, CONTEXT + held + load.beside + sum(generating.values()))
-    return DeviceMemory(rank, generating, slots, needed, total, host, "formula" if counted is None else "rehearsal")
+    memory = DeviceMemory(rank, {}, 0, training, total, host, source)
+    if not load.generates:
+        return memory
+    if layout.in_process:
+        return _with_engine_in_process(memory, model, load)
+    beside = CONTEXT + math.ceil(held * (1 + FRAGMENTED)) + load.beside
+    asleep = layout.colocated and not layout.awake
+    memory = replace(memory, needed=training + CONTEXT * asleep)
+    taken = (beside if asleep else training) if layout.colocated else STARTED
+    memory = _with_servers(memory, model, layout, load, device, taken)
+    return replace(memory, host=host + memory.engine[WEIGHTS] * asleep)
+
+
+def _with_engine_in_process(memory: DeviceMemory, model: ModelFacts, load: Load) -> DeviceMemory:
+    """Add the weights and the cache of an engine in the process, which stay while the ranks compute: the cache has a
+    row of the longest sequence for each slot, whether it is used or not."""
+    engine, length = load.engine, math.ceil((load.prompt + load.longest) / ROUND) * ROUND
+    slots = min(engine.slots or MOST_RUNNING, load.asked)
+    rows = padded_rows(engine.slots or slots)
+    cache = round(rows * length * model.key_elements * engine.key_bytes)
+    kinds = {WEIGHTS: round(model.parameters * engine.weight_bytes), CACHE: cache}
+    own = CONTEXT if engine.kind == "local_process" else 0
+    return replace(memory, engine=kinds, slots=slots, needed=memory.needed + sum(kinds.values()) + own)
+
+
+def _with_servers(
+    memory: DeviceMemory, model: ModelFacts, layout: DeviceLayout, load: Load, device: DeviceKind, taken: int
+) -> DeviceMemory:
+    """Add the memory of a server's device, of which others have `taken`. A server takes its whole share when it starts:
+    what weights and computation leave is its cache, which must hold one sequence of its maximum length."""
+    engine, size = load.engine, layout.engine_split
+    of_layers = model.layers * model.layer
+    weights = of_layers * engine.layer_bytes + (model.parameters - of_layers) * engine.weight_bytes
+    weights, computes = math.ceil(weights / size), CONTEXT + server_work(model, load, device, size)
+    token = engine.key_bytes * model.key_elements / key_parts(model, size)
+    row = math.ceil(token * max(engine.max_length, load.prompt + load.longest))
+    least = weights + computes + row
+    room = max(0, memory.memory - taken) // layout.stacked
+    if device.name == CPU:
+        share, server = 0.0, weights + computes + engine.cpu_cache
+    else:
+        chosen = replace(memory, least=least, room=room).best_share
+        share = chosen if engine.share is None else engine.share
+        server = int(share * memory.memory) + computes * engine.static
+        if engine.cache is not None:
+            server = weights + computes + engine.cache
+    left = server - weights - computes
+    most, asked = engine.slots or _usual(device)[1], math.ceil(load.asked / layout.engines)
+    mean = token * (load.prompt + load.mean)  # a paged cache only holds existing tokens
+    slots = int(min(left / mean, most, asked)) if left >= row else 0
+    used = round(max(slots, 1) * mean)
+    kinds = {WEIGHTS: weights, COMPUTES: computes - CONTEXT, CACHE: used, SPARE: max(0, left - used)}
+    needed = max(memory.needed, (taken if layout.colocated else 0) + layout.stacked * server)
+    return replace(memory, engine=kinds, slots=slots, needed=needed, share=share, server=server, least=least, room=room)
+
+
+def _usual(device: DeviceKind) -> tuple[int, int]:
+    """The tokens of a step and the completions at once of a vLLM server that nobody set."""
+    return MANY if device.memory >= LARGE and not device.name.startswith("A100") else FEW
+
+
+def server_work(model: ModelFacts, load: Load, device: DeviceKind, split: int) -> int:
+    """Return the bytes with which a server on `split` devices computes its largest step, which it tries when it starts:
+    activations of a layer or the logits of all completions, whichever is more, and CUDA graphs."""
+    engine = load.engine
+    tokens, rows = engine.batched or _usual(device)[0], engine.slots or _usual(device)[1]
+    width = 4 * model.hidden + 3 * model.intermediate / split + 2 * model.experts * model.hidden
+    passing, sampling = 2 * tokens * width, SAMPLED * min(rows, tokens) * model.vocabulary
+    return math.ceil(max(passing, sampling)) + GRAPHS * (device.name != CPU and not engine.eager)
 
 
 def largest_micro_batch(spec: Any, model: ModelFacts, layout: DeviceLayout, load: Load, device: DeviceKind) -> int:

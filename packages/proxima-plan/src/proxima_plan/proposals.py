@@ -1,5 +1,7 @@
 """The best layouts of a recipe on given devices, as overrides for the command line."""
 
+import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -9,6 +11,7 @@ from proxima.config.resolved import Resolved
 from proxima.data import UserError
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import Devices
+from proxima_plan.engine_settings import GPU_MEMORY, EngineSettings, kept_arguments
 from proxima_plan.forecast import PlannedRecipe, StepPlan, generating
 from proxima_plan.layout import DeviceLayout
 from proxima_plan.step_load import Load
@@ -27,9 +30,8 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
     """
     generating(resolved, "--propose")
     planned = PlannedRecipe.of(resolved, devices, mean)
-    if not hasattr(resolved.config.engine, "urls"):
-        planned = replace(planned, load=replace(planned.load, slots=None))  # slots of the engine that is replaced
-    load = planned.load
+    load = replace(planned.load, engine=proposed_engine(planned.load.engine))
+    planned = replace(planned, load=load)
     fitting = fastest(planned, load, [0.0, *(SHARES if load.lag else ())])
     if not fitting:
         raise UserError(
@@ -37,6 +39,14 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
         )
     separate = [] if load.lag else fastest(planned, replace(load, lag=1), SHARES)[:1]
     return fitting[:SHOWN] + [plan for plan in separate if plan.seconds < fitting[0].seconds]
+
+
+def proposed_engine(engine: EngineSettings) -> EngineSettings:
+    """The servers of a proposal: the recipe's, or vLLM's in place of an engine in the process. They split their weights
+    over all their devices, and the plan chooses their share of each."""
+    if not engine.served:
+        return EngineSettings()
+    return replace(engine, share=None, source=GPU_MEMORY, split=0, copies=1, cache=None, remote=False)
 
 
 def fastest(planned: PlannedRecipe, load: Load, shares: Sequence[float]) -> list[StepPlan]:
@@ -89,8 +99,14 @@ def words_of(plan: StepPlan, resolved: Resolved[Any]) -> tuple[str, ...]:
     words = [f"'placement={{{inside}, sharding: {{kind: full, param_dtype: bfloat16}}}}'"]
     if not hasattr(config.engine, "urls"):
         words.append("engine=vllm")
+    if plan.memory.share:
+        words.append(f"{GPU_MEMORY}={plan.memory.share:g}")
+    serve = getattr(config.engine, "serve", None)
+    given = kept_arguments(serve.arguments) if serve is not None else []
     if layout.engine_devices > 1:
-        words.append(f"'engine.serve={{arguments: [--tensor-parallel-size, \"{layout.engine_devices}\"]}}'")
+        given += ["--tensor-parallel-size", str(layout.engine_devices)]
+    if given or (serve is not None and serve.arguments):
+        words.append(shlex.quote(f"engine.serve.arguments={json.dumps(given)}"))
     if plan.load.lag and not config.runtime.overlaps:
         words += ["runtime.max_lag=1", f"runtime.max_concurrent_rollouts={2 * config.train.prompts_per_step}"]
     return tuple(words)

@@ -52,7 +52,7 @@ class StageTimes(PlacedModel):
     def engine_alone(self) -> "StageTimes":
         """Return the times of the engines, independent of the ranks: equal for layouts with equal engines."""
         own = self.layout
-        engines = DeviceLayout(1, engines=own.engines, engine_devices=own.engine_devices, colocated=own.colocated)
+        engines = DeviceLayout(1, engines=own.engines, engine_devices=own.engine_split, colocated=own.colocated)
         return replace(self, layout=engines)
 
     # ---- one engine
@@ -63,11 +63,12 @@ class StageTimes(PlacedModel):
         Weights and keys are read once; keys are read by each device that has a copy. Only those experts are read that
         some token uses.
         """
-        model, rates, size = self.model, self.device.rates, self.layout.engine_devices
+        model, rates, size = self.model, self.device.rates, self.layout.engine_split
         used = 1 - (1 - model.experts / model.all_experts) ** running if model.all_experts else 0.0
         weights = (self.dense + used * model.all_of_experts) / size
         keys = running * context * model.key_elements / key_parts(model, size)
-        bandwidth = HALF * (weights + keys) / self._bandwidth
+        engine = self.load.engine
+        bandwidth = (engine.layer_bytes * weights + engine.key_bytes * keys) / self._bandwidth
         products = self._products(running, size)
         flop = products + self._attention(running * context) / size
         network = 0.0
@@ -81,12 +82,12 @@ class StageTimes(PlacedModel):
         else:
             binds = BANDWIDTH if bandwidth > flop else COMPUTE
         seconds = max(bandwidth, flop) + rates.rows * products + network + fixed
-        launches = model.layers * rates.eager if self.load.eager else 0.0
+        launches = model.layers * rates.eager if engine.eager else 0.0
         return (launches, FIXED) if launches > seconds else (seconds, binds)
 
     def prefill(self, tokens: float, mean: float = 0.0) -> float:
         """Return the seconds that one engine takes for `tokens` prompt tokens, with prompts of `mean` tokens."""
-        size = self.layout.engine_devices
+        size = self.layout.engine_split
         return self._products(tokens, size) + self._attention(tokens * mean / 2) / size
 
     def generate(self, lengths: Sequence[int], prompt: int, group: int = 1, slots: int = 1024) -> Stage:
@@ -126,7 +127,7 @@ class StageTimes(PlacedModel):
 
     def publish(self) -> Stage:
         """Return the publication of new weights; an engine in the process reads them and writes them in its dtype."""
-        size = self.model.parameters * HALF
+        size = self.model.parameters * (self.load.engine.weight_bytes if self.layout.in_process else HALF)
         if self.layout.in_process:
             return Stage("publish", {BANDWIDTH: (self.model.parameters * self.master + size) / self._bandwidth})
         return Stage("publish", {NETWORK: size / (self.device.rates.publish * 1e9)})

@@ -1,7 +1,7 @@
 """The load of a step: the number and lengths of the sequences that it generates and trains on."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import NormalDist, fmean
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from proxima.config.schema import RunConfig
 from proxima.config.step_size import ExampleStep, StepSize
 from proxima.reward import REWARDS
+from proxima_plan.engine_settings import EngineSettings, engine_settings
 from proxima_plan.model_size import ModelFacts, critic_facts, model_facts
 
 TYPICAL = 1 / 3  # of sampling.max_tokens: the mean completion if it is not given
@@ -31,9 +32,8 @@ class Load:
         lag: steps that generation may be ahead of training, which then overlap; 0: they take turns.
         concurrent: completions requested at once while they overlap; None: those of all these steps.
         spread: sigma of the lengths.
-        slots: most completions that an engine runs at once, if the recipe sets it.
+        engine: its settings.
         optimizer: its spec; None: AdamW's.
-        eager: engines run without CUDA graphs.
         endless: share of the completions that run to the limit.
         generates: False: the sequences are those of a data set.
         frozen: weights of the frozen models that the ranks hold. beside: bytes of other models on rank 0's device.
@@ -55,9 +55,8 @@ class Load:
     lag: int = 0
     concurrent: int | None = None
     spread: float = 0.7
-    slots: int | None = None
+    engine: EngineSettings = field(default_factory=EngineSettings)
     optimizer: Any = None
-    eager: bool = False
     endless: float = ENDLESS
     generates: bool = True
     frozen: int = 0
@@ -135,8 +134,11 @@ def load_of_examples(config: Any, batch: ExampleStep) -> Load:
     )
 
 
-def load_of(config: RunConfig, batch: StepSize, model: ModelFacts, mean: float | None, spread: float) -> Load:
-    """Return the load of a recipe with `mean` tokens per completion; None: the share `TYPICAL` of the maximum."""
+def load_of(
+    config: RunConfig, batch: StepSize, model: ModelFacts, mean: float | None, spread: float, context: int = 0
+) -> Load:
+    """Return the load of a recipe with `mean` tokens per completion; None: the share `TYPICAL` of the maximum.
+    `context`: the model's longest sequence, if known."""
     algorithm, train = config.algorithm, config.train
     longest, generated = config.sampling.max_tokens, batch.generated
     load = Load(
@@ -155,9 +157,8 @@ def load_of(config: RunConfig, batch: StepSize, model: ModelFacts, mean: float |
         lag=config.runtime.max_lag if config.runtime.overlaps else 0,
         concurrent=(config.runtime.max_concurrent_rollouts or 0) * batch.completions or None,
         spread=spread,
-        slots=getattr(config.engine, "slots", None) or getattr(config.engine, "max_rows", None),
+        engine=engine_settings(config, context),
         optimizer=train.optimizer,
-        eager=bool(getattr(getattr(config.engine, "serve", None), "eager", None)),
         generates=config.replayed is None,
     )
     return _with_other_models(load, config, model)

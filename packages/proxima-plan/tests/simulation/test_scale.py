@@ -11,6 +11,7 @@ from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import Devices, device_kinds
 from proxima_plan.forecast import PlannedRecipe, plan_recipe
 from proxima_plan.layout import DeviceLayout
+from proxima_plan.proposals import proposed_engine
 from proxima_plan.simulation.fit import with_speed
 from proxima_plan.simulation.lags import simulate_lag, simulate_lags
 from proxima_plan.simulation.scale import ScaledRun, conclusions, simulate_plan, simulate_scale, stops_paying
@@ -46,7 +47,9 @@ def on(*counts):
 def run_on(count, *, beside=0, lag=0):
     layout = DeviceLayout(count - beside, HYBRID, engines=beside or count, colocated=not beside)
     plan = PlannedRecipe.of(recipe(), Devices(H20, count), 2080.0).plan(layout)
-    return simulate_plan(recipe().config, replace(plan, load=replace(plan.load, slots=None)), MEAN, lag)
+    return simulate_plan(
+        recipe().config, replace(plan, load=replace(plan.load, engine=proposed_engine(plan.load.engine))), MEAN, lag
+    )
 
 
 def test_past_some_devices_only_overlap_helps():

@@ -72,7 +72,7 @@ def simulate_lag(
     layout, completions = plan.layout, config.train.completions_per_prompt
     load = replace(assumed.load(plan.load), lag=lag, concurrent=(concurrent or 0) * completions or None)
     if layout.in_process:
-        slots = padded_rows(load.slots or load.sequences)
+        slots = padded_rows(load.engine.slots or load.sequences)
     else:
         slots = plan.recipe.plan(layout, load).memory.slots
     if not slots:

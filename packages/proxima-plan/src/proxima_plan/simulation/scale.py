@@ -12,7 +12,7 @@ from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import GIB, Devices
 from proxima_plan.forecast import PlannedRecipe, StepPlan, generating
 from proxima_plan.layout import DeviceLayout, is_local
-from proxima_plan.proposals import layouts
+from proxima_plan.proposals import layouts, proposed_engine
 from proxima_plan.simulation.lags import simulate_lag
 from proxima_plan.simulation.simulated_run import figures_of
 from proxima_plan.simulation.times import Assumptions
@@ -72,7 +72,8 @@ def simulate_scale(
     sharding = Sharding() if is_local(placement) else Sharding.of(placement)
     recipe = PlannedRecipe.of(resolved, devices[0], assumed.mean)
     recipe.check(DeviceLayout(lcm(sharding.together, sharding.tensor_parallel * sharding.expert_parallel), sharding))
-    load = replace(assumed.load(recipe.load), slots=None, concurrent=None)
+    load = assumed.load(recipe.load)
+    load = replace(load, engine=proposed_engine(load.engine), concurrent=None)
     sizes = [1, 2, 4, 8, 16]
     if getattr(placement, "engines", 0):
         sizes = [max(1, int(placement.gpus_of_ranks if placement.colocate else placement.gpus_per_engine))]
@@ -97,7 +98,7 @@ def _best(config: RunConfig, count: int, lag: int, plans: Sequence[StepPlan], as
             memory = min((plan.memory for plan in plans), key=lambda memory: memory.needed)
             refused = f"needs {memory.needed / GIB:,.0f} GiB a device, which has {memory.memory / GIB:,.0f}"
             if memory.needed <= memory.memory:
-                refused = "engines have no room for the cache of the longest completion"
+                refused = f"a server needs {memory.least / GIB:,.0f} GiB, and has {memory.room / GIB:,.0f} on a device"
         return ScaledRun(devices=count, lag=lag, binds=refused)
     runs = [simulate_plan(config, plan, assumed, lag) for plan in fitting[: TRIED if lag else 1]]
     return max(runs, key=lambda run: run.tokens_per_second)

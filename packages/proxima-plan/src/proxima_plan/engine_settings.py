@@ -1,0 +1,205 @@
+"""What memory and speed of an engine depend on: fields of the recipe, its servers' arguments, and their defaults."""
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from proxima.data import FieldError
+from proxima.engine.serve.serve_options import Serve
+
+VLLM_SHARE, SGLANG_SHARE = 0.9, 0.88  # of a device, of servers that somebody else starts without an option
+SERVED_CACHE = 4  # GiB, of vLLM on a CPU that somebody else starts
+GPU_MEMORY, CACHE_GIB, ARGUMENTS = "engine.serve.gpu_memory", "engine.serve.cache_gib", "engine.serve.arguments"
+EIGHT_BIT = ("fp8", "int8", "experts_int8", "modelopt", "ptpc")  # beginnings of the names of quantised weights
+FOUR_BIT = ("awq", "gptq", "bitsandbytes", "mxfp4", "nvfp4", "modelopt_fp4")
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Settings of an engine.
+
+    Args:
+        kind: `vllm` or `sglang` for servers, `local_process` for an engine in another process, else `local`.
+        share: of a device's memory that a server takes; None: the plan chooses it.
+        source: what sets the share, as the user would write it.
+        static: activations and CUDA graphs come on top of the share, as in SGLang.
+        split, copies: devices that one copy of the weights is split over, and copies of a server; split 0: all of its.
+        weight_bytes, layer_bytes: bytes of a weight, and of one in the layers, which can be quantised.
+        key_bytes: bytes of an element of the cache. cache: bytes of a server's cache, if fixed.
+        cpu_cache: bytes of its cache on a CPU.
+        slots: most completions at once, if it is set.
+        max_length: tokens for which a server must have room when it starts; 0: those of the longest sequence.
+        batched: most tokens of a server's step, if set.
+        eager: without CUDA graphs.
+        remote: the servers are on other machines.
+        unread: arguments of the servers that are not modelled.
+    """
+
+    kind: str = "vllm"
+    share: float | None = None
+    source: str = GPU_MEMORY
+    static: bool = False
+    split: int = 0
+    copies: int = 1
+    weight_bytes: float = 2
+    layer_bytes: float = 2
+    key_bytes: float = 2
+    cache: int | None = None
+    cpu_cache: int = 2**30
+    slots: int | None = None
+    max_length: int = 0
+    batched: int | None = None
+    eager: bool = False
+    remote: bool = False
+    unread: tuple[str, ...] = ()
+
+    @property
+    def served(self) -> bool:
+        """True for servers, which take their memory when they start."""
+        return self.kind in ("vllm", "sglang")
+
+    def notes(self, *, cpu: bool) -> list[str]:
+        """What the plan assumes of the engine, on a CPU or elsewhere."""
+        notes = []
+        if self.unread:
+            notes.append(f"{ARGUMENTS}: {' '.join(self.unread)} not in the plan")
+        if self.remote:
+            notes.append("engine.url is another machine: its servers are planned as a device of this kind each")
+        if self.served and not self.source.startswith("engine."):
+            default = f"a cache of {self.cpu_cache // 2**30} GiB" if cpu else f"{self.source}={self.share:g}"
+            notes.append(f"the servers at engine.url are taken to run with {default}, the default")
+        return notes
+
+
+class _Words(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise FieldError("arguments", message, "must be options of the server with their values")
+
+
+def _parser(options: Mapping[str, Any]) -> argparse.ArgumentParser:
+    """The parser of options by their names, a short one after a space."""
+    parser = _Words(add_help=False, allow_abbrev=False)
+    for names, read in options.items():
+        how: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if read is bool else {"type": read}
+        parser.add_argument(*names.split(), default=None, **how)
+    return parser
+
+
+def _size(text: str) -> int:
+    """A number of vLLM's options: 8192, 16k (thousands), 16K (1,024s); -1 and auto are 0, the server's own choice."""
+    if text in ("-1", "auto"):
+        return 0
+    units = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+    return round(float(text[:-1]) * units[text[-1]]) if text[-1] in units else int(text)
+
+
+CHOSEN = {  # what `--propose` sets
+    "--tensor-parallel-size -tp": int,
+    "--pipeline-parallel-size -pp": int,
+    "--data-parallel-size -dp": int,
+    "--gpu-memory-utilization": float,
+    "--kv-cache-memory-bytes": _size,
+}
+OPTIONS = CHOSEN | {
+    "--max-model-len": _size,
+    "--max-num-seqs": int,
+    "--max-num-batched-tokens": _size,
+    "--kv-cache-dtype": str,
+    "--dtype": str,
+    "--quantization -q": str,
+    "--enforce-eager": bool,
+}
+NO_MEMORY = {"--enable-sleep-mode": bool, "--host": str, "--seed": int}
+
+
+def _plain(words: Sequence[str]) -> list[str]:
+    """The words with the names of options as `--max-num-seqs`; vLLM reads underscores, too."""
+    named = (word.partition("=") for word in words)
+    return [
+        "".join((name.replace("_", "-") if name.startswith("--") else name, sign, value)) for name, sign, value in named
+    ]
+
+
+def kept_arguments(words: Sequence[str]) -> list[str]:
+    """The arguments of a server without those that `--propose` sets."""
+    return _parser(CHOSEN).parse_known_args(_plain(words))[1]
+
+
+def engine_settings(config: Any, longest: int = 0) -> EngineSettings:
+    """Read the engine of a recipe. `longest`: tokens of the model's context, if known.
+
+    Raises:
+        FieldError: the servers' arguments can't be parsed.
+    """
+    engine = config.engine
+    if not hasattr(engine, "urls"):
+        size = {"float32": 4, "bfloat16": 2, "float16": 2}.get(getattr(engine, "dtype", ""), 2)
+        kind = "local_process" if hasattr(engine, "restarts") else "local"
+        slots = getattr(engine, "slots", None)
+        return EngineSettings(kind=kind, weight_bytes=size, layer_bytes=size, key_bytes=size, slots=slots)
+    started = engine.serve is not None or bool(getattr(config.placement, "engines", 0))
+    serve = engine.serve or Serve()
+    try:
+        given, rest = _parser(OPTIONS).parse_known_args(_plain(serve.arguments if started else ()))
+        unread = tuple(word for word in _parser(NO_MEMORY).parse_known_args(rest)[1] if word.startswith("-"))
+    except FieldError as error:
+        raise FieldError(ARGUMENTS, list(serve.arguments), f"{error.value}: {error.requirement}") from error
+    dtype = given.dtype or (serve.dtype if started else "auto")
+    size = 4 if dtype in ("float32", "float") else 2
+    own = min(config.model.max_length or math.inf, longest or math.inf)
+    limit = given.max_model_len or (serve.max_length if started else None) or (0 if own == math.inf else int(own))
+    common = {
+        "split": (given.tensor_parallel_size or 1) * (given.pipeline_parallel_size or 1) if started else 0,
+        "copies": given.data_parallel_size or 1,
+        "weight_bytes": size,
+        "layer_bytes": _quantised(given.quantization or engine.quantization, size),
+        "key_bytes": _cached(given.kv_cache_dtype or "auto", size),
+        "cache": given.kv_cache_memory_bytes,
+        "cpu_cache": 2**30 * (serve.cache_gib if started else SERVED_CACHE),
+        "slots": min(filter(None, (given.max_num_seqs, engine.max_running)), default=None),
+        "max_length": int(limit),
+        "batched": given.max_num_batched_tokens,
+        "eager": bool(serve.eager if given.enforce_eager is None else given.enforce_eager),
+        "unread": unread,
+        "kind": engine.dialect().kind,
+    }
+    if started and given.gpu_memory_utilization is not None:
+        option = f"{ARGUMENTS} --gpu-memory-utilization"
+        return EngineSettings(share=given.gpu_memory_utilization, source=option, **common)
+    if started:
+        return EngineSettings(share=serve.gpu_memory, **common)
+    remote = not any(_is_here(url) for url in engine.urls)
+    if common["kind"] == "sglang":
+        option = "--mem-fraction-static"
+        return EngineSettings(share=SGLANG_SHARE, source=option, static=True, remote=remote, **common)
+    return EngineSettings(share=VLLM_SHARE, source="--gpu-memory-utilization", remote=remote, **common)
+
+
+def _is_here(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _quantised(name: str | None, size: float) -> float:
+    """Bytes of a weight of the layers, by the server's name for the quantisation."""
+    if name is None:
+        return size
+    if name.startswith(FOUR_BIT):
+        return 0.5
+    return 1 if name.startswith(EIGHT_BIT) or name in ("compressed-tensors", "online") else size
+
+
+def _cached(name: str, size: float) -> float:
+    """Bytes of an element of keys and values, by vLLM's name for their dtype."""
+    if name == "auto":
+        return size
+    if "4bit" in name or "4over6" in name or name.startswith(("nvfp4", "int4")):
+        return 0.5
+    return 1 if name.startswith(("fp8", "int8")) else 2
