@@ -30,6 +30,12 @@ def test_every_form(tmp_path, form):
     assert only(write_jsonl(tmp_path / "a.jsonl", [form["row"]])) == expected
 
 
+@pytest.mark.parametrize("question", [[{"role": "user", "content": "2+2?"}], {"text": "2+2?"}, 4])
+def test_a_question_that_is_not_text_is_unreadable(tmp_path, question):
+    (row,) = rows_of(write_jsonl(tmp_path / "a.jsonl", [{"question": question, "answer": "4"}]))
+    assert row.content is None and "not text" in row.reason
+
+
 def test_json_files(tmp_path):
     (tmp_path / "1.json").write_text(json.dumps(math_row("1?", 1), indent=2))
     (tmp_path / "2.json").write_text(json.dumps([math_row("2?", 2), math_row("3?", 3)]))

@@ -45,6 +45,13 @@ def test_a_prompt_and_its_answer():
     assert learnt(reader().example(0, row(answer=18))) == [f"18{END}"]
 
 
+def test_an_answer_continues_a_text_without_a_template():
+    item = reader().example(0, row([{"role": "user", "content": "2+2=", "raw": True}], "4"))
+    tokenizer = tiny_tokenizer()
+    assert list(item.prompt_tokens) == tokenizer("2+2=")["input_ids"] and whole(item) == f"2+2=4{END}"
+    assert list(item.tokens) == [*tokenizer("4")["input_ids"], tokenizer.eos_token_id] and item.loss_mask.all()
+
+
 def test_a_chat_of_several_turns():
     last = reader().example(0, row(CHAT, None))
     assert learnt(last) == [f"No.{END}"]

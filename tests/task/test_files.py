@@ -230,7 +230,7 @@ def test_values_that_json_cannot_hold_become_text(tmp_path):
     path = written(
         Parquet, tmp_path, [{"question": 7, "answer": date(2024, 2, 29), "raw": b"abc", "nan": float("nan")}]
     )
-    row = Parquet(path=path, metadata=("raw", "nan")).rows(1)[0]
+    row = Parquet(path=path, question="{question}", metadata=("raw", "nan")).rows(1)[0]
     assert (row.messages, row.answer, row.metadata) == (user("7"), "2024-02-29", {"raw": "abc", "nan": "nan"})
     json.dumps(row.metadata)
 
@@ -290,3 +290,46 @@ def test_files_with_and_without_answers(tmp_path):
         Parquet(path=paths).rows(0)
     some = written(Jsonl, tmp_path, [ROWS[0], PROMPTS[0]])
     assert [row.answer for row in Jsonl(path=some, answer=None).rows(0)] == [None, None]
+
+
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+@both
+@pytest.mark.parametrize(
+    ("value", "mapped", "why"),
+    [
+        (CHAT, {}, "holds a list of messages, and a question is text: .*; map it with messages=question"),
+        (CHAT, {"question": "{question}"}, "holds a list of messages, .*; map it with messages=question"),
+        (json.dumps(CHAT), {}, "holds a list of messages, .*; map it with messages=question"),
+        (json.dumps(CHAT), {"prompt": "question"}, "holds a list of messages, .*; map it with messages=question"),
+        ({"text": "Hi"}, {}, "holds dict, .*; name the part of it that is the question, as in question=question.text"),
+        ({"text": "Hi"}, {"question": "{question}"}, "holds dict, "),
+        (["Hi", "there"], {}, r"holds list, .*; write it as text, or question='\{question\}' to ask it as JSON"),
+        (7, {}, "holds int, "),
+        (1.5, {}, "holds float, "),
+        (True, {}, "holds bool, "),
+    ],
+)
+def test_a_question_that_is_not_text_is_refused(cls, tmp_path, value, mapped, why):
+    """It would be asked as JSON, a whole chat as one turn of the user."""
+    with pytest.raises(UserError, match=f"column .*{why}") as caught:
+        cls(path=written(cls, tmp_path, [{"question": value}]), **mapped).rows(0)[0]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_may_hold_numbers_and_lists_of_texts(tmp_path):
+    path = written(Jsonl, tmp_path, [{"n": 7, "of": ["a", "b"]}])
+    assert Jsonl(path=path, question="{n} {of}").rows(0)[0].messages == user('7 ["a", "b"]')
+
+
+def test_a_prompt_is_a_chat_or_a_text_as_the_row_has_it(tmp_path):
+    system = {"role": "system", "content": "Be brief."}
+    path = written(Jsonl, tmp_path, [{"prompt": [system, *CHAT], "answer": "a"}, {"prompt": "Hi", "answer": "b"}])
+    chat, text = Jsonl(path=path, prompt="prompt").rows(0)
+    assert (chat.messages, chat.chat) == ((system, *CHAT), True)
+    assert (text.messages, text.chat) == (({"role": "user", "content": "Hi", "raw": True},), False)
+    with pytest.raises(ValueError, match="prompt='prompt' and messages both name the prompt; set one of them to null"):
+        Jsonl(path=path, prompt="prompt", messages="prompt")
+    with pytest.raises(UserError, match="a row has an empty prompt; remove .*, or map another column than .prompt."):
+        open_tasks({"task": Jsonl(path=written(Jsonl, tmp_path, [{"prompt": ""}]), prompt="prompt")}, 0)

@@ -32,7 +32,8 @@ def prompt_tokens(
 
     With a chat template: the template with its generation prompt, which adds the special tokens itself. Without one (a
     base model): the contents, one per line, a final newline, and the special tokens that the tokenizer puts around a
-    text, except an end-of-text token, because the answer continues from there.
+    text, except an end-of-text token, because the answer continues from there. A message that is `raw` is a prompt of
+    its own: its text as the tokenizer reads it, control tokens included, without template or newline.
 
     Args:
         arguments: further inputs of the template, by name, such as Qwen3's `enable_thinking`.
@@ -47,10 +48,34 @@ def chat_tokens(
     messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool
 ) -> list[int]:
     """The tokens of a chat: `complete`, or to be continued by an answer."""
+    if any(message.get("raw") for message in messages):
+        return _raw_tokens(messages, tokenizer, arguments, complete=complete)
     safe = [SafeMessage(message, tokenizer) for message in messages]
     ids = encode_opening(render_chat(safe, tokenizer, arguments, complete=complete), tokenizer)
     end = getattr(tokenizer, "eos_token_id", None) if complete and tokenizer.chat_template is None else None
     return ids if end is None else [*ids, end]
+
+
+def _raw_tokens(
+    messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool
+) -> list[int]:
+    """The tokens of a text without a chat template, and of an answer that continues it."""
+    if arguments:
+        remedy = "remove data.template_arguments, or map the rows with task.question or task.messages"
+        raise UserError(f"a prompt without a chat template reads no {', '.join(arguments)}", remedy=remedy)
+    prompt, *answer = (str(message["content"]) for message in messages)
+    if not messages[0].get("raw") or len(answer) > 1 or any(message["role"] != "assistant" for message in messages[1:]):
+        raise UserError(NOT_A_CHAT, remedy="map the rows with task.question or task.messages")
+    ids = _without_end(tokenizer(prompt)["input_ids"], tokenizer)
+    for text in answer:
+        together = _without_end(tokenizer(prompt + text)["input_ids"], tokenizer)
+        joined = together[: len(ids)] == ids
+        ids = together if joined else ids + list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    end = getattr(tokenizer, "eos_token_id", None) if complete else None
+    return ids if end is None else [*ids, end]
+
+
+NOT_A_CHAT = "a prompt that is text, without a chat template, has no system prompt and no further turns"
 
 
 class SafeMessage:
@@ -91,6 +116,8 @@ def render_chat(
     Raises:
         UserError: the template fails, does not read one of the arguments, or makes a control token of a message.
     """
+    if any(message.safe.get("raw") for message in messages):
+        raise UserError(NOT_A_CHAT, remedy="map the rows with task.question or task.messages")
     if tokenizer.chat_template is not None:
         chat = _rendered([message.safe for message in messages], tokenizer, arguments, complete)
         _refuse_made_tokens(chat, messages, tokenizer, arguments, complete)

@@ -56,7 +56,7 @@ def read_row(values: Values) -> SourceQuestion:
     """
     chat = "prompt" in values and "reward_model" in values
     name = "prompt" if chat else next((name for name in QUESTION if name in values), "")
-    question = _last_user_message(values["prompt"]) if name in ("prompt", "") else str(values[name] or "")
+    question = _last_user_message(values["prompt"]) if name in ("prompt", "") else _text(values[name])
     if chat:
         rule, extra = _object(values["reward_model"]), _object(values.get("extra_info") or {})
         return SourceQuestion(question, rule["ground_truth"], source_id=_first(extra, "index", "id"))
@@ -74,6 +74,13 @@ def read_row(values: Values) -> SourceQuestion:
         int(level) if level in {"1", "2", "3", "4", "5"} else None,
         _first(values, *NAME),
     )
+
+
+def _text(question: Any) -> str:
+    """Return a question, empty for null; TypeError for anything that is not text, such as a chat or a number."""
+    if not isinstance(question, str | None):
+        raise TypeError(f"the question is a {type(question).__name__}, not text")
+    return question or ""
 
 
 def _last_user_message(prompt: Any) -> str:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxima.data import FieldError, Message, UserError
+from proxima.data import FieldError, Message, UserError, require
 from proxima.data.errors import raise_together
 from proxima.task.protocol import EmptyPromptError, PlayedTask, Row, user_message
-from proxima.task.template import as_text, fill, look_up, template_fields, to_json_value
+from proxima.task.template import fill, look_up, template_fields, to_json_value
 
 ANSWER = "answer"  # the only column that may be missing, unless there is one with a similar name
 ROLES = ("system", "user", "assistant", "tool")
@@ -23,8 +23,11 @@ class ColumnMapping(PlayedTask):
     """Base of the tasks that read a table. Dots in a name lead into a column of objects (`reward_model.truth`).
 
     Args:
-        question: column with the question, or a template over several, as "{question}\\n{hint}".
+        question: column with the question, which must be text, or a template over several, as "{question}\\n{hint}",
+            in which a number or a list is written as JSON.
         messages: column with a whole chat, a list of {role, content}, in place of `question`; null: off.
+        prompt: column with prompts as TRL reads them, in place of `question`: a list of {role, content} is a chat, a
+            text is what the model reads, without a chat template; null: off.
         answer: column with the answer, or a template; null: the rows have no answer, which is also the case if the data
             lacks the default column `answer`.
         metadata: columns that are passed to rewards and reports; null: all.
@@ -35,6 +38,7 @@ class ColumnMapping(PlayedTask):
 
     question: str = "question"
     messages: str | None = None
+    prompt: str | None = None
     answer: str | None = ANSWER
     metadata: tuple[str, ...] | None = None
     images: str | None = None
@@ -42,11 +46,14 @@ class ColumnMapping(PlayedTask):
     def __post_init__(self) -> None:
         if self.metadata is not None:
             object.__setattr__(self, "metadata", tuple(self.metadata))
+        both = self.messages is not None and self.prompt is not None
+        require(not both, "prompt", self.prompt, "and messages both name the prompt", remedy="set one of them to null")
         self.fields_by_column()
 
     def fields_by_column(self) -> dict[str, str]:
         """Return each required column, with the field that names it."""
-        texts = {"question": self.question} if self.messages is None else {"messages": self.messages}
+        where = next((name for name in ("messages", "prompt") if getattr(self, name) is not None), "question")
+        texts = {where: getattr(self, where)}
         if self.answer is not None:
             texts["answer"] = self.answer
         columns = dict.fromkeys(self.metadata or (), "metadata")
@@ -101,26 +108,72 @@ class ColumnMapping(PlayedTask):
             answer = None if self.answer is None or self.lacks_answer(values) else _value(self.answer, values)
             names = [name for name in values if name != self.images] if self.metadata is None else self.metadata
             metadata = {name: to_json_value(look_up(values, name)) for name in names}
-            chat = None if self.messages is None else look_up(values, self.messages)
+            column, value = self._prompt(values)
+            chat = column is not None and not (column == self.prompt and isinstance(value, str))
             images: tuple[Any, ...] = ()
             if self.images is not None:
                 from proxima.task.image_files import image_list, without_parts
 
-                among = self.images == self.messages
-                chat, column = without_parts(chat) if among else (chat, look_up(values, self.images))
-                images = image_list(column, folder, source)
-            if self.messages is not None:
-                if chat is None or (isinstance(chat, (str, list, tuple)) and not chat):
-                    raise _without_prompt("messages", chat, self.messages, source)
-                messages = as_messages(chat, f"{source}: column {self.messages!r}")
-                return Row(messages=messages, answer=answer, metadata=metadata, chat=True, images=images)
-            question = _value(self.question, values)
+                among = self.images == column
+                value, shown = without_parts(value) if among else (value, look_up(values, self.images))
+                images = image_list(shown, folder, source)
         except KeyError as error:
             columns = ", ".join(values) or "none"
             raise UserError(f"{source} has no column {error.args[0]!r}; columns: {columns}") from None
-        if question is None or question == "":
-            raise _without_prompt("question", question, self.question, source)
-        return Row(messages=user_message(as_text(question)), answer=answer, metadata=metadata, images=images)
+        field = next(field for field in ("messages", "prompt", "question") if getattr(self, field) is not None)
+        if value is None or (isinstance(value, (str, list, tuple)) and not value):
+            raise _without_prompt(field, value, getattr(self, field), source)
+        where = f"{source}: column {getattr(self, field)!r}"
+        messages = as_messages(value, where) if chat else self._text(value, field, where, bool(images))
+        return Row(messages=messages, answer=answer, metadata=metadata, chat=chat, images=images)
+
+    def _prompt(self, values: Mapping[str, Any]) -> tuple[str | None, Any]:
+        """Return the column with the chat or the prompt, if one is mapped, and the value of the row's prompt."""
+        if (column := self.prompt if self.messages is None else self.messages) is not None:
+            return column, look_up(values, column)
+        for name in sorted(template_fields(self.question, "question")) if "{" in self.question else ():
+            if _is_nested(value := look_up(values, name)):
+                require_text(value, f"column {name!r}, of the template in task.question,", name)
+        return None, _value(self.question, values)
+
+    def _text(self, value: Any, field: str, where: str, images: bool) -> tuple[Message, ...]:
+        """Return the chat of a text: a user's turn, or, for `prompt`, a text without a chat template."""
+        require_text(value, where, self.prompt or self.question)
+        if field == "question":
+            return user_message(value)
+        require(not images, "images", self.images, "has no place in a prompt that is text, without a chat template")
+        return ({**user_message(value)[0], "raw": True},)
+
+
+def _is_nested(value: Any) -> bool:
+    """Return True for an object, a list of objects, or a chat as JSON text, which are no text for a template."""
+    inside = value if isinstance(value, (list, tuple)) else ()
+    return isinstance(value, Mapping) or _is_chat(value) or any(map(_is_nested, inside))
+
+
+def _is_chat(value: Any) -> bool:
+    """Return True for a list of {role, content}, or the same as JSON text."""
+    if isinstance(value, str):
+        if not value.lstrip().startswith("[") or '"role"' not in value:
+            return False
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return False
+    return isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) and "role" in item for item in value)
+
+
+def require_text(value: Any, where: str, column: str) -> None:
+    """Raise UserError, with the remedy, unless the value of a question is text: anything else would be shown to the
+    model as JSON, a whole chat as one turn of the user."""
+    kind, remedy = type(value).__name__, f"write it as text, or question='{{{column}}}' to ask it as JSON"
+    if _is_chat(value):
+        kind, remedy = "a list of messages", f"map it with messages={column}"
+    elif _is_nested(value):
+        remedy = f"name the part of it that is the question, as in question={column}.text"
+    elif isinstance(value, str):
+        return
+    raise UserError(f"{where} holds {kind}, and a question is text: {value!r:.60}", remedy=remedy)
 
 
 def as_messages(value: Any, source: str) -> tuple[Message, ...]:

@@ -29,7 +29,11 @@ def template_note(tokenizer: Tokenizer, model: str) -> list[str]:
 
 
 def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
-    """Return the chat with the system prompt in front, unless it has its own or `system` is None."""
+    """Return the chat with the system prompt in front, unless it has its own or `system` is None; FieldError for a text
+    without a chat template, which has no place for one."""
+    if system is not None and any(message.get("raw") for message in messages):
+        remedy = "set data.system=null, or task.question to the column, for a turn in the chat template"
+        raise FieldError("data.system", system, "has no place in a prompt without a chat template", remedy=remedy)
     if system is None or any(message["role"] == "system" for message in messages):
         return tuple(messages)
     return ({"role": "system", "content": system}, *messages)
