@@ -124,7 +124,7 @@ def survey(*answers, rewards=NUMBER, **data):
 
 
 MANY = f'row 7 "many" (number: {NO_NUMBER})'
-KEPT = "these rows are generated like the others, and none of their completions will have a score"
+KEPT = "these rows are generated like the others, and their completions have no score, unless the reason names one"
 
 
 def test_unreadable_answers_are_listed_and_kept():

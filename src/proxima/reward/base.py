@@ -135,7 +135,10 @@ def binary_score(correct: bool) -> Score:
 
 
 def missing_answer(answer: Any) -> str | None:
-    """The reason why a row without an answer can't be scored; None if it has an answer."""
+    """The reason why a row without an answer can't be scored; None if it has an answer. NaN and infinities, which
+    Python's JSON and tables have for missing numbers, are no answers."""
+    if isinstance(answer, float) and not math.isfinite(answer):
+        return f"the row's answer is {answer}, which no completion can equal; give it a number or a text"
     return "the row has no answer; map the task's answer column" if answer is None else None
 
 
@@ -143,4 +146,6 @@ def required_answer(prompt: Prompt, kind: str) -> Any:
     """The row's answer; ValueError if the row has no answer."""
     if prompt.answer is None:
         raise ValueError(f"'{kind}' compares with an answer; prompt {prompt.uid} has none: map the answer column")
+    if (missing := missing_answer(prompt.answer)) is not None:
+        raise ValueError(f"'{kind}' compares with an answer: {missing}")
     return prompt.answer

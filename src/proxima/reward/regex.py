@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import Completion, FieldError, Prompt, Score
-from proxima.reward.base import binary_score, required_answer
-from proxima.reward.math.marked import same_answer
+from proxima.reward.base import binary_score, missing_answer, required_answer
+from proxima.reward.math.marked import same_answer, solution_hint
 from proxima.reward.pooled import Job, PooledReward
 
 
@@ -67,6 +67,9 @@ class Regex(PooledReward):
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         required_answer(prompt, self.kind)
         return Job(grader="regex", arguments={"pattern": self.pattern, "text": completion.text})
+
+    def answer_job(self, answer: Any) -> Job | str | None:
+        return missing_answer(answer) or solution_hint(str(answer))
 
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         answer = result["answer"]

@@ -95,7 +95,8 @@ def _notes(answers: ReferenceAnswers, rewards: RewardRunner, limit: int, share: 
     if len(unread) > share * looked:
         remedy = "repair or remove these rows, use a reward that reads them, or raise data.max_unreadable"
         raise FieldError("data.max_unreadable", share, f"is exceeded: {facts}", remedy=remedy)
-    return [f"{facts}; these rows are generated like the others, and none of their completions will have a score"]
+    fate = "these rows are generated like the others, and their completions have no score, unless the reason names one"
+    return [f"{facts}; {fate}"]
 
 
 def _quoted(answer: Any) -> str:

@@ -4,11 +4,12 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 from proxima.data import Completion, Prompt, Score, require
-from proxima.reward.base import WeightedReward, required_answer
+from proxima.reward.base import WeightedReward, missing_answer, required_answer
 from proxima.reward.math.extract import as_number
-from proxima.reward.math.marked import as_fraction, last_tagged
+from proxima.reward.math.marked import as_fraction, last_tagged, solution_hint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,9 @@ class Accuracy152(WeightedReward):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.tag is None or self.tag.isidentifier(), "tag", self.tag, "must be a plain name such as 'answer'")
+
+    def unreadable(self, answer: Any) -> str | None:
+        return missing_answer(answer) or (None if "####" in str(answer) else solution_hint(str(answer)))
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         expected = str(required_answer(prompt, self.kind)).rpartition("####")[2].strip()

@@ -2,10 +2,16 @@
 
 import re
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
-from proxima.reward.math.numeric_answer import strip_markup, unwrap_fonts
+from proxima.reward.math.notation import without_range, without_words
+from proxima.reward.math.numeric_answer import DOTS, is_name, strip_markup, unwrap_fonts
 
-_NUMBER = r"(?:[0-9]++ [0-9]++/[0-9]++|[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?|\.[0-9]++)%?"
+_NUMBER = (
+    r"(?:[0-9]++ [0-9]++/[0-9]++|[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?|\.[0-9]++)(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?%?"
+)
 _OPERATION = r"[ (){}$]*+(?:[-+*/^=×÷·\u2212\u2013]|x(?=[ $]*[0-9]))[-+*/^=×÷·\u2212\u2013 (){}$]*+"
 _RUN = rf"(?<![0-9.])[-+\u2212]?\$?[-\u2212]?{_NUMBER}(?:{_OPERATION}{_NUMBER})*+"
 _CANDIDATE = re.compile(
@@ -13,25 +19,37 @@ _CANDIDATE = re.compile(
     rf"|\\\[(?P<brackets>(?:(?!\\\]).)+)\\\]|(?P<fraction>-?\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})|(?P<run>{_RUN})",
     re.DOTALL,
 )
-_ANSWER_MARKER = re.compile(r"(?i:answer)(?: to [^.\n]{1,80}?)?\s*(?:is|:|=)\s*:?\s*(?:\*\*)?\s*")
+_ANSWER_MARKER = re.compile(r"(?i:answer)(?: to [^.\n]{1,80}?)?\s*(?:is|:|=)\s*:?\s*(?:\*\*)?\s*|####\s*")
+_CHOICE_MARKER = re.compile(r"####\s*|(?i:answer|option|choice)(?: to [^.\n]{1,80}?)?\s*(?:is|:|=)\s*:?\s*(?:\*\*)?\s*")
+_DOUBTS = r"(?:,? ?(?:maybe|perhaps|possibly|probably|else|even|rather|alternatively|also|both))*"
+_ALTERNATIVE = re.compile(rf"[ *,;()]*(?P<word>or){_DOUBTS}[ *($]*", re.IGNORECASE)
+_NEXT = re.compile(
+    rf"[ *,;()]*(?P<word>(?:and/or|or|and|maybe|perhaps|possibly|alternatively|but){_DOUBTS})[ *($]*"
+    r"| *[,;] *(?P<list>)",
+    re.IGNORECASE,
+)
+_LIST_ENDS = re.compile(r"[ *)]*(?:[.,;!?]|\Z|\n|(?:and|or)\b)")
+_SECOND_THOUGHT = re.compile(
+    r"[.;!?*\s]{1,9}(?:or|maybe|perhaps|possibly|alternatively)\b|;[ $]{1,3}[-\u2212]?[0-9]", re.IGNORECASE
+)
 _SENTENCE = re.compile(r"[.;!?](?=\s|\Z)|\n")
 _CONTINUES = re.compile(
     r"[ )]*(?:(?:[-+*/^×÷·]|plus|minus|times|mod|choose|(?:divided|multiplied) by)[ ({$]*[0-9]|\\(?:times|cdot|div)"
-    r"|(?:squared|cubed|factorial|hundred|thousand|million|billion|trillion|dozen)(?![A-Za-z]))|[A-Za-z_](?![A-Za-z])(?<![mgsLKCFVWJN])"
+    r"|[,;] ?\$?(?:\.\.\.|…|\\[lc]?dots)"
+    r"|(?:squared|cubed|factorial|hundred|thousand|million|billion|trillion|dozen)(?![A-Za-z]))"
+    r"|[A-Za-z_](?![A-Za-z])(?<![mgsLKCFVWJN])"
 )
 _CONTINUED = re.compile(
     r"(?:[A-Za-z0-9)}][ ]?[+/^×÷·]|(?:[0-9)}][ ]?|[A-Za-z])(?:\*\*?|[-\u2212])|\\(?:times|cdot|div)"
-    r"|[0-9)}] (?:plus|minus|times|(?:divided|multiplied) by))[ ($]*\Z"
+    r"|[0-9)}] (?:plus|minus|times|(?:divided|multiplied) by)|(?:\.\.\.|…|dots\$?)[,;])[ ($]*\Z"
 )
 
 _LETTERS = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]+")
 _FUNCTION_NAME = re.compile(
     r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|sqrt|max|min|gcd|lcm|deg|infty|frac|pi|or|and"
 )
-_RELATION = re.compile(r"([<>]=?|[≤≥]|\\(?:l|g)(?:t|e|eq|eqslant)(?![a-z]))")
-_CLOSED = re.compile(r"[<>]=|[≤≥]|\\.e")
-_VARIABLE = re.compile(r"[A-Za-z]|\\(?:theta|alpha|lambda)")
 _QUANTITY = re.compile(r"[^-+*/^0-9<>]*(?:_ ?\{?[A-Za-z0-9]+\}?)?'*(?:\([A-Za-z, ]+\))?")
+_EQUALITY = re.compile(r"(?<![<>!:\\])=(?!=)")
 _UNFINISHED = {
     "an integral": re.compile(r"\\i*int(?![a-z])|∫"),
     "a sum over an index": re.compile(r"\\sum(?![a-z])|∑"),
@@ -44,44 +62,78 @@ _UNFINISHED = {
 def find_unmarked_answer(text: str, number: bool) -> str | None:
     r"""The answer of a text without a box or tag; None if nothing looks like one.
 
-    It is the formula between dollars or the plain number right after the last `answer is` or `Answer:`, else the last
-    of either in the text. A number that is part of an operation is returned with the whole operation.
+    It is the formula between dollars or the plain number right after the last `answer is`, `Answer:` or `####`, else
+    the last of either in the text. A number that is part of an operation is returned with the whole operation, and
+    alternatives (`$x=1$ or $x=2$`, `61 or 62`) are returned together.
 
     Args:
         number: only return formulas with a digit.
     """
-    marker = _last_marker(text)
+    marker = _last_marker(text, _ANSWER_MARKER)
     if marker is not None:
         sentence = _SENTENCE.search(text, marker.end())
-        formulas = _candidates(text[: sentence.start() if sentence else len(text)], marker.end(), number)
-        if formulas:
-            return formulas[0]
-    formulas = _candidates(text, 0, number)
-    return formulas[-1] if formulas else None
+        end = sentence.start() if sentence else len(text)
+        candidates = _candidates(text, marker.end(), end, number)
+        if candidates:
+            return None if _SECOND_THOUGHT.match(text, end) else _joined(text, candidates, _NEXT, _LIST_ENDS)
+    candidates = _candidates(text, 0, len(text), number)
+    last = max(len(candidates) - 1, 0)
+    while last and _ALTERNATIVE.fullmatch(text, candidates[last - 1].end, candidates[last].start):
+        last -= 1
+    return _joined(text, candidates[last:], _ALTERNATIVE) if candidates else None
 
 
-def _last_marker(text: str) -> re.Match[str] | None:
-    return next(iter(deque(_ANSWER_MARKER.finditer(text), maxlen=1)), None)
+def _last_marker(text: str, marker: re.Pattern[str]) -> re.Match[str] | None:
+    return next(iter(deque(marker.finditer(text), maxlen=1)), None)
 
 
-def _candidates(text: str, start: int, number: bool) -> list[str]:
-    formulas = []
-    for match in _CANDIDATE.finditer(text, start):
+@dataclass(frozen=True)
+class _Candidate:
+    formula: str
+    start: int
+    end: int
+
+
+def _joined(
+    text: str, candidates: Sequence[_Candidate], connector: re.Pattern[str], list_ends: re.Pattern[str] | None = None
+) -> str:
+    """The first candidate, and those that follow it with nothing but a connector between."""
+    joined, end = candidates[0].formula, candidates[0].end
+    for candidate in candidates[1:]:
+        match = connector.fullmatch(text, end, candidate.start)
+        if match is None or (not match["word"] and list_ends and not list_ends.match(text, candidate.end)):
+            break
+        words = " ".join(match.group().strip(" *(,;$").split())
+        joined += (rf" \text{{ {words} }} " if words else ", ") + candidate.formula
+        end = candidate.end
+    return joined
+
+
+def _candidates(text: str, start: int, end: int, number: bool) -> list[_Candidate]:
+    candidates = []
+    for match in _CANDIDATE.finditer(text, start, end):
         formula = match["display"] or match["dollars"] or match["parentheses"] or match["brackets"]
         if formula is None:
             before, after = text[max(start, match.start() - 20) : match.start()], text[match.end() : match.end() + 20]
-            part = _CONTINUES.match(after) or _CONTINUED.search(before)
             number_text = match["fraction"] or match["run"].strip(" (){}")
-            formulas.append(f"operation {number_text}" if part else number_text)
-        elif not number or re.search("[0-9]", formula):
-            formulas.append(formula)
-    return formulas
+            part = _CONTINUES.match(after) or _CONTINUED.search(before) or ("." in number_text and DOTS.match(after))
+            formula = f"operation {number_text}" if part else number_text
+        elif number and not re.search("[0-9]", formula):
+            continue
+        candidates.append(_Candidate(formula, match.start(), match.end()))
+    return candidates
 
 
-def words_after_marker(text: str) -> str:
-    """The text after the last `answer is` or `Answer:` up to the end of the sentence; empty without one."""
-    marker = _last_marker(text)
-    return "" if marker is None else _SENTENCE.split(text[marker.end() :], 1)[0]
+def words_after_marker(text: str, choice: bool = False) -> str:
+    """The text after the last `answer is` or `Answer:` up to the end of the sentence; empty without one, or if the next
+    sentence names an alternative. `choice`: after `option is` and `choice:` too."""
+    marker = _last_marker(text, _CHOICE_MARKER if choice else _ANSWER_MARKER)
+    if marker is None:
+        return ""
+    sentence = _SENTENCE.search(text, marker.end())
+    if sentence is None:
+        return text[marker.end() :]
+    return "" if _SECOND_THOUGHT.match(text, sentence.start()) else text[marker.end() : sentence.start()]
 
 
 def normalize_words(formula: str) -> str:
@@ -119,28 +171,28 @@ def unfinished_operation(answer: str, reference: str) -> str | None:
     return next(unfinished, None)
 
 
-def as_interval(answer: str, reference: str) -> str:
-    r"""`[0,5)` for `0 \le x < 5`, `[5,\infty)` for `x \ge 5` if the reference is an interval; else the answer."""
-    if not re.match(r"\s*(?:\\left\s*)?[\[(]", reference) or _RELATION.search(reference):
-        return answer
-    parts = [part.strip() for part in _RELATION.split(answer)]
-    if len(parts) == 5 and _VARIABLE.fullmatch(parts[2]):
-        low, left, _, right, high = parts
-        if low and high and left[0] != ">" != right[0] and "\\g" not in left + right:
-            return f"{'[' if _CLOSED.match(left) else '('}{low},{high}{']' if _CLOSED.match(right) else ')'}"
-    if len(parts) == 3 and _VARIABLE.fullmatch(parts[0]) and parts[2]:
-        _, sign, end = parts
-        if sign.startswith((">", "\\g", "≥")):
-            return f"{'[' if _CLOSED.match(sign) else '('}{end},\\infty)"
-        return f"(-\\infty,{end}{']' if _CLOSED.match(sign) else ')'}"
-    return answer
+@lru_cache(maxsize=4096)
+def only_text(formula: str) -> bool:
+    r"""Whether a row's answer has words that math-verify would drop with all that follows: of `2\text{ hours
+    }30\text{ minutes}` it reads 2. Units, `and`, `or`, names before an equals sign and `where …` are none of them."""
+    sides = equation_sides(without_range(formula), "")
+    return any(without_words(side, "") is None for side in sides)
+
+
+def is_equation(formula: str) -> bool:
+    """Whether a formula is an equation, such as `x+y = 5`, and not a value with a name, such as `y = 5`."""
+    first, *others = _EQUALITY.split(formula)
+    return bool(others) and not _QUANTITY.fullmatch(unwrap_fonts(first.strip()))
 
 
 def equation_sides(answer: str, reference: str) -> list[str]:
-    r"""The formulas that must equal the reference: both of `x = 2\sqrt{3} = \sqrt{12}`. The whole
-    answer if the reference is an equation itself."""
-    equality = re.compile(r"(?<![<>!:\\])=(?!=)")
-    if equality.search(reference) or re.search(r"[,;<>]|\\(?:le|ge|ne|lt|gt)q?(?![a-z])", answer):
+    r"""The formulas that must equal the reference: both of `x = 2\sqrt{3} = \sqrt{12}`, the last one of
+    `1+2+\cdots+n = n(n+1)/2`. The whole answer if the reference is an equation itself."""
+    if _EQUALITY.search(reference) or re.search(r"[,;<>]|\\[lgn]eq?(?![a-z])", answer):
         return [answer]
-    parts = [part.strip() for part in equality.split(answer)]
-    return parts[1:] if len(parts) > 1 and _QUANTITY.fullmatch(unwrap_fonts(parts[0])) else parts
+    first, *others = [part.strip() for part in _EQUALITY.split(answer)]
+    if not others:
+        return [answer]
+    named = _QUANTITY.fullmatch(unwrap_fonts(first)) or is_name(first)
+    sides = others if named else [first, *others]
+    return [side for side in sides[:-1] if not DOTS.search(side)] + sides[-1:]

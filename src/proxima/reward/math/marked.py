@@ -26,6 +26,31 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
+def solution_hint(answer: str, reads_box: bool = False) -> str | None:
+    r"""What reads a row's answer that is a whole solution, with text around a `\boxed{…}` or with `####`; None for any
+    other. `reads_box`: the reward has the field `answer_in_box`."""
+    boxed = last_boxed(answer)
+    if boxed is not None and answer.strip(" $.\n") not in (f"\\boxed{{{boxed}}}", f"\\fbox{{{boxed}}}"):
+        shown = boxed if len(boxed) <= 40 else f"{boxed[:40]}…"
+        remedy = (
+            "set answer_in_box=true in the reward" if reads_box else "use 'math' or 'boxed' with answer_in_box=true"
+        )
+        return f"is a whole solution; for the answer in its \\boxed{{{shown}}}, {remedy}"
+    return "is a whole solution; use 'gsm8k' for the number after its ####" if "####" in answer else None
+
+
+def row_answer(answer: Any, in_box: bool) -> str:
+    r"""The row's answer as text, without a `\boxed{…}` around it; with `in_box` the contents of the last one.
+    ValueError for a whole solution, or if `in_box` and it has no box."""
+    text = str(answer)
+    boxed = last_boxed(text)
+    if in_box and boxed is None:
+        raise ValueError("has no \\boxed{…}, which answer_in_box=true reads")
+    if not in_box and (hint := solution_hint(text, reads_box=True)) is not None:
+        raise ValueError(hint)
+    return text if boxed is None else boxed
+
+
 def last_tagged(text: str, tag: str) -> str | None:
     """The contents of the last `<tag>…</tag>`; None without one."""
     before, closing, _ = text.rpartition(f"</{tag}>")
@@ -95,16 +120,26 @@ class Gsm8kReward(WeightedReward):
 class Boxed(WeightedReward):
     r"""1 if the last `\boxed{…}` holds the answer, as a number or as the same text, else 0; sets `correct`.
 
+    Args:
+        answer_in_box: the row's answer is the text of a whole solution; the contents of its last `\boxed{…}` count.
     Returns: Score of value 0 or 1, `correct` set. No box, or an unclosed one: 0.
-    Raises: ValueError if the row has no answer.
+    Raises: ValueError if the row's answer is missing, or a whole solution without `answer_in_box`.
     Differs: `math` accepts 1/2 for 0.5; this compares numbers and text only, and needs no worker.
     """
+
+    answer_in_box: bool = False
 
     kind = "boxed"
     needs_answer = True
     where = "inline"
 
+    def unreadable(self, answer: Any) -> str | None:
+        try:
+            return missing_answer(answer) or (row_answer(answer, self.answer_in_box) and None)
+        except ValueError as error:
+            return str(error)
+
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        answer = required_answer(prompt, self.kind)
+        answer = row_answer(required_answer(prompt, self.kind), self.answer_in_box)
         boxed = last_boxed(completion.text)
         return binary_score(boxed is not None and same_answer(boxed, answer))

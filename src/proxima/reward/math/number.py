@@ -6,6 +6,7 @@ from typing import Any
 from proxima.data import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, binary_score, missing_answer, required_answer
 from proxima.reward.math.extract import as_number, last_number
+from proxima.reward.math.marked import solution_hint
 
 NOT_A_NUMBER = "not a number; use 'exact' or 'math'"
 
@@ -26,7 +27,9 @@ class Number(WeightedReward):
     where = "inline"
 
     def unreadable(self, answer: Any) -> str | None:
-        return missing_answer(answer) or (NOT_A_NUMBER if as_number(answer) is None else None)
+        if (missing := missing_answer(answer)) or as_number(answer) is not None:
+            return missing
+        return solution_hint(str(answer)) or NOT_A_NUMBER
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = required_answer(prompt, self.kind)

@@ -45,11 +45,22 @@ _NO_UNIT = (
     "and|not|but|except|plus|minus|times|over|divided|multiplied|mod|modulo|equals|percent|more|less|than|squared|cubed|factorial|choose|power|"
     "root|sqrt|sin|cos|tan|log|exp|hundred|thousand|million|billion|trillion|dozens?|score|half|halves|thirds?|quarters?|fifths?|tenths?"
 )
-_UNIT_WORD = re.compile(rf"{_SHORT_UNIT}|(?!(?i:{_NO_UNIT})\Z)[A-Za-z]{{3,}}")
+_DOUBT = (
+    "maybe|perhaps|possibly|probably|alternatively|otherwise|either|neither|nor|unless|versus|not|unsure|uncertain|"
+    "guess|wrong|incorrect|false"
+)
+DOTS = re.compile(r"\\(?:[lcdvh]?dots[bcmio]?|(?:math|text)ellipsis)(?![A-Za-z])|\.\.\.|[…⋯]")
+HEDGES = re.compile(rf"(?<!\\)\b(?i:{_DOUBT})\b")
+_UNIT_WORD = re.compile(rf"{_SHORT_UNIT}|(?!(?i:{_NO_UNIT}|{_DOUBT})\Z)[A-Za-z]{{3,}}")
 _NAME = re.compile(
     r"(?:[A-Za-z]|\\[A-Za-z]+|(?:m ?)?\\angle ?[A-Z]{1,4}|[A-Z]{2,4}|[A-Za-z]{3,}(?: [A-Za-z]+)*)"
     r"(?: ?_ ?(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?'*(?: ?\([A-Za-z0-9, ]+\))?"
 )
+_EXPRESSION = re.compile(
+    r"(?:[-+*/(){}|' ]|(?<![A-Za-z])[A-Za-z]{1,3}(?![A-Za-z])|_ ?(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\})"
+    r"|\\(?:cdot|times|frac|angle|overline|vec|alpha|beta|gamma|delta|theta|lambda|mu|phi|varphi|omega|sigma|rho|tau|left|right)(?![A-Za-z]))++"
+)
+_ASIDE = re.compile(r"(?<![A-Za-z\\])(?:or|and|not|if|is|so|but)(?![A-Za-z])")
 
 
 @dataclass(frozen=True)
@@ -71,15 +82,16 @@ class WrittenNumber:
     finished: bool = True
 
 
-def parse_number(text: str) -> WrittenNumber | None:
+def parse_number(text: str, question: str = "") -> WrittenNumber | None:
     r"""The number of which the whole text consists; None for a formula, several numbers or a false equality.
 
     Reads signs, thousands (`1,000`, `1{,}000`, `1\,000`), decimals, `0.\overline{3}`, fractions, mixed numbers,
     percent, scientific notation with a factor below 10, currency, units (`61 dollars`, `5\text{ cm}^2`, `45^\circ`),
-    a name (`x = 61`), outer brackets. Of `54 + 7 = 61` the last side counts, if the sides that plain arithmetic can
-    evaluate agree.
+    a name (`x = 61`) or a sum or product of names (`m + n = 61`), outer brackets. Of `54 + 7 = 61` the last side
+    counts, if the sides that plain arithmetic can evaluate agree. `x + 1 = 61` is an equation to be solved, hence None,
+    unless the question asks for x + 1.
     """
-    if len(text) > MAX_CHARS:
+    if len(text) > MAX_CHARS or DOTS.search(text, text.rfind("=") + 1):
         return None
     text = strip_markup(text)
     parts = _EQUALS.split(text)
@@ -91,7 +103,7 @@ def parse_number(text: str) -> WrittenNumber | None:
     for i, side in enumerate(sides[:-1]):
         other = _parse_side(side)
         value = other.value if other else eval_arithmetic(side)
-        if i == 0 and (not side or _NAME.fullmatch(side)):
+        if i == 0 and (not side or is_name(side) or is_asked(side, question)):
             name = side or None
         elif value is not None:
             places = _fewer(other.places if other else None, number.places)
@@ -100,6 +112,36 @@ def parse_number(text: str) -> WrittenNumber | None:
         elif re.search(r"(?<![\\A-Za-z])[A-Za-z]", side) or not side:
             return None  # an equation to be solved
     return WrittenNumber(number.value, number.places, number.percent, name, number.finished)
+
+
+def is_name(side: str) -> bool:
+    """Whether the left side of an equality names a quantity: `x`, `f(2)`, `AB`, `m+n`, `Total cost`."""
+    if _NAME.fullmatch(side):
+        return not HEDGES.search(side)
+    return (
+        _EXPRESSION.fullmatch(side) is not None and re.search("[A-Za-z]", side) is not None and not _ASIDE.search(side)
+    )
+
+
+def is_sum_of_names(name: str | None) -> bool:
+    """Whether a name is an expression: as a row's answer, `m+n = 61` is an equation, unless that is asked for."""
+    return name is not None and _NAME.fullmatch(name) is None
+
+
+def asked_number(answer: str, question: str) -> WrittenNumber | None:
+    """61 for a row's answer `m+n = 61`, if the question asks for m+n."""
+    number = parse_number(answer, question)
+    return number if number is not None and number.name and is_asked(number.name, question) else None
+
+
+def is_asked(side: str, question: str) -> bool:
+    """Whether the question asks for the value of this formula: `Find $10a+b$`, and not `if $10a+b=61$`."""
+    if not (1 < len(side) <= 100 and question):
+        return False
+    formula = r"\s*".join(map(re.escape, side.replace(" ", "")))
+    return (
+        re.search(rf"(?<![A-Za-z0-9^_+*/}}-])\s*{formula}(?!\s*(?:[A-Za-z0-9^_=<>+*/-]|\\[a-z]))", question) is not None
+    )
 
 
 def same_number(reference: WrittenNumber, answer: WrittenNumber) -> bool:
@@ -148,7 +190,7 @@ def _with_braces(match: re.Match[str]) -> str:
 def _parse_side(side: str) -> WrittenNumber | None:
     """The number on one side of an equality; None if the side is anything else."""
     match = _VALUE.fullmatch(side)
-    if match is None or not _is_unit(match["unit"]):
+    if match is None or not is_unit(match["unit"]):
         return None
     signs = (match["sign"] == "-") + (match["minus"] == "-") + (match["minus_over"] == "-")
     over, under = match["over"] or match["over_too"], match["under"] or match["under_too"]
@@ -176,7 +218,8 @@ def _parse_side(side: str) -> WrittenNumber | None:
     return WrittenNumber(-value if signs % 2 else value, places, bool(match["percent"]), None, finished)
 
 
-def _is_unit(unit: str | None) -> bool:
+def is_unit(unit: str | None) -> bool:
+    """Whether these words can follow a number without a change of its value: a unit, or what is counted."""
     if unit is None:
         return True
     words = re.findall("[A-Za-z]+", unit)
@@ -192,8 +235,15 @@ def _fewer(first: int | None, second: int | None) -> int | None:
 
 
 def _same_value(first: Fraction, second: Fraction, places: int | None) -> bool:
-    """Compare exactly, or after rounding to `places` if these are at least six."""
-    return first == second or (places is not None and places >= 6 and round(first, places) == round(second, places))
+    """Compare exactly, or after rounding to `places` if these are at least six, and to five significant digits."""
+    if first == second or places is None or places < 6:
+        return first == second
+    magnitude = max(abs(first), abs(second))
+    exponent = int((magnitude.numerator.bit_length() - magnitude.denominator.bit_length()) * 0.30103) + 1
+    while Fraction(10) ** exponent > magnitude:
+        exponent -= 1
+    places = max(places, 4 - exponent)
+    return round(first, places) == round(second, places)
 
 
 def eval_arithmetic(side: str) -> Fraction | None:

@@ -28,11 +28,13 @@ def grade_regex(*, pattern: str, text: str) -> dict[str, Any]:
 
 
 def grade_math(*, answer: str, texts: list[str]) -> dict[str, Any]:
-    """1 if math-verify accepts all texts. Its own timeouts use signals and are off: the worker's CPU limit applies."""
-    from math_verify import parse, verify
+    """1 if math-verify accepts all texts. Its own timeouts are off: the worker's CPU limit applies."""
+    from math_verify import parse
+
+    from proxima.reward.workers.algebra import verify
 
     parsed = [parse(text.replace("\0", ""), parsing_timeout=None) for text in texts]
-    equal = [verify(_reference(answer), formula, timeout_seconds=None) for formula in parsed]
+    equal = [verify(_reference(answer), formula) for formula in parsed]
     correct = all(equal)
     return {"value": float(correct), "correct": correct}
 

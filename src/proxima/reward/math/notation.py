@@ -1,0 +1,143 @@
+r"""One notation for formulas: signs, upright constants, sets; and the words that a formula may contain."""
+
+import re
+from collections.abc import Iterable
+
+from proxima.reward.math.numeric_answer import HEDGES, is_unit, strip_markup, unwrap_fonts
+
+_FONTS = r"\\(?:math(?:rm|it|sf|normal)|text(?:rm|it|normal|sf)?|operatorname\*?|mbox|rm)"
+_UPRIGHT = re.compile(
+    rf"{_FONTS}\s*\{{\s*(?P<braced>[ei]|\\pi\s*[ei]?|[ei]\s*\\pi)\s*\}}|\{{\s*\\rm\s+(?P<grouped>[ei]|\\pi)\s*\}}"
+    rf"|{_FONTS}(?:\s+(?P<bare>[ei])(?![A-Za-z])|\s*(?P<pi>\\pi)(?![A-Za-z]))"
+)
+_TIMES_I = re.compile(r"(?<=[0-9])i(?![A-Za-z])")
+_SIGNS = {
+    "\u2212": "-",
+    "≤": r"\leq ",
+    "⩽": r"\leq ",
+    "≥": r"\geq ",
+    "⩾": r"\geq ",
+    "≠": r"\neq ",
+    "∪": r"\cup ",
+    "∩": r"\cap ",
+    "∖": r"\setminus ",
+    "∞": r"\infty ",
+    "∈": r"\in ",
+    "ℝ": r"\mathbb{R}",
+    "√": r"\sqrt",
+    "ℯ": "e",
+    "ⅇ": "e",
+    "ⅈ": "i",
+    "∅": r"\emptyset ",
+}
+_SIGN = re.compile("|".join(_SIGNS))
+_RELATIONS = re.compile(
+    r"\\(?P<sign>[lg])(?:e|eqq|eqslant)(?![A-Za-z])|\\(?P<strict>[lg])t(?![A-Za-z])|\\(?:ne|not\s*=)(?![A-Za-z])"
+)
+_EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\(?:left\s*)?\\\{\s*\\(?:right\s*)?\\\}|\\\{\s*\\\}")
+_REALS = re.compile(
+    r"(?:[A-Za-z]\s*\\in\s*)?(?:\\(?:mathbb|mathbf|Bbb)\s*(?:\{\s*R\s*\}|R)|\\R(?![A-Za-z]))"
+    r"|(?i:(?:[a-z] (?:is|can be|=) )?(?:(?:the )?set of (?:all )?|all (?:of )?(?:the )?|any |every )"
+    r"real(?:s| numbers?| values?)(?: (?:of )?[a-z])?)"
+)
+_REALS_BUT = re.compile(
+    r"(?i:(?:all )?real numbers(?: [a-z])? (?:except|excluding|but|other than)(?: for)?) (?:[A-Za-z] ?= ?)?"
+    r"([-0-9./]+(?:(?:, ?| and | or |, and )[-0-9./]+)*)"
+)
+_NO_MEMBERS = re.compile(r"(?:the )?(?:empty|null) set", re.IGNORECASE)
+
+_TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?|rm|bf|it)"
+_WORDS_IN_FORMULA = re.compile(rf"{_TEXT}\s*\{{([^{{}}]*)\}}")
+_RANGE_FOLLOWS = re.compile(r"[\s,]*(?:where|for|with)\b")
+_POWER = re.compile(r"\s*(?:\^\s*(?:[23]|\{[23]\}))?[\s.]*")
+_RANGE = re.compile(
+    r"(?:[A-Za-z,\s<>=0-9$~()]|\\(?:in|leq|geq|neq|ldots|,|;|:|quad| |mathbb|mathbf|Z|N|R|Q|C)(?![a-z])"
+    r"|\{[ZNQRC]\}(?:\^[+*]|_\{?[A-Za-z0-9><= ]++\}?)?)*+"
+)
+_QUALIFIERS = re.compile(
+    r"(?:all|any|every|some|each|integers?|reals?|numbers?|constants?|arbitrary|natural|positive|negative|nonnegative|non|is|an?|are|the"
+    r"|being|and|in|of|integration|where|for|with|values?|whole|complex|rational|[A-Za-z])"
+)
+_LONG_WORD = re.compile(r"[A-Za-z]{2,}")
+_FUNCTION = re.compile(
+    r"a?r?c?(?:sin|cos|tan|cot|sec|csc|ctg|tg|sh|ch|th|sinh|cosh|tanh|coth)|ln|lg|log|exp|sqrt|max|min|gcd|lcm|deg|det|dim|Re|Im|arg|mod|sgn|sign"
+    r"|tr|rank|ker|inf|sup|ar(?:c|sinh|cosh|tanh)|hcf|adj|curl|div|grad|erf|Var|Cov|Pr|cis"
+)
+
+
+SETS_IN_WORDS = (r"\emptyset", r"(-\infty,\infty)")
+_SAME_DOTS = re.compile(r"[,\s]{0,9}(?:\\(?:[lcdvh]?dots[bcmio]?)(?![A-Za-z])|\.\.\.|[…⋯])[,\s]{0,9}")
+
+
+def same_text(first: str, second: str) -> bool:
+    """Whether two formulas are the same text, apart from typesetting, spaces and the kind of dots."""
+    texts = [strip_markup(_SAME_DOTS.sub("…", text)) for text in (first, second) if len(text) <= 4000]
+    return len(texts) == 2 and texts[0].replace(" ", "") == texts[1].replace(" ", "") != ""
+
+
+def normalize_formula(formula: str) -> str:
+    r"""The formula with one sign for each relation and set, and `e`, `i` and `\pi` for upright ones (`\mathrm{e}`).
+
+    `\varnothing`, `\{\}` and `\text{the empty set}` become `\emptyset`, `\mathbb{R}` and `\text{all real numbers}`
+    the interval from minus to plus infinity.
+    """
+    formula = _SIGN.sub(lambda sign: _SIGNS[sign.group()], formula)
+    formula = _UPRIGHT.sub(_slanted, formula)
+    formula = _TIMES_I.sub(" i", formula)  # math-verify takes 2+3i for real, and 2+3 i not
+    formula = _EMPTY.sub(r"\\emptyset ", _RELATIONS.sub(_relation, formula))
+    words = " ".join(unwrap_fonts(formula).replace("$", "").split()).strip(" .")
+    if _REALS.fullmatch(words) or _REALS.fullmatch(formula.strip(" .$")):
+        return r"(-\infty,\infty)"
+    if match := _REALS_BUT.fullmatch(words):
+        return rf"(-\infty,\infty)\setminus\{{{re.sub(',? (?:and|or) ', ',', match[1])}\}}"
+    return r"\emptyset" if _NO_MEMBERS.fullmatch(words) else formula
+
+
+def _slanted(match: re.Match[str]) -> str:
+    constant = match["braced"] or match["grouped"] or match["bare"] or match["pi"]
+    before, after = match.string[: match.start()].rstrip()[-1:], match.string[match.end() : match.end() + 1]
+    if before in ("^", "_") or match["grouped"]:
+        return f"{{{constant}}}"
+    return (" " if before.isalnum() else "") + constant + (" " if after.isalpha() else "")
+
+
+def _relation(match: re.Match[str]) -> str:
+    if match["sign"]:
+        return rf"\{match['sign']}eq "
+    return {"l": "<", "g": ">", None: r"\neq "}[match["strict"]]
+
+
+def without_range(formula: str) -> str:
+    r"""The formula without the values that a letter takes: `k\pi` for `k\pi\text{ where }k\in\mathbb{Z}`."""
+    for text in _WORDS_IN_FORMULA.finditer(formula):
+        if _RANGE_FOLLOWS.match(text[1]) and _is_range(text[1], formula[text.end() :]):
+            return formula[: text.start()].rstrip(" ,;")
+    return formula
+
+
+def without_words(formula: str, reference: str) -> str | None:
+    r"""The formula without a unit at its end (`\text{ cm}^2`); None if it has other words, apart from `and`, `or` and
+    those of the reference. math-verify would drop everything from the first word on: to it, `\sqrt{2}\text{ or maybe
+    }\sqrt{3}` is `\sqrt{2}`."""
+    texts = list(_WORDS_IN_FORMULA.finditer(formula))
+    if texts and (head := formula[: texts[-1].start()].strip()) and _POWER.fullmatch(formula, texts[-1].end()):
+        words = re.sub(r"[~\\ ]+", " ", texts[-1][1]).strip()
+        if words and is_unit(words) and not head.endswith(("=", "<", ">")):
+            formula, texts = head, texts[:-1]
+    known = _long_words(_WORDS_IN_FORMULA.findall(reference)) | {"and", "or"}
+    if HEDGES.search(unwrap_fonts(formula)) and not HEDGES.search(unwrap_fonts(reference)):
+        return None
+    return formula if _long_words(text[1] for text in texts) <= known else None
+
+
+def _long_words(texts: Iterable[str]) -> set[str]:
+    words = (word for text in texts for word in _LONG_WORD.findall(text))
+    return {word.casefold() for word in words if not _FUNCTION.fullmatch(word)}
+
+
+def _is_range(words: str, rest: str) -> bool:
+    """Whether `where …` only says which values a letter takes."""
+    rest_words = [word for text in _WORDS_IN_FORMULA.findall(rest) for word in text.split()]
+    bare = _WORDS_IN_FORMULA.sub(" ", rest)
+    named = words.replace(",", " ").replace(".", " ").split() + [word.strip(",.") for word in rest_words]
+    return _RANGE.fullmatch(bare) is not None and all(_QUALIFIERS.fullmatch(word) for word in named if word)
