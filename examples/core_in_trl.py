@@ -1,6 +1,6 @@
 """CPPO inside TRL: a GRPOTrainer with our loss. Generation, rewards, advantages, accumulation and logs stay TRL's.
 
-pip install trl==1.16 proxima-rl
+pip install trl==1.16 .  # in the checkout
 python examples/core_in_trl.py --model HuggingFaceTB/SmolLM2-135M-Instruct
 
 TRL only keeps sampling-time log-probs when updates and generations are out of step or vLLM samples (`num_iterations` or
