@@ -35,6 +35,14 @@ def report(runs: Sequence[Run]) -> None:
         for updates in UPDATES:
             for mask in MASKS:
                 print(f"| {updates} updates a step, `{mask}` | " + " | ".join(stable(of, mask, updates)) + " |")
+    print("\n| CPPO − DPPO, mean reward, 64 tokens, at learning rate | " + " | ".join(RATES) + " |")
+    print("|---" * (1 + len(RATES)) + "|")
+    for updates in UPDATES:
+        cells = []
+        for rate in RATES:
+            cppo, dppo = (f"{mask},updates_per_step={updates},lr={rate}" for mask in MASKS[:2])
+            cells.append(told(difference(runs, cppo, dppo, LEARNING), MARGIN))
+        print(f"| {updates} updates a step | {' | '.join(cells)} |")
     panels = []
     for length in LENGTHS:
         short = [

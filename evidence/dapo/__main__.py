@@ -4,7 +4,20 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from evidence.curves import Outcome, Run, after, by_seed, mean, panel, print_table, run_claim, shown, told, total
+from evidence.curves import (
+    Outcome,
+    Run,
+    after,
+    at_look,
+    by_seed,
+    mean,
+    panel,
+    print_table,
+    run_claim,
+    shown,
+    told,
+    total,
+)
 from evidence.figure import draw
 from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
 
@@ -15,16 +28,17 @@ PARTS = {"c": "clip-higher", "d": "dynamic sampling", "t": "token-level loss", "
 
 def report(runs: Sequence[Run]) -> None:
     panels = []
-    for sweep, title in (("sweep", "12 to 21 terms, 5 seeds"), ("known", "15 and 21 terms, 5 seeds")):
+    sweeps = (("sweep", "12 to 21 terms, 5 seeds"), ("known", "15 and 21 terms, 5 seeds"))
+    for look, (sweep, title) in enumerate(sweeps, 1):
         print(f"\n## {title}")
         of_sweep = [run for run in runs if run["sweep"] == sweep]
         if of_sweep:
-            tables(of_sweep)
+            tables(of_sweep, look)
             panels.append(panel(of_sweep, CELLS, "accuracy", STEPS, title=title, y="share right"))
     draw(Path(__file__).with_name("dapo.svg"), panels)
 
 
-def tables(runs: Sequence[Run]) -> None:
+def tables(runs: Sequence[Run], look: int) -> None:
     tokens = min(total(run, "generated") for run in runs)
     columns: dict[str, tuple[Outcome, int]] = {
         "held-out accuracy": (after, 3),
@@ -38,7 +52,8 @@ def tables(runs: Sequence[Run]) -> None:
     print("| effect of a part | at equal updates | at equal generated tokens | entropy | length | held-out |")
     print("|---" * 6 + "|")
     for letter, name in PARTS.items():
-        effects = [told(effect(runs, letter, f), MARGIN) for f in (mean("accuracy", STEPS), until(tokens))]
+        judged = (effect(runs, letter, f) for f in (mean("accuracy", STEPS), until(tokens)))
+        effects = [told(at_look(found, look), MARGIN) for found in judged]
         ends = (mean("entropy", STEPS, last=5), mean("length", STEPS, last=5), after)
         effects += [shown(effect(runs, letter, f)) for f in ends]
         print(f"| {name} | {' | '.join(effects)} |")

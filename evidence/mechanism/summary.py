@@ -4,9 +4,10 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from evidence.curves import shown
+from evidence.curves import shown, told
 from evidence.figure import Line, Panel, draw
 from evidence.mechanism.run import ASKED, BINDING, BINDING_RESULTS, MASKS, POSITIONS, RESULTS, SETTINGS, UPDATES
 from proxima.experiments.seed_statistics import mean_over_seeds
@@ -31,7 +32,14 @@ def main() -> None:
         print()
         for text, (needed, outcome) in OUTCOMES.items():
             values = [outcome(batches[number]) for number in sorted(batches) if needed <= batches[number].keys()]
-            print(f"- {text}, {len(values)} batches: {shown(mean_over_seeds(values))}")
+            mean = mean_over_seeds(values)
+            said = told(mean, MARGIN, "batches") if text.startswith("M3") else shown(mean)
+            print(f"- {text}, {len(values)} batches: {said}")
+        for title, names in (("the real trust regions", REGIONS), ("all masks", tuple(MASKS))):
+            means = [[fmean(last(b, name, key) for b in whole) for name in names] for key in ("kl", "return")]
+            values = [correlation(b, lambda step: step["kl"], names) for b in whole]
+            over = f"over their means {spearman(*means):.2f} of {len(names)} masks"
+            print(f"- M1 among {title}: {shown(mean_over_seeds(values))}; {over}")
         panels += panels_of(start, whole)
     draw(RESULTS.with_name("mechanism.svg"), panels)
     positions()
@@ -83,7 +91,7 @@ def positions() -> None:
         print("| mask | last half − first half |\n|---|---|")
         for name in masks:
             print(f"| `{name}` | {shown(mean_over_seeds([half_gap(batch[name]) for batch in batches.values()]))} |")
-        print(f"\n- M4, cppo − dppo_tuned: {shown(mean_over_seeds(late))}")
+        print(f"\n- M4, cppo − dppo_tuned: {told(mean_over_seeds(late), 0.0, 'batches')}")
         for sign in ("positive", "negative"):
             lines: dict[str, Line] = {}
             for name in masks:
@@ -124,13 +132,15 @@ def last(batch: Batch, name: str, key: str) -> float:
     return float(batch[name]["steps"][-1][key])
 
 
-def correlation(batch: Batch, drift: Callable[[Any], float]) -> float:
-    """Of drift and return after the last update, over masks."""
-    ends = [line["steps"][-1] for line in batch.values()]
+def correlation(batch: Batch, drift: Callable[[Any], float], names: Sequence[str] = ()) -> float:
+    """Of drift and return after the last update, over masks, or those with these names."""
+    ends = [batch[name]["steps"][-1] for name in names or batch]
     return spearman([drift(end) for end in ends], [end["return"] for end in ends])
 
 
 COMPARED = {"cppo", "dppo_tuned"}
+REGIONS = ("ppo", "dppo", "cppo", "gspo", "dppo_tuned")  # methods that keep a run from falling to nothing at 64 tokens
+MARGIN = 0.02
 OUTCOMES: dict[str, tuple[Set[str], Callable[[Batch], float]]] = {  # with the masks that a batch must have
     "M1, correlation of KL and return": (MASKS.keys(), lambda b: correlation(b, lambda step: step["kl"])),
     "of KL over the first half of an answer": (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness import HERE, peer_python
-from evidence.curves import Outcome, Run, difference, mean, panel, print_table, run_claim, told, total
+from evidence.curves import Outcome, Run, at_look, difference, mean, panel, print_table, run_claim, shown, told, total
 from evidence.figure import draw
 from evidence.tasks import ChainSums
 from proxima.experiments.sweep_file import read_sweep
@@ -69,8 +69,13 @@ def report(runs: Sequence[Run]) -> None:
     every, ends = mean("reward", STEPS), mean("reward", STEPS, last=5)
     cells = ("proxima", *SIDES)
     print_table(both, cells, columns)
-    print(f"- T1, all steps, proxima − TRL: {told(difference(both, 'proxima', 'trl', every), MARGIN)}")
+    found = difference(both, "proxima", "trl", every)
+    print(f"- T1, all steps, proxima − TRL: {told(found, MARGIN)}; as a second look {told(at_look(found, 2), MARGIN)}")
     second = [run for run in both if run["seed"] > 5]
+    new = difference(second, "proxima", "trl", every)
+    print(f"- of the new seeds alone: {told(new, MARGIN)}; as a second look {shown(at_look(new, 2))}")
+    tens = mean("reward", STEPS, last=10)
+    print(f"- the last ten steps, all seeds, proxima − TRL: {told(difference(both, 'proxima', 'trl', tens), MARGIN)}")
     for text, a, b in (
         ("T2, the last five, whole groups in TRL − TRL", "trl_groups", "trl"),
         ("the last five, proxima − TRL", "proxima", "trl"),
