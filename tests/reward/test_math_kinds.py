@@ -279,6 +279,15 @@ e^x+C: \boxed{e^x+C \text{ where } C \text{ is a constant}} | \boxed{\mathrm{e}^
 2\sqrt{3}\text{ cm}: \boxed{2\sqrt{3}} | \boxed{2\sqrt{3}\text{ cm}} | \boxed{\sqrt{12}\text{ cm}}
 """)
 RIGHT["words"] += rows(r"""
+2\sqrt{3}: \boxed{2\sqrt{3}\text{ cm$^2$}} | \boxed{2\sqrt{3}\mathrm{~cm}} | \boxed{2\sqrt{3}\,\text{cm}}
+2\sqrt{3}: \boxed{2\sqrt{3}\text{ m}}
+2\mathrm{ln}\frac{1}{2}: \boxed{2\ln\frac12} | \boxed{-2\ln 2}
+2\operatorname{arctan}\frac{1}{2}: \boxed{2\arctan\frac12} | \boxed{2\mathrm{arctan}\frac12}
+\operatorname{lcm}(4,x): \boxed{\mathrm{lcm}(4,x)}
+\mathbf{i}+2\mathbf{j}: \boxed{2\mathbf{j}+\mathbf{i}} | \boxed{i+2j}
+\mathrm{P}(A): \boxed{P(A)}
+\text{Area} = 2\sqrt{3}: \boxed{2\sqrt{3}} | \boxed{\text{Area}=\sqrt{12}}
+61: The answer is 61. No other number fits. | The answer is 61, not 62. | The answer is the smallest, 61.
 2\text{ hours }30\text{ minutes}: \boxed{2\text{ hours }30\text{ minutes}} | Answer: 2 hours 30 minutes
 12\text{ inches by }5\text{ inches}: \boxed{12\text{ inches by }5\text{ inches}}
 """)
@@ -287,6 +296,17 @@ WRONG["words"] = rows(r"""
 12\text{ inches by }5\text{ inches}: \boxed{12} | \boxed{12\text{ inches by }6\text{ inches}}
 """)
 WRONG["words"] += rows(r"""
+2\sqrt{3}: \boxed{2\sqrt{3}\text{, 5}} | \boxed{2\sqrt{3}\text{ 5}} | \boxed{2\sqrt{3}\text{ A}\sqrt{5}}
+2\sqrt{3}: \boxed{2\sqrt{3}\text{m}\sqrt{7}}
+2\sqrt{3}: \boxed{2\sqrt{3}\text{ V}+\text{5}} | \boxed{2\sqrt{3}\textbf{1}} | \boxed{2\sqrt{3}\mathrm{1}}
+2\sqrt{3}: \boxed{2\sqrt{3}\mathbf{x}}
+2\mathrm{ln}\frac{1}{2}: \boxed{2} | \boxed{2\ln 2}
+2\operatorname{arctan}\frac{1}{2}: \boxed{2} | \boxed{2\arctan\frac13}
+\mathrm{P}(A): \boxed{\mathrm{P}(B)}
+61: The answer is 61 to 62 | The answer is not 61. | The answer isn't 61 | The answer is less than 61
+61: The answer is at most 61
+61: The answer is 61. No, 62. | Answer: 61 … 62 | The answer is between 61 and 62
+B: Answer: B. C. | Answer: B; C | \boxed{B \text{ (not sure)}}
 \sqrt{2}: \boxed{\sqrt{2}\text{ or maybe }\sqrt{3}} | \boxed{\sqrt{2}\text{ or }\sqrt{3}} | \boxed{\sqrt{2} or \sqrt{3}}
 \sqrt{2}: \boxed{\sqrt{2}\text{ maybe}} | \boxed{\text{maybe }\sqrt{2}} | \boxed{\sqrt{2}, \sqrt{3}}
 \sqrt{2}: \boxed{\sqrt{2}\text{ and }\sqrt{3}}

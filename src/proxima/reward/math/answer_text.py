@@ -24,18 +24,26 @@ _CHOICE_MARKER = re.compile(r"####\s*|(?i:answer|option|choice)(?: to [^.\n]{1,8
 _DOUBTS = r"(?:,? ?(?:maybe|perhaps|possibly|probably|else|even|rather|alternatively|also|both))*"
 _ALTERNATIVE = re.compile(rf"[ *,;()]*(?P<word>or){_DOUBTS}[ *($]*", re.IGNORECASE)
 _NEXT = re.compile(
-    rf"[ *,;()]*(?P<word>(?:and/or|or|and|maybe|perhaps|possibly|alternatively|but){_DOUBTS})[ *($]*"
+    rf"[ *,;()]*(?P<word>(?:and/or|or|and|maybe|perhaps|possibly|alternatively|but|to){_DOUBTS})[ *($]*"
     r"| *[,;] *(?P<list>)",
     re.IGNORECASE,
 )
 _LIST_ENDS = re.compile(r"[ *)]*(?:[.,;!?]|\Z|\n|(?:and|or)\b)")
 _SECOND_THOUGHT = re.compile(
-    r"[.;!?*\s]{1,9}(?:or|maybe|perhaps|possibly|alternatively)\b|;[ $]{1,3}[-\u2212]?[0-9]", re.IGNORECASE
+    r"[.;!?*\s]{1,9}(?:(?:or|maybe|perhaps|possibly|alternatively|wait|sorry|actually)\b|no[,:;.] )"
+    r"|;[ $]{1,3}[-\u2212]?[0-9]",
+    re.IGNORECASE,
+)
+_SECOND_LETTER = re.compile(r"[.;] {1,3}(?:or )?\(?[A-J]\)?(?:[.,;)]| *(?:\n|\Z))")
+_DENIED = re.compile(
+    r"(?i:\b(?:not|never|neither|either|between|unknown|unclear|except|below|above|exceeds?|cannot)\b"
+    r"|n['’]t\b|\b(?:less|more|fewer|greater|larger|smaller|other|rather|different) (?:than|from)\b"
+    r"|\bat (?:most|least)\b)"
 )
 _SENTENCE = re.compile(r"[.;!?](?=\s|\Z)|\n")
 _CONTINUES = re.compile(
     r"[ )]*(?:(?:[-+*/^×÷·]|plus|minus|times|mod|choose|(?:divided|multiplied) by)[ ({$]*[0-9]|\\(?:times|cdot|div)"
-    r"|[,;] ?\$?(?:\.\.\.|…|\\[lc]?dots)"
+    r"|[,;] ?\$?(?:\.\.\.|…|\\[lc]?dots)| ?(?:\.\.\.|…) ?\$?[0-9]"
     r"|(?:squared|cubed|factorial|hundred|thousand|million|billion|trillion|dozen)(?![A-Za-z]))"
     r"|[A-Za-z_](?![A-Za-z])(?<![mgsLKCFVWJN])"
 )
@@ -75,7 +83,8 @@ def find_unmarked_answer(text: str, number: bool) -> str | None:
         end = sentence.start() if sentence else len(text)
         candidates = _candidates(text, marker.end(), end, number)
         if candidates:
-            return None if _SECOND_THOUGHT.match(text, end) else _joined(text, candidates, _NEXT, _LIST_ENDS)
+            denied = _DENIED.search(text, marker.end(), candidates[0].start) or _SECOND_THOUGHT.match(text, end)
+            return None if denied else _joined(text, candidates, _NEXT, _LIST_ENDS)
     candidates = _candidates(text, 0, len(text), number)
     last = max(len(candidates) - 1, 0)
     while last and _ALTERNATIVE.fullmatch(text, candidates[last - 1].end, candidates[last].start):
@@ -133,7 +142,9 @@ def words_after_marker(text: str, choice: bool = False) -> str:
     sentence = _SENTENCE.search(text, marker.end())
     if sentence is None:
         return text[marker.end() :]
-    return "" if _SECOND_THOUGHT.match(text, sentence.start()) else text[marker.end() : sentence.start()]
+    end = sentence.start()
+    denied = _SECOND_THOUGHT.match(text, end) or (choice and _SECOND_LETTER.match(text, end))
+    return "" if denied else text[marker.end() : end]
 
 
 def normalize_words(formula: str) -> str:

@@ -57,7 +57,7 @@ def chosen_letter(text: str) -> str | None:
     rest = match["text"] if match["bracketed"] else match["rest"]
     if _REASON.match(rest):
         return letter
-    rest = rest.lstrip(").:,; -–—")
+    rest = rest.lstrip("().:,; -–—")
     others = {other["plain"] or other["bracketed"] for other in _OTHER.finditer(rest)}
     return None if others - {letter} or HEDGES.match(rest) or rest.startswith("or ") else letter
 

@@ -48,6 +48,11 @@ _NO_MEMBERS = re.compile(r"(?:the )?(?:empty|null) set", re.IGNORECASE)
 
 _TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?|rm|bf|it)"
 _WORDS_IN_FORMULA = re.compile(rf"{_TEXT}\s*\{{([^{{}}]*)\}}")
+_UNIT_TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|mbox|rm)\s*\{")
+_CONNECTOR = re.compile(r"[\s,;~\\]*(?:and|or)[\s,;~\\]*")
+_COMMAND = re.compile(
+    r"arc(?:cos|sin|tan)|(?:cos|sin|tan|cot)h?|arg|csc|deg|det|dim|exp|gcd|inf|ker|lg|ln|log|max|min|sec|sup"
+)
 _RANGE_FOLLOWS = re.compile(r"[\s,]*(?:where|for|with)\b")
 _POWER = re.compile(r"\s*(?:\^\s*(?:[23]|\{[23]\}))?[\s.]*")
 _RANGE = re.compile(
@@ -118,16 +123,34 @@ def without_range(formula: str) -> str:
 def without_words(formula: str, reference: str) -> str | None:
     r"""The formula without a unit at its end (`\text{ cm}^2`); None if it has other words, apart from `and`, `or` and
     those of the reference. math-verify would drop everything from the first word on: to it, `\sqrt{2}\text{ or maybe
-    }\sqrt{3}` is `\sqrt{2}`."""
+    }\sqrt{3}` is `\sqrt{2}`, and `2\mathrm{ln}\frac12` is 2. So letters and functions lose their fonts."""
     texts = list(_WORDS_IN_FORMULA.finditer(formula))
-    if texts and (head := formula[: texts[-1].start()].strip()) and _POWER.fullmatch(formula, texts[-1].end()):
-        words = re.sub(r"[~\\ ]+", " ", texts[-1][1]).strip()
+    if (
+        texts
+        and _UNIT_TEXT.match(texts[-1].group())
+        and (head := formula[: texts[-1].start()].strip())
+        and _POWER.fullmatch(formula, texts[-1].end())
+    ):
+        words = re.sub(r"[~\\ $]+", " ", texts[-1][1]).strip()
         if words and is_unit(words) and not head.endswith(("=", "<", ">")):
             formula, texts = head, texts[:-1]
-    known = _long_words(_WORDS_IN_FORMULA.findall(reference)) | {"and", "or"}
+    known = _WORDS_IN_FORMULA.findall(reference)
     if HEDGES.search(unwrap_fonts(formula)) and not HEDGES.search(unwrap_fonts(reference)):
         return None
-    return formula if _long_words(text[1] for text in texts) <= known else None
+    foreign = [text[1] for text in texts if not _CONNECTOR.fullmatch(text[1]) and text[1] not in known]
+    if not _long_words(foreign) <= _long_words(known) or any(re.search("[0-9,;=]", text) for text in foreign):
+        return None
+    return _WORDS_IN_FORMULA.sub(_unwrapped, formula) if texts else formula
+
+
+def _unwrapped(match: re.Match[str]) -> str:
+    """A letter, or a function as its command; other words, `and` and `or` among them, unchanged."""
+    word = match[1].strip()
+    if len(word) == 1:
+        return f" {word} "
+    if _COMMAND.fullmatch(word):
+        return f"\\{word} "
+    return f"\\operatorname{{{word}}}" if _FUNCTION.fullmatch(word) else match.group()
 
 
 def _long_words(texts: Iterable[str]) -> set[str]:

@@ -127,14 +127,14 @@ class Math(PooledReward):
         if letters or (choice.value is None and not choice.bare):
             return binary_score(choice.letter in letters)
         if choice.value is None:
-            return self._compare_formula(answer, text)
+            return self._compare_formula(answer, text, words=False)
         if is_prose(choice.value):
             return binary_score(normalize_words(choice.value) in map(normalize_words, marked))
         return self._compare(choice.value, text, question)
 
-    def _compare_formula(self, answer: str, text: str) -> Job | Score:
+    def _compare_formula(self, answer: str, text: str, words: bool = True) -> Job | Score:
         candidates = self._candidates(text)[:1]
-        marked = dict.fromkeys((*candidates, *self._candidates(text, words=True)))
+        marked = dict.fromkeys((*candidates, *(self._candidates(text, words=True) if words else ())))
         if any(same_text(candidate, answer) for candidate in marked):
             return binary_score(True)
         if DOTS.search(answer) or only_text(_normalize_reference(answer)):
@@ -152,6 +152,7 @@ class Math(PooledReward):
         if problem := self._unevaluable(formula):
             raise ValueError(f"answer not evaluated: {problem}")
         formula, answer = as_same_kind(normalize_formula(formula), _normalize_reference(answer))
+        answer = _plain_reference(answer)
         sides = [without_words(side, answer) for side in equation_sides(without_range(formula), answer)]
         if None in sides or any(DOTS.search(side or "") for side in sides):
             sides = [""]
@@ -208,6 +209,12 @@ def _parse_reference(answer: str) -> WrittenNumber | Choice | str | None:
     if words is None and is_prose(answer) and not DOTS.search(answer):
         raise ValueError("is prose, not mathematics; write words as \\text{…}, or use 'exact'")
     return words
+
+
+@lru_cache(maxsize=4096)
+def _plain_reference(answer: str) -> str:
+    """The row's answer as math-verify should read it: without its unit and fonts, unless a word names its value."""
+    return answer if "=" in answer else without_words(answer, answer) or answer
 
 
 @lru_cache(maxsize=4096)
