@@ -127,6 +127,14 @@ def test_the_cache_of_an_engine_in_the_process_has_all_its_slots():
     assert full.memory.needed - half.memory.needed == sum(half.memory.engine.values())
 
 
+def test_slots_with_which_it_fits_are_named(proxima):
+    code, out, _ = proxima("plan", "gsm8k", "--devices", "H200-141G", "engine.slots=4096")
+    (words,) = re.findall(r"^step     none: it does not fit, but with (engine.slots=\d+)$", out, re.M)
+    assert code == 1 and proxima("plan", "gsm8k", "--devices", "H200-141G", words)[0] == 0
+    more = f"engine.slots={int(words.partition('=')[2]) + 8}"
+    assert proxima("plan", "gsm8k", "--devices", "H200-141G", more)[0] == 1
+
+
 def test_arguments_that_are_not_modelled_are_named(proxima):
     words = arguments("-tp", "4", "--speculative-config", "{}", "--seed", "3")
     _, out, _ = proxima("plan", *LAYOUT, "--devices", "8xH100-80G", words)

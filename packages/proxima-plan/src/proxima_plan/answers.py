@@ -7,13 +7,14 @@ from typing import Any
 
 from proxima.cli.explain import trained_block
 from proxima.config.resolved import Resolved
+from proxima.engine.decoder import padded_rows
 from proxima.view.formatting import count, duration, rate
 from proxima.view.terminal import table_text
 from proxima_plan.devices import CPU, GIB, MEASURED, Devices
 from proxima_plan.engine_settings import ARGUMENTS, CACHE_GIB, GPU_MEMORY
 from proxima_plan.forecast import StepPlan, plan_recipe
 from proxima_plan.layout import DeviceLayout
-from proxima_plan.memory import COMPUTES, CONTEXT, FRAGMENTED, WEIGHTS
+from proxima_plan.memory import CACHE, COMPUTES, CONTEXT, FRAGMENTED, WEIGHTS
 from proxima_plan.proposals import proposals, words_of
 
 Answer = tuple[Any, str]
@@ -82,6 +83,8 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
         lines += _refusal(plan)
     elif 0 < micro < load.micro_tokens:
         lines.append(f"step     none: it does not fit, but with train.tokens_per_micro_batch={micro}")
+    elif slots := _slots_that_fit(plan):
+        lines.append(f"step     none: it does not fit, but with engine.slots={slots}")
     else:
         other = "--propose looks for layouts that do" if load.generates else "take more devices or larger ones"
         lines.append(f"step     none: it does not fit; {other}")
@@ -93,6 +96,17 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
     if sent and memory.fits:
         lines.append(f"network  sent by a rank in each step: {_sizes(sent)}")
     return lines
+
+
+def _slots_that_fit(plan: StepPlan) -> int:
+    """The most slots of an engine in the process, whose cache has a row for each, with which the plan fits; 0: fewer
+    would not do, or there is no such engine."""
+    memory, asked = plan.memory, plan.load.engine.slots
+    if not plan.layout.in_process or not asked:
+        return 0
+    cache, rows = memory.engine[CACHE], padded_rows(asked)
+    fitting = int((memory.memory - memory.needed + cache) / (cache / rows)) // 8 * 8
+    return fitting if 0 < fitting < asked else 0
 
 
 def _refusal(plan: StepPlan) -> list[str]:
