@@ -173,7 +173,8 @@ def _shown(groups: Sequence["Group"]) -> list[str]:
             mark = (
                 {True: "right", False: "wrong", None: fixed(score.value, 3)}[score.correct] if score.valid else "failed"
             )
-            answer = printable(str(group.prompt.answer).rpartition("####")[2].strip())
+            answers = group.prompt.answer if isinstance(group.prompt.answer, list) else [group.prompt.answer]
+            answer = printable(" or ".join(str(right).rpartition("####")[2].strip() for right in answers))
             expected = "" if group.prompt.answer is None else f"  ({answer})"
             lines.append(f"{mark:<6}  {printable(group.prompt.question)}  →  {printable(completion.text)}{expected}")
     return lines

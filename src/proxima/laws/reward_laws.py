@@ -133,6 +133,6 @@ REWARD_LAWS = (
         cure="set whole_group = True if it compares completions, or keep no state between calls"),
     Law("unreadable", "a bad row is found in the middle of the run", unreadable_answers, lambda: ODD_ANSWERS,
         show=lambda answer: f"answer {answer!r:.40}", applies=_comparing,
-        cure="return from unreadable(answer) a text for what can't be compared with, None among it, and raise nothing"),
+        cure="return from unreadable_one(answer) a text for what can't be compared with, None too, and raise nothing"),
 )
 # fmt: on

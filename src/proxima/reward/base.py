@@ -1,13 +1,16 @@
 """Base classes of the rewards, and the checks that every score passes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
+from proxima.reward.right_answers import best_score, first_reason, right_answers
 
+T = TypeVar("T")
 Where = Literal["inline", "thread", "compute", "text", "function"]
 NOT_APPLICABLE = Score.failed("it does not apply to this row")  # compared by identity; adds nothing to the sum
 
@@ -24,15 +27,18 @@ class WeightedReward:
     `score` may raise, hang or be slow: the runner isolates each call, abandons it after the timeout and records the
     failure as `Score.failed`. Values are in reward units, before the weight.
 
+    An answer that is a list holds several right answers: the row is scored with each, and the best score counts. A
+    reward gets the list itself if it sets `reads_lists`, or compares with no answer.
+
     Args:
         weight: factor of this reward's value in the sum; finite, may be negative. 0 only logs the value, and a failure
             of this reward then does not make the completion invalid.
         name: key of this reward among the parts of a score; null: the kind.
 
     A class also sets `where`: `inline` for bounded linear time, `thread` for trusted Python that may wait, `compute`
-    for tensor work, else the kind of worker. It sets `needs_answer` if it compares with the row's answer: `unreadable`
-    then checks each answer before the run. `example_fields` are values for the fields that have no default; the tests
-    of all rewards construct it with these.
+    for tensor work, else the kind of worker. It sets `needs_answer` if it compares with the row's answer:
+    `unreadable_one` then checks each answer before the run. `example_fields` are values for the fields that have no
+    default; the tests of all rewards construct it with these.
     """
 
     weight: float = 1.0
@@ -43,6 +49,7 @@ class WeightedReward:
     whole_group: ClassVar[bool] = False
     whole_batch: ClassVar[bool] = False
     needs_answer: ClassVar[bool] = False
+    reads_lists: ClassVar[bool] = False
     example_fields: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
@@ -73,12 +80,40 @@ class WeightedReward:
         """Raise UserError, before the run, if something that the reward needs outside this process is missing."""
 
     def unreadable(self, answer: Any) -> str | None:
-        """The reason why this reward can't score a row with this answer; None if it can."""
+        """The reason why this reward can't score a row with this answer; None if it can. A list is unreadable if one
+        of its elements is: a completion that is right by that one would count as wrong."""
+        try:
+            return first_reason([self.unreadable_one(each) for each in self.right_answers(answer)])
+        except ValueError as error:
+            return str(error)
+
+    def unreadable_one(self, answer: Any) -> str | None:
+        """The reason why this reward can't compare with this single answer; None if it can."""
         return missing_answer(answer) if self.needs_answer else None
+
+    def right_answers(self, answer: Any) -> list[Any]:
+        """The answers with which a row is scored, one at a time; ValueError, with the reason, if it has none."""
+        return right_answers(answer) if self.needs_answer and not self.reads_lists else [answer]
+
+    def rows(self, prompt: Prompt) -> list[Prompt]:
+        """The prompt once with each of its right answers; ValueError like `right_answers`."""
+        try:
+            answers = self.right_answers(prompt.answer)
+        except ValueError as error:
+            raise ValueError(f"answer {prompt.answer!r:.80} of prompt {prompt.uid} is {error}") from None
+        one = len(answers) == 1 and answers[0] is prompt.answer
+        return [prompt] if one else [replace(prompt, answer=answer) for answer in answers]
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score per completion, in the same order."""
-        return [self.score_one(prompt, completion) for completion in completions]
+        rows = self.rows(prompt)
+        if len(rows) == 1:
+            return [self.score_one(rows[0], completion) for completion in completions]
+
+        def scored(row: Prompt, completion: Completion) -> Score:
+            return validated(self.score_one(row, completion))
+
+        return [best_score([attempted(partial(scored, row, made)) for row in rows]) for made in completions]
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         """The score of one completion, before the weight."""
@@ -99,6 +134,16 @@ def as_reward(spec: Any) -> WeightedReward:
 def unscored(prompt: Prompt, completions: Sequence[Completion]) -> Group:
     """A group that no reward has scored yet; its scores are 0."""
     return Group(prompt=prompt, completions=tuple(completions), scores=(Score(value=0.0),) * len(completions))
+
+
+def attempted(call: Callable[[], T]) -> T | Score:
+    """The result of the call, or a failed score with the exception."""
+    try:
+        return call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a scorer that calls sys.exit() fails, the run does not
+        return Score.failed(" ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
 def validated(score: object) -> Score:

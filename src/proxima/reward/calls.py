@@ -1,16 +1,14 @@
 """How a reward is called. Its own failures become failed scores."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.reward.base import WeightedReward, validated
+from proxima.reward.base import WeightedReward, attempted, validated
 
 if TYPE_CHECKING:
     from proxima.model.compute_thread import ComputeThread
-
-T = TypeVar("T")
 
 
 class RewardCalls:
@@ -36,16 +34,6 @@ class RewardCalls:
     async def batch(self, groups: Sequence[Group]) -> list[list[Score]]:
         """The scores of a whole batch; a failure of the call is a failure of every completion."""
         raise NotImplementedError
-
-
-def attempted(call: Callable[[], T]) -> T | Score:
-    """The result of the call, or a failed score with the exception."""
-    try:
-        return call()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a scorer that calls sys.exit() fails, the run does not
-        return Score.failed(" ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
 def own_scores(reward: WeightedReward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:

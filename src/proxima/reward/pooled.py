@@ -6,8 +6,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.reward.base import NOT_APPLICABLE, WeightedReward, Where, missing_answer, unscored, validated
-from proxima.reward.calls import attempted
+from proxima.reward.base import NOT_APPLICABLE, WeightedReward, Where, attempted, missing_answer, unscored, validated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +71,10 @@ class PooledReward(WeightedReward):
         return None
 
     def answer_job(self, answer: Any) -> Job | str | None:
-        """The result of `unreadable`, or the job whose result contains it as `why`."""
+        """The result of `unreadable_one`, or the job whose result contains it as `why`."""
         return missing_answer(answer)
 
-    def unreadable(self, answer: Any) -> str | None:
+    def unreadable_one(self, answer: Any) -> str | None:
         job = self.answer_job(answer)
         return job.run()["why"] if isinstance(job, Job) else job
 

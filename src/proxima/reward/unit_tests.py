@@ -58,6 +58,7 @@ class UnitTests(PooledReward):
     where = "function"
     warm_up = "proxima.reward.workers.run_unit_tests"
     needs_answer = True
+    reads_lists = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -84,7 +84,8 @@ async def _tried(rewards: RewardRunner, prompts: Sequence[Prompt], tokenizer: An
         unjudged = []
         for number, prompt in enumerate(some, len(groups)):
             tried = replace(prompt, uid=TRIAL_UID + number)
-            answer = "7" if prompt.answer is None else as_text(prompt.answer)
+            right = prompt.answer[0] if isinstance(prompt.answer, list) and prompt.answer else prompt.answer
+            answer = "7" if right is None else as_text(right)
             completions = tuple(_completion(tried.uid, i, text, tokenizer) for i, text in enumerate((answer, PLAIN)))
             scores = tuple(await rewards.score(tried, completions))
             unjudged.append(Group(prompt=tried, completions=completions, scores=scores))

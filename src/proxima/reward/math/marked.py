@@ -101,7 +101,7 @@ class Gsm8kReward(WeightedReward):
     needs_answer = True
     where = "inline"
 
-    def unreadable(self, answer: Any) -> str | None:
+    def unreadable_one(self, answer: Any) -> str | None:
         is_number = as_number(str(answer).rpartition("####")[2]) is not None
         return missing_answer(answer) or (None if is_number else "not a number after '####'")
 

@@ -26,7 +26,7 @@ class Number(WeightedReward):
     needs_answer = True
     where = "inline"
 
-    def unreadable(self, answer: Any) -> str | None:
+    def unreadable_one(self, answer: Any) -> str | None:
         if (missing := missing_answer(answer)) or as_number(answer) is not None:
             return missing
         return solution_hint(str(answer)) or NOT_A_NUMBER

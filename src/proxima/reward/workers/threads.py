@@ -8,8 +8,8 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.reward.base import WeightedReward
-from proxima.reward.calls import RewardCalls, T, attempted, checked_score, of_each, of_groups, own_scores
+from proxima.reward.base import T, WeightedReward, attempted
+from proxima.reward.calls import RewardCalls, checked_score, of_each, of_groups, own_scores
 
 MOST_HUNG = 100  # abandoned threads; from then on, calls fail at once until one of these returns
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from proxima.data import Completion, FieldError, Group, Prompt, Score
 from proxima.process.worker import JobResult
-from proxima.reward.base import WeightedReward, unscored
-from proxima.reward.calls import RewardCalls, T, attempted, of_groups
+from proxima.reward.base import T, WeightedReward, attempted, unscored
+from proxima.reward.calls import RewardCalls, of_each, of_groups
 from proxima.reward.pooled import Job, PooledReward
+from proxima.reward.right_answers import best_score, first_reason
 from proxima.reward.workers.pool import WorkerPool
 
 TEXT_MEMORY_MB = 1024  # of a worker that parses text written by a model
@@ -51,22 +52,35 @@ class WorkerCalls(RewardCalls):
         self.pool, self.timeout = pool, timeout
 
     def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
-        jobs = [self.reward.answer_job(answer) for answer in answers]
-        results = self.pool.run_now([job for job in jobs if isinstance(job, Job)])
+        jobs = [self._answer_jobs(answer) for answer in answers]
+        results = self.pool.run_now([job for several in jobs for job in several if isinstance(job, Job)])
         whys = ((r.error if r.value is None else r.value["why"]) for r in results)
-        return [next(whys) if isinstance(job, Job) else job for job in jobs]
+        return [first_reason([next(whys) if isinstance(job, Job) else job for job in several]) for several in jobs]
+
+    def _answer_jobs(self, answer: Any) -> list[Job | str | None]:
+        """What tells whether the answer can be read: for each of several right answers, a job or its result."""
+        try:
+            return [self.reward.answer_job(each) for each in self.reward.right_answers(answer)]
+        except ValueError as error:
+            return [str(error)]
 
     async def group(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         reward = self.reward
         if reward.completions_per_call != 1:
             return (await self.batch([unscored(prompt, completions)]))[0]
-        jobs = [attempted(partial(reward.job, prompt, completion)) for completion in completions]
+        rows = attempted(partial(reward.rows, prompt))
+        if isinstance(rows, Score):
+            return of_each(rows, completions)
+        jobs = [attempted(partial(reward.job, row, completion)) for completion in completions for row in rows]
         # Groups often hold the same answer several times. Equal texts get equal scores; a user's function may not.
         keyed = [(_key(job, i) if reward.where == "text" else i, job) for i, job in enumerate(jobs)]
         distinct = {key: job for key, job in keyed if isinstance(job, Job)}
         results = dict(zip(distinct, await self.pool.run(list(distinct.values())), strict=True))
-        parse = partial(reward.parse_result, prompt)
-        return [job if isinstance(job, Score) else _parsed(results[key], parse) for key, job in keyed]
+        scores = [
+            job if isinstance(job, Score) else _parsed(results[key], partial(reward.parse_result, rows[i % len(rows)]))
+            for i, (key, job) in enumerate(keyed)
+        ]
+        return [best_score(scores[first : first + len(rows)]) for first in range(0, len(scores), len(rows))]
 
     async def batch(self, groups: Sequence[Group]) -> list[list[Score]]:
         job = replace(self.reward.batch_job(groups), seconds=self.timeout * len(groups))
