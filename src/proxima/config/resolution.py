@@ -17,6 +17,7 @@ from proxima.config.layers import merged
 from proxima.config.problems import ConfigError, one_problem
 from proxima.config.recipe_reader import read_recipe
 from proxima.config.resolved import Resolved
+from proxima.config.run_models import with_run_models
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Node, Source, node_of
 from proxima.system.recipe_files import find_recipe, shown_path
@@ -68,6 +69,7 @@ def resolve(
         from proxima.config.family_defaults import with_learning_rate
 
         tree = with_learning_rate(tree, family)
+    tree = with_run_models(tree)
     fields = _fields_read(tree.mapping or {}, family.root, cls)
     builder = Builder(import_code)
     config = builder.dataclass(cls, replace(tree, value=fields), "", "recipe")

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort"]
 REPAIR = "the engine is at fault: repair it or use another, and resume (--resume)"
 Key = tuple[int, int, int]  # of a completion, from the engine to the Parquet: prompt uid, sample, turn
-# {"role": "system" | "user" | "assistant", "content": text, "images": numbers in the run, one for each `<image>` of it,
-#  "raw": true for a text that the model reads as it is, without a chat template}
+# {"role": "system" | "user" | "assistant" | "tool", "content": text, "images": numbers in the run, one for each
+#  `<image>` of it, "raw": true for a text that the model reads as it is, without a chat template}, and what the data
+#  has for the chat template: `task.published_chats` lists the other keys
 Message = dict[str, Any]
 MARK, NO_MARK = "<image>", "< image>"  # in a message: here an image is shown; the same as a text
 

@@ -25,7 +25,7 @@ from proxima.rollout.generator import GroupSpec
 from proxima.rollout.reference_answers import ReferenceAnswers
 from proxima.system.machine import usable_cores
 from proxima.task import TASKS
-from proxima.task.prompts import template_note
+from proxima.task.prompts import key_notes, template_note
 from proxima.task.protocol import Rows, is_played
 
 
@@ -147,7 +147,7 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
             suite=suite,
             questions=_questions(config, suite, rows, model),
             engine=engine,
-            notes=tuple(notes),
+            notes=(*notes, *key_notes(suite.name, rows, model.tokenizer, config.data.template_arguments)),
             images=model.images,
         )
         for suite, rows, notes in data

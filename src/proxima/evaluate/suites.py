@@ -13,6 +13,7 @@ from typing import Any
 from proxima.data import UserError, require
 from proxima.data.suggestions import suggestion
 from proxima.task import TASKS
+from proxima.task.file_formats import SUFFIXES, data_suffix
 
 STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 HASHES = "\nThink step by step, then give the final number after ####."
@@ -47,11 +48,11 @@ class Suite:
         if place.is_file():
             return self._table(place)
         for folder in (place, place / "main", place / "data"):
-            for name in ("test.parquet", "test.jsonl"):
+            for name in TEST_FILES:
                 if (folder / name).is_file():
                     return self._table(folder / name)
             if parts := sorted(str(part) for part in folder.glob("test-*.parquet")):
-                return self._mapped(TASKS["parquet"](path=tuple(parts)))
+                return self._mapped(TASKS["files"](path=tuple(parts)))
         return None
 
     def on_the_hub(self) -> Any:
@@ -60,9 +61,9 @@ class Suite:
         return TASKS["dataset"](path=self.hub, subset=self.subset, split=self.split, **columns)
 
     def _table(self, file: Path) -> Any:
-        readable = file.suffix in (".jsonl", ".parquet")
-        require(readable, "task", f"{self.name}={file}", "must be a .jsonl or .parquet file, or a folder")
-        return self._mapped(TASKS["parquet" if file.suffix == ".parquet" else "jsonl"](path=str(file)))
+        kinds = f"{', '.join(SUFFIXES)} file, possibly with .gz"
+        require(data_suffix(file) in SUFFIXES, "task", f"{self.name}={file}", f"must be a {kinds}, or a folder")
+        return self._mapped(TASKS["files"](path=str(file)))
 
     def _mapped(self, task: Any) -> Any:
         """The task with `question` and `answer` as named in prepared data, or by the hub's names in a raw copy of its
@@ -89,7 +90,7 @@ class Suite:
         """
         if given is not None:
             if (task := self.at(given)) is None:
-                reason = "has neither test.parquet nor test.jsonl" if given.is_dir() else "does not exist"
+                reason = "has no test.parquet or test.jsonl" if given.is_dir() else "does not exist"
                 raise UserError(f"task {self.name}={given} {reason}; {self.remedy}")
             return task, str(given)
         if data is not None:
@@ -108,6 +109,7 @@ class Suite:
         return f"download the data with: proxima data prepare {self.name}"
 
 
+TEST_FILES = tuple(f"test{suffix}" for suffix in SUFFIXES)  # of a folder
 _SUITES = (
     # American Invitational Mathematics Examination I and II, Mathematical Association of America: 30 questions each
     Suite(name="aime24", hub="HuggingFaceH4/aime_2024", split="train", question="problem", max_tokens=8192),

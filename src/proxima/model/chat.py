@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 from proxima.data import Message, UserError
 from proxima.data.columns import Ints
 from proxima.data.flow import MARK
+from proxima.model.message_keys import PLAIN, THOUGHT, THOUGHT_NAMES, require_written, thought_name
 
 
 class Tokenizer(Protocol):
@@ -50,6 +51,7 @@ def chat_tokens(
     """The tokens of a chat: `complete`, or to be continued by an answer."""
     if any(message.get("raw") for message in messages):
         return _raw_tokens(messages, tokenizer, arguments, complete=complete)
+    require_written(messages, tokenizer, arguments, partial(rendered_text, tokenizer))
     safe = [SafeMessage(message, tokenizer) for message in messages]
     ids = encode_opening(render_chat(safe, tokenizer, arguments, complete=complete), tokenizer)
     end = getattr(tokenizer, "eos_token_id", None) if complete and tokenizer.chat_template is None else None
@@ -63,6 +65,9 @@ def _raw_tokens(
     if arguments:
         remedy = "remove data.template_arguments, or map the rows with task.question or task.messages"
         raise UserError(f"a prompt without a chat template reads no {', '.join(arguments)}", remedy=remedy)
+    more = [name for message in messages for name in message if name not in PLAIN | {"raw"}]
+    if more:
+        raise UserError(f"{NOT_A_CHAT}, and no {more[0]}", remedy="map the rows with task.question or task.messages")
     prompt, *answer = (str(message["content"]) for message in messages)
     if not messages[0].get("raw") or len(answer) > 1 or any(message["role"] != "assistant" for message in messages[1:]):
         raise UserError(NOT_A_CHAT, remedy="map the rows with task.question or task.messages")
@@ -78,6 +83,15 @@ def _raw_tokens(
 NOT_A_CHAT = "a prompt that is text, without a chat template, has no system prompt and no further turns"
 
 
+def rendered_text(tokenizer: Tokenizer, messages: Sequence[Message], arguments: Mapping[str, Any]) -> str:
+    """The text of a chat, complete if it ends with the assistant, to see what the template writes of it."""
+    safe = [SafeMessage(message, tokenizer) for message in messages]
+    complete = messages[-1]["role"] == "assistant"
+    if tokenizer.chat_template is None:
+        return "\n".join(message.text for message in safe)
+    return _rendered([message.safe for message in safe], tokenizer, arguments, complete)
+
+
 class SafeMessage:
     """A message as it is passed to a template: `safe`, with stand-ins for control texts, and `neutral`, with other
     words. Built once for each message of a chat that is rendered repeatedly. `text` is the safe content; where the
@@ -91,12 +105,46 @@ class SafeMessage:
             what = f"a message has {len(self.images)} images and {MARK} {len(pieces) - 1} times"
             raise UserError(f"{what}: {message['content']!r:.100}")
         safe = [with_stand_ins(piece, tokenizer) for piece in pieces]
-        neutral = [re.sub(r"\S+", "x", piece) for piece in pieces]
+        neutral = [_neutral(piece) for piece in pieces]
         self.text = MARK.join(safe)
-        named = {name: value for name, value in message.items() if name != "images"}
+        named = {name: value for name, value in message.items() if name not in PLAIN}
+        if THOUGHT in named:
+            named[thought_name(tokenizer)] = named.pop(THOUGHT)
         self.safe, self.neutral = (
-            {**named, "content": _parts(texts) if shows else texts[0]} for texts in (safe, neutral)
+            {"role": message["role"], **others, "content": _parts(texts) if shows else texts[0]}
+            for texts, others in ((safe, safe_value(named, tokenizer)), (neutral, _neutral_keys(named)))
         )
+
+
+def safe_value(value: Any, tokenizer: Any) -> Any:
+    """A JSON value with stand-ins (`with_stand_ins`) in its texts, but not in the keys of its objects."""
+    if isinstance(value, str):
+        return with_stand_ins(value, tokenizer)
+    if isinstance(value, Mapping):
+        return {key: safe_value(item, tokenizer) for key, item in value.items()}
+    return [safe_value(item, tokenizer) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _neutral_keys(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a message beside its content with other words in long texts; names and types, by which a template
+    may choose what it writes, are unchanged."""
+    neutral = dict(named)
+    for key in THOUGHT_NAMES:
+        if isinstance(neutral.get(key), str):
+            neutral[key] = _neutral(neutral[key])
+    if calls := neutral.get("tool_calls"):
+        functions = [call["function"] for call in calls]
+        values = [{**of, "arguments": _neutral(of["arguments"])} for of in functions]
+        neutral["tool_calls"] = [{**call, "function": of} for call, of in zip(calls, values, strict=True)]
+    return neutral
+
+
+def _neutral(value: Any) -> Any:
+    if isinstance(value, str):
+        return re.sub(r"\S+", "x", value)
+    if isinstance(value, Mapping):
+        return {key: _neutral(item) for key, item in value.items()}
+    return [_neutral(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _parts(texts: Sequence[str]) -> list[dict[str, str]]:

@@ -1,5 +1,6 @@
 """Answers to chats as token ids, for answers that no engine has generated."""
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from types import MappingProxyType
@@ -13,17 +14,20 @@ from proxima.model.chat import Tokenizer, chat_tokens
 
 
 def completion_tokens(
-    prompt: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any] = MappingProxyType({})
+    prompt: Sequence[Message],
+    answer: str | Message,
+    tokenizer: Tokenizer,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> Ints:
-    """[T] token ids of the assistant's answer to a chat, up to and including the token that ends its turn: what an
-    engine would have generated after `prompt_tokens(prompt)`. Without a chat template that token is the tokenizer's
-    EOS.
+    """[T] token ids of the assistant's answer to a chat, a text or a message with its thought and tool calls, up to and
+    including the token that ends its turn: what an engine would have generated after `prompt_tokens(prompt)`. Without a
+    chat template that token is the tokenizer's EOS.
 
     Raises:
         UserError: as `prompt_tokens`; the tokens of the whole chat do not begin with those of the prompt; or no control
             token ends the turn, and a model trained on it would not stop.
     """
-    before, tokens, common = _with_answer(prompt, text, tokenizer, arguments)
+    before, tokens, common = _with_answer(prompt, answer, tokenizer, arguments)
     if common < len(before):
         what = "the tokens of the chat with this answer do not begin with those of its prompt"
         raise UserError(what, remedy="the template or the tokenizer joins them; remove space around the answer")
@@ -43,11 +47,11 @@ def read_tokens(prompt: Sequence[Message], text: str, tokenizer: Tokenizer) -> t
 
 
 def _with_answer(
-    prompt: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any]
+    prompt: Sequence[Message], answer: str | Message, tokenizer: Tokenizer, arguments: Mapping[str, Any]
 ) -> tuple[list[int], list[int], int]:
     """The tokens of the prompt, those of the chat with the answer up to the end of its turn, and the length of their
     common prefix."""
-    chat = [*prompt, {"role": "assistant", "content": text}]
+    chat = [*prompt, {"role": "assistant", "content": answer} if isinstance(answer, str) else answer]
     before = chat_tokens(prompt, tokenizer, arguments, complete=False)
     tokens, special = chat_tokens(chat, tokenizer, arguments, complete=True), cast(Any, tokenizer)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, tokens, strict=False)))
@@ -65,13 +69,24 @@ def row_excerpt(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def shown_answer(message: Message) -> str:
+    """What a message of the assistant says, its tool calls as JSON, for display."""
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+    return "\n".join([message["content"]] * bool(message["content"]) + calls)
+
+
+def answer_excerpt(message: Message) -> str:
+    """The beginning of `shown_answer`, for an error message."""
+    return row_excerpt(shown_answer(message))
+
+
 def answer_tokens(
-    chat: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any], field: str
+    chat: Sequence[Message], answer: Message, tokenizer: Tokenizer, arguments: Mapping[str, Any], field: str
 ) -> Ints:
-    """Return `completion_tokens` of a row; FieldError, with the text's `field`, if the text can't be used."""
+    """Return `completion_tokens` of a row; FieldError, with the answer's `field`, if the answer can't be used."""
     try:
-        return completion_tokens(chat, text, tokenizer, arguments)
+        return completion_tokens(chat, answer, tokenizer, arguments)
     except FieldError:
         raise
     except UserError as error:
-        raise FieldError(field, row_excerpt(text), f"can't be used: {error.reason}", remedy=error.remedy) from None
+        raise FieldError(field, answer_excerpt(answer), f"can't be used: {error.reason}", remedy=error.remedy) from None

@@ -20,16 +20,23 @@ def reads_tools(tokenizer: Any) -> bool:
     return read is not None and "tools" in read
 
 
+def unread(tokenizer: Any, arguments: Mapping[str, Any]) -> list[str]:
+    """The names of the arguments that the chat template does not read, or that proxima sets."""
+    if tokenizer.chat_template is None:
+        return list(arguments)
+    read = _variables(tokenizer.get_chat_template(tools=arguments.get("tools")))
+    return [name for name in arguments if name in SET_HERE or (read is not None and name not in read)]
+
+
 def require_read(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
     """Refuse arguments that the chat template does not read: a mistyped one would change nothing."""
     read = _variables(tokenizer.get_chat_template(tools=arguments.get("tools")))
-    for name, value in arguments.items():
-        if name in SET_HERE or (read is not None and name not in read):
-            theirs = sorted((read or set()) - SET_HERE - NOT_ARGUMENTS - set(tokenizer.special_tokens_map))
-            near = difflib.get_close_matches(name, theirs, 1)
-            remedy = f"did you mean {near[0]!r}?" if near else f"it reads {', '.join(theirs) or 'none'}"
-            reason = "is set by proxima" if name in SET_HERE else "is not read by the model's chat template"
-            raise FieldError(f"data.template_arguments.{name}", value, reason, remedy=remedy)
+    for name in unread(tokenizer, arguments):
+        theirs = sorted((read or set()) - SET_HERE - NOT_ARGUMENTS - set(tokenizer.special_tokens_map))
+        near = difflib.get_close_matches(name, theirs, 1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"it reads {', '.join(theirs) or 'none'}"
+        reason = "is set by proxima" if name in SET_HERE else "is not read by the model's chat template"
+        raise FieldError(f"data.template_arguments.{name}", arguments[name], reason, remedy=remedy)
 
 
 @lru_cache(maxsize=8)

@@ -10,8 +10,9 @@ from pathlib import Path
 from proxima.data import UserError
 from proxima.model.hub_names import hub_is_reachable
 from proxima.prepare.catalog import Hub, Part
-from proxima.prepare.read_files import SUFFIXES
+from proxima.prepare.read_files import is_data_file
 from proxima.system.packages import require_package
+from proxima.task.file_formats import SUFFIXES
 
 _DEFAULT_SUBSETS = ("main", "all", "default")  # if a data set has several and none is named
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
@@ -71,12 +72,13 @@ def locate_files(
             problems.append(str(problem))
     others = "" if len(hubs) == 1 else f" (nor {', '.join(hub.name for hub in hubs[1:])})"
     command = f"hf download --repo-type dataset {hubs[0].name}"
-    remedy = f"give a copy with --from PATH (Parquet or JSON Lines), or download it where there is a network: {command}"
+    copy = "give a copy with --from PATH (Parquet, JSON Lines, JSON or CSV)"
+    remedy = f"{copy}, or download it where there is a network: {command}"
     raise UserError(f"{part.name}: {problems[0]}{others}", remedy=remedy)
 
 
 def _is_hub_name(given: str) -> bool:
-    named = re.fullmatch(r"[^/*? .~][^/*? ]*/[^/*? ]+", given) is not None and not given.endswith(SUFFIXES)
+    named = re.fullmatch(r"[^/*? .~][^/*? ]*/[^/*? ]+", given) is not None and not is_data_file(given)
     return named and not Path(given).exists()
 
 
@@ -91,7 +93,7 @@ def _local(given: str, subset: str | None, part: Part) -> BySide:
     if not paths:
         message = f"{given!r}: no such file or folder, and no name on the hub (owner/name)"
         raise UserError(message, remedy="a pattern looks like 'data/*.parquet'")
-    return _sides({part.side: [(path, path.name) for path in paths if path.suffix in SUFFIXES]}, part, given)
+    return _sides({part.side: [(path, path.name) for path in paths if is_data_file(path)]}, part, given)
 
 
 def _found(folder: Path, subsets: tuple[str, ...], given: str) -> BySide:
@@ -125,9 +127,7 @@ def split_files(folder: Path) -> dict[str, list[Path]]:
         return {}
     whole = Path(os.path.abspath(folder))  # as `datasets` names it; messages name files as the user does
     return {
-        str(side): [
-            path for name in sorted(names) if (path := folder / Path(name).relative_to(whole)).suffix in SUFFIXES
-        ]
+        str(side): [path for name in sorted(names) if is_data_file(path := folder / Path(name).relative_to(whole))]
         for side, names in found.items()
     }
 
@@ -154,7 +154,7 @@ def _sides(files: BySide, part: Part, given: str) -> BySide:
 def _from_hub(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
     from huggingface_hub import constants, snapshot_download
 
-    patterns = [f"*{suffix}" for suffix in SUFFIXES]
+    patterns = [f"*{suffix}{packed}" for suffix in SUFFIXES for packed in ("", ".gz")]
     disabled = constants.HF_HUB_OFFLINE
     offline = disabled or not hub_is_reachable()
     hub_state = "is off (HF_HUB_OFFLINE)" if disabled else "can't be reached"

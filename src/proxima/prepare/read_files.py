@@ -1,7 +1,7 @@
-"""Reads source files as a stream of rows, one batch in memory: Parquet, JSON Lines and JSON; and hashes them."""
+"""Reads source files as a stream of rows: Parquet, of which one batch is in memory, and what tasks read; and hashes
+them."""
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +9,8 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.prepare.row_formats import SourceQuestion, known_columns, read_row
-from proxima.system.text_files import read_text
-from proxima.task.local_files import content_lines, json_object
+from proxima.task.file_formats import SUFFIXES, ParquetTable, data_suffix, open_data_file
 
-SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
 _BATCH = 2048  # rows
 
 
@@ -55,8 +53,7 @@ def inspect_file(path: Path, name: str) -> InputFile:
 def iter_source_rows(inputs: Sequence[InputFile]) -> Iterator[SourceRow]:
     """Yield the rows of all files, in order; UserError if a file is damaged, or its columns are of no known form."""
     for index, file in enumerate(inputs):
-        read = _parquet_values if file.path.suffix == ".parquet" else _json_values
-        for row, values in enumerate(read(file.path)):
+        for row, values in enumerate(_values(file.path)):
             if row == 0:
                 known_columns(values, str(file.path))
             try:
@@ -65,6 +62,20 @@ def iter_source_rows(inputs: Sequence[InputFile]) -> Iterator[SourceRow]:
                 yield SourceRow(None, index, row, f"has no {error.args[0]!r}")
             except (TypeError, ValueError, AttributeError) as error:
                 yield SourceRow(None, index, row, f"has another form: {error}")
+
+
+def is_data_file(name: str | Path) -> bool:
+    """True if the suffix of a file is that of a format that can be read."""
+    return data_suffix(Path(name)) in SUFFIXES
+
+
+def _values(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the columns of each row."""
+    table = open_data_file(path)
+    if isinstance(table, ParquetTable):
+        yield from _parquet_values(path)
+    else:
+        yield from (values for _, _, values in table.scan())
 
 
 def _parquet_values(path: Path) -> Iterator[dict[str, Any]]:
@@ -81,28 +92,6 @@ def _parquet_values(path: Path) -> Iterator[dict[str, Any]]:
     except (OSError, pyarrow.ArrowException) as error:
         what = " ".join(str(error).split())[:120]
         raise UserError(f"{path} can't be read after row {row}: {what}; was it cut off?") from None
-
-
-def _json_values(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of JSON Lines or a JSON list, or the one object of a JSON file (MATH has one per problem)."""
-    if path.suffix == ".json" and (document := _json_document(path)) is not None:
-        yield from document
-        return
-    for number, _, line in content_lines(path):
-        yield json_object(line, f"{path}:{number}")
-
-
-def _json_document(path: Path) -> list[dict[str, Any]] | None:
-    try:
-        document = json.loads(read_text(path))
-    except (ValueError, RecursionError):
-        return None  # one object per line
-    entries = document if isinstance(document, list) else [document]
-    for index, entry in enumerate(entries):
-        if not isinstance(entry, dict):
-            expected = "expected objects with the columns as keys"
-            raise UserError(f"{path}: entry {index} is a {type(entry).__name__}, {expected}")
-    return entries
 
 
 def combined_sha256(inputs: Sequence[InputFile]) -> str:

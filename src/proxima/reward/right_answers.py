@@ -6,6 +6,7 @@ from typing import Any
 
 from proxima.data import Score
 
+AS_LIST = "set task.json_columns=[COLUMN], or write the text as a list of one text if it is the answer itself"
 _LIST_AS_TEXT = re.compile(r"""\s*\[\s*(["']).*\1\s*,?\s*\]\s*""", re.DOTALL)
 
 
@@ -21,9 +22,7 @@ def right_answers(answer: Any) -> list[Any]:
         keys = ", ".join(map(str, answer)) or "none"
         raise ValueError(f"an object, not an answer; map one of its keys, as task.answer=COLUMN.KEY (keys: {keys})")
     if isinstance(answer, str) and _LIST_AS_TEXT.fullmatch(answer):
-        raise ValueError(
-            "a list in a text; write it as a list, or as a list of this one text if the text is the answer"
-        )
+        raise ValueError(f"a list in a text; {AS_LIST}")
     if not isinstance(answer, list | tuple):
         return [answer]
     if not answer:

@@ -25,7 +25,9 @@ TASKS = Kinds(
     {
         "arithmetic": "proxima.task.arithmetic:Arithmetic",
         "shapes": "proxima.task.shapes:Shapes",
+        "csv": "proxima.task.local_files:Csv",
         "dataset": "proxima.task.hub:Dataset",
+        "files": "proxima.task.local_files:Files",
         "gsm8k": "proxima.task.gsm8k:Gsm8kTask",
         "jsonl": "proxima.task.local_files:Jsonl",
         "mix": "proxima.task.mix:Mix",

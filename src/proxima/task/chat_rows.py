@@ -12,8 +12,8 @@ import numpy as np
 
 from proxima.data import FieldError, Message, OverLengthError, Trajectory, require
 from proxima.model.chat import Tokenizer, prompt_tokens
-from proxima.model.chat_answer import answer_tokens, row_excerpt
-from proxima.task.prompts import row_messages
+from proxima.model.chat_answer import answer_excerpt, answer_tokens
+from proxima.task.prompts import row_arguments, row_messages
 from proxima.task.protocol import Row
 from proxima.task.template import fill, look_up, template_fields
 
@@ -23,7 +23,8 @@ class ChatReader:
     """Converts rows to tokens with a loss mask, through the chat template like `PromptSource`.
 
     A row whose messages end with one of the assistant is the whole chat. Otherwise a completion is appended to its
-    messages: the template `completion` filled with the row's columns, or the row's answer.
+    messages: the template `completion` filled with the row's columns, or the row's answer. A turn is all that the
+    assistant wrote: thought, text and tool calls. A turn whose message has `weight: 0` is context.
 
     Each trained turn has the tokens that an engine would have generated there: those of `completion_tokens`, the
     end-of-turn token included, after those of `prompt_tokens`. Everything else is context without loss.
@@ -53,19 +54,24 @@ class ChatReader:
                 which a turn's tokens differ from those that an engine would generate.
             OverLengthError: more tokens than the context, and `truncate` is off or leaves nothing to train.
         """
-        chat = self.chat(row)
-        trained = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
+        chat, arguments = self.chat(row), row_arguments(row, self.arguments, self.tokenizer)
+        written = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
         if self.loss_on == "completion":
-            trained = trained[-1:]
-        before, tokens, mask = self._turn(chat, trained[0])
+            written = written[-1:]
+        trained = [i for i in written if chat[i].get("weight", 1)]
+        if not trained:
+            what = "has weight 0, and nothing else would be trained"
+            what = what if len(written) == 1 else "has weight 0 in all turns of the assistant"
+            raise FieldError("messages", answer_excerpt(chat[written[-1]]), what, remedy="remove the row")
+        before, tokens, mask = self._turn(chat, trained[0], arguments)
         for turn in trained[1:]:
-            context, answer, learnt = self._turn(chat, turn)
+            context, answer, learnt = self._turn(chat, turn, arguments)
             so_far = before + tokens
             if context[: len(so_far)] != so_far:
                 what = f"the tokens of turn {turn} do not begin with those of the turns before it: the chat template "
                 remedy = "set sft.loss_on=completion, or repair the template"
                 raise FieldError(
-                    "messages", row_excerpt(chat[turn]["content"]), what + "renders these differently", remedy=remedy
+                    "messages", answer_excerpt(chat[turn]), what + "renders these differently", remedy=remedy
                 )
             between = context[len(so_far) :]
             tokens, mask = tokens + between + answer, mask + [False] * len(between) + learnt
@@ -80,11 +86,12 @@ class ChatReader:
         elif self.completion is not None:
             what = "ends with the assistant, and sft.completion would be one more turn of it"
             remedy = "set sft.completion=null, or map task.messages to chats that end with the user"
-            raise FieldError("messages", row_excerpt(messages[-1]["content"]), what, remedy=remedy)
+            raise FieldError("messages", answer_excerpt(messages[-1]), what, remedy=remedy)
         for message in messages:
             if message["role"] == "assistant":
                 name = "completion" if message is messages[-1] else "messages"
-                require(bool(message["content"].strip()), name, message["content"], "is empty")
+                said = bool(message["content"].strip() or message.get("tool_calls"))
+                require(said, name, message["content"], "is empty")
         return messages
 
     def _completion(self, row: Row) -> str:
@@ -109,14 +116,14 @@ class ChatReader:
             raise FieldError("completion", row.answer, "is missing: the row ends with its prompt", remedy=remedy)
         return row.answer
 
-    def _turn(self, chat: Sequence[Message], turn: int) -> tuple[list[int], list[int], list[bool]]:
+    def _turn(
+        self, chat: Sequence[Message], turn: int, arguments: Mapping[str, Any]
+    ) -> tuple[list[int], list[int], list[bool]]:
         """Return the tokens before a turn of the assistant, those of the turn, and the mask of the learnt ones."""
-        prompt, text = chat[:turn], chat[turn]["content"]
-        require(
-            bool(prompt), "messages", row_excerpt(text), "begins with the assistant: nothing predicts its first token"
-        )
-        before = prompt_tokens(prompt, self.tokenizer, self.arguments)
-        answer = answer_tokens(prompt, text, self.tokenizer, self.arguments, "completion")
+        prompt, shown = chat[:turn], answer_excerpt(chat[turn])
+        require(bool(prompt), "messages", shown, "begins with the assistant: nothing predicts its first token")
+        before = prompt_tokens(prompt, self.tokenizer, arguments)
+        answer = answer_tokens(prompt, chat[turn], self.tokenizer, arguments, "completion")
         return before.tolist(), answer.tolist(), [True] * len(answer)
 
     def _cut(
@@ -125,7 +132,7 @@ class ChatReader:
         """Return the trajectory, cut to the context if `truncate` is set."""
         room = self.context - len(before)
         if len(tokens) > room:
-            used, text = len(before) + len(tokens), row_excerpt(chat[-1]["content"])
+            used, text = len(before) + len(tokens), answer_excerpt(chat[-1])
             limit = f"the model holds {self.context}"
             remedy = "shorten it, raise model.max_length, or set data.over_length=truncate"
             if not self.truncate:

@@ -9,13 +9,21 @@ from typing import Any
 
 from proxima.data import FieldError, Message, UserError, require
 from proxima.data.errors import raise_together
-from proxima.task.protocol import EmptyPromptError, PlayedTask, Row, user_message
+from proxima.task.protocol import EmptyPromptError, PlayedTask, Row, is_played, user_message
+from proxima.task.published_chats import as_messages, as_tools, json_value, without_nulls
 from proxima.task.template import fill, look_up, template_fields, to_json_value
 
 ANSWER = "answer"  # the only column that may be missing, unless there is one with a similar name
-ROLES = ("system", "user", "assistant", "tool")
+TOOLS, TEMPLATE_ARGUMENTS = "tools", "chat_template_kwargs"  # TRL's names of columns for the chat template
 # columns of pictures and sound, which would otherwise be dropped silently
 MEDIA = frozenset({"audio", "audios", "image", "images", "video", "videos"})
+CHATS = ("messages", "conversations", "conversation", "chat", "dialog")  # columns of chats in published data
+# columns beside a chat that belong to its prompt in other frameworks
+BESIDE_CHATS = {
+    "documents": f"move it into a column {TEMPLATE_ARGUMENTS} of {{documents: …}}, ",
+    "functions": "show it with tool_schemas=functions, ",
+    "system": "make it the first message of the chat, ",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +33,19 @@ class ColumnMapping(PlayedTask):
     Args:
         question: column with the question, which must be text, or a template over several, as "{question}\\n{hint}",
             in which a number or a list is written as JSON.
-        messages: column with a whole chat, a list of {role, content}, in place of `question`; null: off.
+        messages: column with a whole chat, a list of {role, content}, possibly with tool calls and thoughts, or
+            ShareGPT's {from, value}, in place of `question`; null: off.
         prompt: column with prompts as TRL reads them, in place of `question`: a list of {role, content} is a chat, a
             text is what the model reads, without a chat template; null: off.
+        tool_schemas: column with the JSON schemas of the tools that the chat template shows; null: none, which is also
+            the case if the data lacks the default column `tools`, or the task has an environment or tools of its own.
+        template_arguments: column with an object of variables for the chat template, over `data.template_arguments`;
+            null: none, which is also the case if the data lacks the default column `chat_template_kwargs`.
         answer: column with the answer, or a template; null: the rows have no answer, which is also the case if the data
             lacks the default column `answer`.
         metadata: columns that are passed to rewards and reports; null: all.
+        json_columns: columns whose texts are JSON, such as a list of right answers in a CSV file; `messages`, tools and
+            variables of the template are read as JSON anyway.
         images: column with an image, or a list of them: paths, bytes, or images of `datasets`. Each is shown where the
             messages have `<image>`, or before the question if none has it. The column of `messages` itself: they have
             parts, `{type: image, path}` among them. null: text alone.
@@ -39,13 +54,20 @@ class ColumnMapping(PlayedTask):
     question: str = "question"
     messages: str | None = None
     prompt: str | None = None
+    tool_schemas: str | None = TOOLS
+    template_arguments: str | None = TEMPLATE_ARGUMENTS
     answer: str | None = ANSWER
     metadata: tuple[str, ...] | None = None
+    json_columns: tuple[str, ...] = ()
     images: str | None = None
 
     def __post_init__(self) -> None:
+        if self.tool_schemas not in (None, TOOLS):
+            what = "gives the template tools that the model can't call: the task has an environment or tools of its own"
+            require(not is_played(self), "tool_schemas", self.tool_schemas, what)
         if self.metadata is not None:
             object.__setattr__(self, "metadata", tuple(self.metadata))
+        object.__setattr__(self, "json_columns", tuple(self.json_columns))
         both = self.messages is not None and self.prompt is not None
         require(not both, "prompt", self.prompt, "and messages both name the prompt", remedy="set one of them to null")
         self.fields_by_column()
@@ -56,9 +78,13 @@ class ColumnMapping(PlayedTask):
         texts = {where: getattr(self, where)}
         if self.answer is not None:
             texts["answer"] = self.answer
-        columns = dict.fromkeys(self.metadata or (), "metadata")
+        columns = dict.fromkeys(self.metadata or (), "metadata") | dict.fromkeys(self.json_columns, "json_columns")
         if self.images is not None:
             texts["images"] = self.images
+        if self.tool_schemas not in (None, TOOLS):
+            texts["tool_schemas"] = str(self.tool_schemas)
+        if self.template_arguments not in (None, TEMPLATE_ARGUMENTS):
+            texts["template_arguments"] = str(self.template_arguments)
         for field, text in texts.items():
             columns |= dict.fromkeys(sorted(template_fields(text, field)) if "{" in text else [text], field)
         return columns
@@ -76,6 +102,8 @@ class ColumnMapping(PlayedTask):
                 continue
             nullable = ", or null for no answers" if field == "answer" else ""
             hint = f"did you mean {near[0]!r}?" if near else f"set it to one that exists{nullable}"
+            if field == "question" and (layout := _layout(columns)):
+                hint = layout
             reason = f"names no column: {source} has no column {name!r}"
             remedy = f"{hint}; columns: {', '.join(columns) or 'none'}"
             errors.append(FieldError(field, getattr(self, field), reason, remedy=remedy))
@@ -84,6 +112,13 @@ class ColumnMapping(PlayedTask):
     def lacks_answer(self, columns: Iterable[str]) -> bool:
         """Return True if the answer is null because the default column `answer` is not among these columns."""
         return self.answer == ANSWER and ANSWER not in columns
+
+    def columns_of(self, present: Iterable[str]) -> list[str]:
+        """Return the columns, of those present, that the mapping reads, sorted."""
+        present, defaults = list(present), [self.tool_schemas, self.template_arguments]
+        wanted = [name for name in self.fields_by_column() if name != ANSWER or not self.lacks_answer(present)]
+        wanted += [name for name in defaults if name in present]
+        return sorted({name if name in present else name.partition(".")[0] for name in wanted})
 
     def columns(self) -> tuple[str, ...] | None:
         """Return the columns of the data if a local file gives them without much reading; None: unknown."""
@@ -95,19 +130,28 @@ class ColumnMapping(PlayedTask):
             show = f"show it with images={media[0]}, " if media[0].startswith("image") and not self.images else ""
             what = f"{source} has a column {media[0]!r}, which the model would not see"
             raise UserError(what, remedy=f"{show}remove it, or keep it for rewards with metadata=[{media[0]}]")
+        unseen = sorted(BESIDE_CHATS.keys() & set(columns) - set(self.columns_of(columns)))
+        if (self.messages or self.prompt) is not None and unseen:
+            name = unseen[0]
+            what = f"{source} has a column {name!r} beside its chats, which the model would not see"
+            raise UserError(what, remedy=f"{BESIDE_CHATS[name]}or keep it for rewards with metadata=[{name}]")
 
-    def row(self, values: Mapping[str, Any], source: str, folder: Path = Path()) -> Row:
-        """Build the row from these values; paths of images are relative to `folder`.
+    def row(self, values: Mapping[str, Any], source: str, folder: Path = Path(), *, fills_nulls: bool = False) -> Row:
+        """Build the row from these values; paths of images are relative to `folder`. With `fills_nulls` the source
+        gives an object the keys of other rows, as null.
 
         Raises:
             EmptyPromptError: its question or its chat is empty.
             UserError: a column is missing or not a chat; names source and column.
         """
-        self.refuse_media((name for name in MEDIA & values.keys() if values[name]), source)
+        texts = [name for name in self.json_columns if isinstance(values.get(name), str)]
+        values = {**values, **{name: json_value(values[name], f"{source}: column {name!r}") for name in texts}}
+        self.refuse_media([name for name in (MEDIA | BESIDE_CHATS.keys()) & values.keys() if values[name]], source)
         try:
             answer = None if self.answer is None or self.lacks_answer(values) else _value(self.answer, values)
             names = [name for name in values if name != self.images] if self.metadata is None else self.metadata
             metadata = {name: to_json_value(look_up(values, name)) for name in names}
+            arguments = self._arguments(values, source, fills_nulls)
             column, value = self._prompt(values)
             chat = column is not None and not (column == self.prompt and isinstance(value, str))
             images: tuple[Any, ...] = ()
@@ -124,8 +168,11 @@ class ColumnMapping(PlayedTask):
         if value is None or (isinstance(value, (str, list, tuple)) and not value):
             raise _without_prompt(field, value, getattr(self, field), source)
         where = f"{source}: column {getattr(self, field)!r}"
-        messages = as_messages(value, where) if chat else self._text(value, field, where, bool(images))
-        return Row(messages=messages, answer=answer, metadata=metadata, chat=chat, images=images)
+        if chat:
+            messages = as_messages(value, where, fills_nulls=fills_nulls)
+        else:
+            messages = self._text(value, field, where, bool(images))
+        return Row(messages=messages, answer=answer, metadata=metadata, chat=chat, images=images, arguments=arguments)
 
     def _prompt(self, values: Mapping[str, Any]) -> tuple[str | None, Any]:
         """Return the column with the chat or the prompt, if one is mapped, and the value of the row's prompt."""
@@ -143,6 +190,27 @@ class ColumnMapping(PlayedTask):
             return user_message(value)
         require(not images, "images", self.images, "has no place in a prompt that is text, without a chat template")
         return ({**user_message(value)[0], "raw": True},)
+
+    def _arguments(self, values: Mapping[str, Any], source: str, fills_nulls: bool) -> dict[str, Any]:
+        """The row's own variables of the chat template, its tools among them."""
+        arguments: dict[str, Any] = {}
+        name = self.template_arguments
+        if name is not None and (name != TEMPLATE_ARGUMENTS or name in values):
+            given = look_up(values, name)
+            if isinstance(given, str) and given.strip():
+                given = json_value(given, f"{source}: column {name!r}")
+            if not isinstance(given or {}, Mapping):
+                what = f"{source}: column {name!r} holds {given!r:.60}, expected an object"
+                raise UserError(what, remedy="map another with template_arguments, or set it to null")
+            arguments = {str(key): item for key, item in to_json_value(without_nulls(given or {})).items()}
+        if arguments and is_played(self):
+            what = f"{source}: column {name!r} has variables of the chat template, which all episodes of a task share"
+            raise UserError(what, remedy="set data.template_arguments and template_arguments=null")
+        name = self.tool_schemas
+        if name is not None and not is_played(self) and (name != TOOLS or name in values):
+            tools = as_tools(look_up(values, name), f"{source}: column {name!r}", fills_nulls=fills_nulls)
+            arguments |= {"tools": tools} if tools else {}
+        return arguments
 
 
 def _is_nested(value: Any) -> bool:
@@ -176,29 +244,15 @@ def require_text(value: Any, where: str, column: str) -> None:
     raise UserError(f"{where} holds {kind}, and a question is text: {value!r:.60}", remedy=remedy)
 
 
-def as_messages(value: Any, source: str) -> tuple[Message, ...]:
-    """Read a chat: a list of {role, content}, or the same as JSON text; other keys are dropped. UserError, with the
-    source, for anything else, an empty chat, or an unknown role."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise UserError(f"{source} holds text, expected a list of {{role, content}}; map it as question") from None
-    if not isinstance(value, (list, tuple)) or not value:
-        raise UserError(f"{source} holds {value!r:.60}, expected a list of {{role, content}}")
-    for message in value:
-        fits = isinstance(message, Mapping) and message.get("role") in ROLES
-        content = message["content"] if fits and isinstance(message.get("content"), (list, tuple)) else ()
-        kinds = [str(part.get("type")) for part in content if isinstance(part, Mapping)]
-        if other := next((kind for kind in kinds if kind != "text"), None):
-            column = source.rpartition("column ")[2].strip("'")
-            show = f"images={column} shows it; else " if other == "image" else ""
-            what = f"{source} holds a message with a part of type {other!r}, which the model would not see"
-            raise UserError(what, remedy=f"{show}remove these rows, or give the text as the message's content")
-        if not fits or not isinstance(message.get("content"), str):
-            expected = f"expected a role among {', '.join(ROLES)} and a text content"
-            raise UserError(f"{source} holds the message {message!r:.80}, {expected}")
-    return tuple({"role": str(message["role"]), "content": str(message["content"])} for message in value)
+def _layout(columns: Iterable[str]) -> str | None:
+    """How to map columns of a known layout that have no question; None for others."""
+    present = list(columns)
+    if {"instruction", "output"} <= set(present):  # Alpaca's
+        more = "\\n{input}" if "input" in present else ""
+        return f'for Alpaca\'s columns set question="{{instruction}}{more}" and answer=output'
+    if chat := next((name for name in CHATS if name in present), None):
+        return f"set messages={chat} for a column of chats, and answer=null if they hold the answer"
+    return None
 
 
 def _without_prompt(field: str, value: Any, column: str, source: str) -> EmptyPromptError:

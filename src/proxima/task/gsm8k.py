@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from proxima.data import FieldError, UserError, require
+from proxima.task.file_formats import SUFFIXES, data_suffix
 from proxima.task.hub import Dataset
-from proxima.task.local_files import Jsonl, Parquet
+from proxima.task.local_files import Files
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, Task, user_message
 from proxima.task.template import require_question_template
 
@@ -42,15 +43,15 @@ class Gsm8kTask(PlayedTask):
     def _source(self) -> Task:
         place = Path(self.path).expanduser()
         if place.is_file():
-            return (Parquet if place.suffix == ".parquet" else Jsonl)(path=str(place))
+            return Files(path=str(place))
         if place.is_dir():
             for folder in (place, place / "main"):
                 if (folder / f"{self.split}.jsonl").is_file():
-                    return Jsonl(path=str(folder / f"{self.split}.jsonl"))
+                    return Files(path=str(folder / f"{self.split}.jsonl"))
                 if parts := sorted(str(part) for part in folder.glob(f"{self.split}*.parquet")):
-                    return Parquet(path=tuple(parts))
+                    return Files(path=tuple(parts))
             raise FieldError("path", self.path, f"holds neither {self.split}.jsonl nor {self.split}*.parquet")
-        if place.suffix in (".jsonl", ".parquet"):
+        if data_suffix(place) in SUFFIXES:
             raise FieldError("path", self.path, "names a file that does not exist")
         return Dataset(path=self.path, subset="main", split=self.split)
 

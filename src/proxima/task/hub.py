@@ -42,7 +42,7 @@ class Dataset(ColumnMapping):
         self.require_columns(data.column_names, source)
         self.refuse_media(data.column_names, source)
         require(len(data) > 0, "split", self.split, f"of {source} holds no rows")
-        return MappedRows(data, lambda index, values: self.row(values, f"{source}, row {index}"))
+        return MappedRows(data, lambda index, values: self.row(values, f"{source}, row {index}", fills_nulls=True))
 
 
 def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | None = None) -> Any:

@@ -5,7 +5,9 @@ a side before its last must equal it. A bad row raises `FieldError`, which names
 number of the row, and skips or refuses it.
 """
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,11 +25,14 @@ from proxima.data import (
 )
 from proxima.data.columns import LARGEST
 from proxima.model.chat import Tokenizer, prompt_tokens
-from proxima.model.chat_answer import answer_tokens, row_excerpt
-from proxima.task.column_mapping import as_messages
-from proxima.task.prompts import row_messages
+from proxima.model.chat_answer import answer_excerpt, answer_tokens, row_excerpt
+from proxima.task.prompts import row_arguments, row_messages
 from proxima.task.protocol import Row
+from proxima.task.published_chats import as_messages
 from proxima.task.template import look_up
+
+_CHAT_AS_TEXT = re.compile(r'\s*\[\s*\{\s*"(?:role|content|from|value)"\s*:')
+_LABELS = {"true": True, "false": False, "1": 1, "0": 0}  # as texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,34 +83,38 @@ class PreferenceReader:
             FieldError: `chosen` or `rejected`: no such column, empty, not a chat, without end-of-turn token, too long
                 (`OverLengthError`), another prompt than the row's, or equal sides; `margin`: not a finite number.
         """
-        better, worse = _text(row, "chosen", columns.chosen), _text(row, "rejected", columns.rejected)
+        better, worse = _answer(row, "chosen", columns.chosen), _answer(row, "rejected", columns.rejected)
         margin = None if columns.margin is None else _number(_column(row, "margin", columns.margin))
         chosen = self._trajectory(number, 0, row, "chosen", better)
         rejected = self._trajectory(number, 1, row, "rejected", worse)
         equal = np.array_equal(chosen.tokens, rejected.tokens)
-        require(not equal, "rejected", row_excerpt(worse), "equals chosen: the pair says nothing")
+        require(not equal, "rejected", answer_excerpt(worse), "equals chosen: the pair says nothing")
         return PreferencePair(row=number, chosen=chosen, rejected=rejected, margin=margin)
 
     def labeled(self, number: int, row: Row, columns: LabelColumns) -> LabeledCompletion:
         """Return the completion of a row, with its label; raises like `pair`, and for a label that is not true, false,
         1 or 0."""
-        text = _text(row, "completion", columns.completion)
+        answer = _answer(row, "completion", columns.completion)
         label = _column(row, "label", columns.label)
+        if isinstance(label, str):  # of a CSV file
+            label = _LABELS.get(label.strip().lower(), label)
         require(isinstance(label, int) and label in (0, 1), "label", label, "must be true, false, 1 or 0")
-        completion = self._trajectory(number, 0, row, "completion", text)
+        completion = self._trajectory(number, 0, row, "completion", answer)
         return LabeledCompletion(row=number, completion=completion, good=bool(label))
 
-    def _trajectory(self, number: int, sample: int, row: Row, field: str, text: str) -> Trajectory:
-        require(bool(text.strip()), field, text, "is empty")
-        prompt = _prompt(row)
-        require(bool(prompt), field, row_excerpt(text), "follows no prompt", remedy="map task.question to the prompt")
+    def _trajectory(self, number: int, sample: int, row: Row, field: str, answer: Message) -> Trajectory:
+        said, shown = answer["content"].strip() or answer.get("tool_calls"), answer_excerpt(answer)
+        require(bool(said), field, answer["content"], "is empty")
+        require(bool(answer.get("weight", 1)), field, shown, "has weight 0: nothing of it would be trained")
+        prompt, arguments = _prompt(row), row_arguments(row, self.arguments, self.tokenizer)
+        require(bool(prompt), field, shown, "follows no prompt", remedy="map task.question to the prompt")
         chat = row_messages(replace(row, messages=prompt), self.system, self.tokenizer)
-        before = prompt_tokens(chat, self.tokenizer, self.arguments)
-        tokens = answer_tokens(chat, text, self.tokenizer, self.arguments, field)
+        before = prompt_tokens(chat, self.tokenizer, arguments)
+        tokens = answer_tokens(chat, answer, self.tokenizer, arguments, field)
         used = len(before) + len(tokens)
         if used > self.context:
             reason = f"has no room: with its prompt it has {used} tokens, the model holds {self.context}"
-            raise OverLengthError(field, row_excerpt(text), reason, remedy="shorten it or raise model.max_length")
+            raise OverLengthError(field, shown, reason, remedy="shorten it or raise model.max_length")
         return Trajectory(sample=sample, group=number, prompt_tokens=before, tokens=tokens)
 
 
@@ -114,11 +123,14 @@ def _prompt(row: Row) -> tuple[Message, ...]:
     return row.messages[:-1] if row.messages[-1]["role"] == "assistant" else row.messages
 
 
-def _text(row: Row, field: str, column: str) -> str:
-    """Return the completion in a column."""
+def _answer(row: Row, field: str, column: str) -> Message:
+    """Return the completion in a column, as the assistant's message."""
     value, prompt = _column(row, field, column), _prompt(row)
     if isinstance(value, str):
-        return value
+        is_text = _CHAT_AS_TEXT.match(value) is None
+        remedy = f"set task.json_columns=[{column.partition('.')[0]}]"
+        require(is_text, field, row_excerpt(value), "holds a list of messages as JSON text", remedy=remedy)
+        return {"role": "assistant", "content": value}
     try:
         chat = as_messages(value, f"column {column!r}")
     except UserError as error:
@@ -128,8 +140,7 @@ def _text(row: Row, field: str, column: str) -> str:
     require(
         chat[:-1] in ((), prompt), field, row_excerpt(value), "begins with another prompt than its row", remedy=remedy
     )
-    answer: str = chat[-1]["content"]
-    return answer
+    return chat[-1]
 
 
 def _column(row: Row, field: str, column: str) -> Any:
@@ -142,6 +153,10 @@ def _column(row: Row, field: str, column: str) -> Any:
 
 
 def _number(margin: Any) -> float:
-    number = isinstance(margin, (int, float)) and not isinstance(margin, bool) and abs(margin) <= LARGEST
+    value = margin
+    if isinstance(margin, str):  # of a CSV file
+        with suppress(ValueError):
+            value = float(margin)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
     require(number, "margin", margin, "must be a finite number of float32")
-    return float(margin)
+    return float(value)

@@ -1,22 +1,25 @@
 """Builds prompts from rows: system prompt, chat template, and the handling of prompts that are too long."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Thread
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from proxima.data import FieldError, Message, Prompt, UserError, require
 from proxima.data.columns import Ints
-from proxima.model.chat import Tokenizer, prompt_tokens
+from proxima.model.chat import Tokenizer, prompt_tokens, rendered_text, safe_value
+from proxima.model.message_keys import unwritten_keys
 from proxima.task.cursor import Cursor
 from proxima.task.protocol import Row, Rows
 
 TEMPLATE_SECONDS = 20.0
 OPENING = 64  # common openings of prompts are counted in steps of this many tokens, so that chance matches don't count
 EXAMPLES = 8  # rows that prompts are compared with
+NOTED_ROWS = 1000  # in which keys of messages are looked for that the template does not write
 EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
 
 
@@ -59,6 +62,41 @@ def row_messages(row: Row, system: str | None, tokenizer: Tokenizer) -> tuple[Me
     return numbered
 
 
+def row_arguments(row: Row, arguments: Mapping[str, Any], tokenizer: Tokenizer) -> Mapping[str, Any]:
+    """The variables of the chat template for a row: its own over those of the recipe. Control texts in them are text.
+
+    Raises:
+        FieldError: the template does not read one of the row's.
+    """
+    if not row.arguments:
+        return arguments
+    from proxima.model.template_variables import unread  # most rows have none
+
+    for name in unread(tokenizer, row.arguments):
+        field = "tool_schemas" if name == "tools" else f"template_arguments.{name}"
+        shown = "tools" if name == "tools" else row.arguments[name]
+        what = "holds what the model's chat template does not read"
+        remedy = f"set task.{field.partition('.')[0]}=null to leave it out, or use a model whose template reads {name}"
+        raise FieldError(field, shown, what, remedy=remedy)
+    return {**arguments, **safe_value(row.arguments, tokenizer)}
+
+
+def key_notes(name: str, rows: Rows, tokenizer: Tokenizer, arguments: Mapping[str, Any]) -> list[str]:
+    """A warning if messages of the first rows have keys that the chat template does not write."""
+    found, looked = Counter[tuple[str, str]](), min(len(rows), NOTED_ROWS)
+    render = partial(rendered_text, tokenizer)
+    for number in range(looked):
+        with suppress(UserError):  # such a row is skipped or refused when it is used
+            row = rows[number]
+            if row.chat:
+                found.update(unwritten_keys(row.messages, tokenizer, row_arguments(row, arguments, tokenizer), render))
+    if not found:
+        return []
+    listed = ", ".join(f"{key} of role {role} ({count:,})" for (role, key), count in found.most_common())
+    of = f"{looked:,} rows" if looked == len(rows) else f"the first {looked:,} of {len(rows):,} rows"
+    return [f"{name}: the chat template writes none of these keys of messages, in {of}: {listed}"]
+
+
 def to_prompt(
     row: Row,
     uid: int,
@@ -68,7 +106,7 @@ def to_prompt(
 ) -> Prompt:
     """Build the prompt of a row; `arguments` are those of the chat template."""
     chat = row_messages(row, system, tokenizer)
-    tokens = prompt_tokens(chat, tokenizer, arguments)
+    tokens = prompt_tokens(chat, tokenizer, row_arguments(row, arguments, tokenizer))
     return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata, chat=row.chat)
 
 

@@ -11,13 +11,15 @@ from proxima.data.errors import raise_together
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A question before tokenization, from which a prompt is built; `chat` is True if the data has it as messages.
-    `images` as `task.image_files.open_image` takes them; `<image>` in the messages says where each is shown."""
+    `images` as `task.image_files.open_image` takes them; `<image>` in the messages says where each is shown.
+    `arguments` are its own variables of the chat template, such as `tools`."""
 
     messages: tuple[Message, ...]
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     chat: bool = False
     images: tuple[Any, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class EmptyPromptError(FieldError):

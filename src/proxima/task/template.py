@@ -29,9 +29,13 @@ def require_question_template(template: str) -> None:
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """Replace each `{name}` in the template by `look_up(values, name)`."""
+    """Replace each `{name}` in the template by `look_up(values, name)`, and by nothing where that is null."""
     parts = ((text, name) for text, name, _, _ in Formatter().parse(template))
-    return "".join(text + ("" if name is None else as_text(look_up(values, name))) for text, name in parts)
+    return "".join(text + ("" if name is None else _filled(look_up(values, name))) for text, name in parts)
+
+
+def _filled(value: Any) -> str:
+    return "" if value is None else as_text(value)
 
 
 def look_up(values: Mapping[str, Any], name: str) -> Any:

@@ -147,12 +147,12 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
     Raises:
         UserError: the file can't be read, a column is missing, or a row has no text; the message names file and row.
     """
-    from proxima.task.column_mapping import as_messages
-    from proxima.task.local_files import Jsonl, Parquet
+    from proxima.task.local_files import Files
+    from proxima.task.published_chats import as_messages
 
     if not file.is_file():
         raise UserError(f"{file} does not exist" if not file.exists() else f"{file} is a folder; name a file in it")
-    task = (Parquet if file.suffix == ".parquet" else Jsonl)(path=str(file))
+    task = Files(path=str(file))
     try:
         present = task.columns()
         if present is None:

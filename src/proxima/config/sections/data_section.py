@@ -13,6 +13,7 @@ from proxima.reward.runner import RewardRunner
 from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
 from proxima.task import TASKS
 from proxima.task.cursor import Cursor
+from proxima.task.file_formats import SUFFIXES
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import Rows
 
@@ -63,7 +64,7 @@ class DataConfig(RowsConfig):
         return source
 
 
-DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
+DATA_SUFFIXES = (*SUFFIXES, ".gz", ".arrow")
 
 
 def tasks_of(config: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class TurnTemplate:
     ) -> None:
         self.tokenizer: Any = tokenizer
         self.supports_tools = reads_tools(tokenizer)
-        given = {"tools": self._safe(tools)} if tools and self.supports_tools else {}
+        given = {"tools": chat.safe_value(tools, tokenizer)} if tools and self.supports_tools else {}
         self._arguments = {**arguments, **given}
         self._ends: dict[tuple[str, ...], bool] = {}
         self._beginnings: dict[tuple[tuple[str, str], ...], Ints] = {}
@@ -157,10 +157,3 @@ class TurnTemplate:
             pieces.append((end - start, piece))
             start, place = end, place + len(piece)
         return pieces if place == len(text) else None
-
-    def _safe(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.safe(value)
-        if isinstance(value, Mapping):
-            return {key: self._safe(item) for key, item in value.items()}
-        return [self._safe(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -109,6 +109,7 @@ def rows_sha(rows: Rows) -> str:
         try:
             row = rows[number]
             content = [row.messages, row.answer, row.metadata, *map(image_sha, row.images)]
+            content += [row.arguments] if row.arguments else []
         except EmptyPromptError as error:  # skipped by the run
             content = [error.field, error.value]
         digest.update(json.dumps(content, sort_keys=True, default=repr).encode())

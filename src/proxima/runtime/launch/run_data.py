@@ -21,7 +21,7 @@ from proxima.runtime.launch.inputs import check_replayed_rewards
 from proxima.runtime.placement.placed_engine import starts_later
 from proxima.runtime.placement.process_group import is_first
 from proxima.system.machine import usable_cores
-from proxima.task.prompts import PromptSource, template_note
+from proxima.task.prompts import PromptSource, key_notes, template_note
 from proxima.task.protocol import is_played, open_tasks
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def load_run_data(config: "RunConfig") -> RunData:
     else:
         rows = rows_of["task"]
         source = config.data.prompt_source(rows, model, config.seed, shuffle=config.data.shuffle)
-        notes += _too_long(source)
+        notes += _too_long(source) + key_notes("task", rows, model.tokenizer, config.data.template_arguments)
         if len(rows) < config.train.prompts_per_step:
             notes.append(
                 f"train.prompts_per_step={config.train.prompts_per_step}, and the task has only {len(rows)} questions: "
@@ -101,6 +101,7 @@ def load_run_data(config: "RunConfig") -> RunData:
     for path, spec in config.eval.all_sets.items():
         questions = config.data.prompt_source(rows_of[f"{path}.task"], model, config.seed)
         notes += _too_long(questions)
+        notes += key_notes(f"{path}.task", rows_of[f"{path}.task"], model.tokenizer, config.data.template_arguments)
         groups = spec.groups(config.seed)
         asked = HeldOutSet.of(questions, spec.limit, spec.reward, groups, spec.name)
         held_out.append(asked)

@@ -10,9 +10,9 @@ from proxima.data import FieldError, Message, Prompt, Trajectory
 from proxima.evaluate.ratios import ratio_of_sums
 from proxima.model import LoadedModel
 from proxima.model.chat import prompt_tokens
-from proxima.model.chat_answer import completion_tokens
+from proxima.model.chat_answer import completion_tokens, shown_answer
 from proxima.task.chat_rows import ChatReader
-from proxima.task.prompts import EVAL_UID
+from proxima.task.prompts import EVAL_UID, row_arguments
 from proxima.task.protocol import Row
 from proxima.train import TrainStack
 from proxima.train.objectives.protocol import loss_tokens
@@ -72,8 +72,8 @@ class SftMethod(OfflineMethod[Trajectory]):
                 *chat, answer = self.reader.chat(row)
             except FieldError:
                 continue
-            tokens = prompt_tokens(chat, self.tokenizer, self.reader.arguments)
+            tokens = prompt_tokens(chat, self.tokenizer, row_arguments(row, self.reader.arguments, self.tokenizer))
             if len(tokens) < self.context:
                 uid = EVAL_UID + number
-                prompts.append(Prompt(uid=uid, messages=tuple(chat), tokens=tokens, answer=answer["content"]))
+                prompts.append(Prompt(uid=uid, messages=tuple(chat), tokens=tokens, answer=shown_answer(answer)))
         return prompts

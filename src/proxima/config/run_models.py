@@ -1,0 +1,39 @@
+"""A run folder as a model: the model of its newest checkpoint."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from proxima.config.problems import one_problem
+from proxima.config.tree import Node, Source
+
+MODELS = (("model", "path"), ("critic", "path"), ("algorithm", "distillation", "path"))
+
+
+def with_run_models(tree: Node) -> Node:
+    """Replace a run folder that a recipe names as a model by the folder of its newest checkpoint's model, with or
+    without an adapter. The run that is started records this folder, so that it resumes from the same weights.
+
+    Raises:
+        ConfigError: the run has no checkpoint.
+    """
+    for path in MODELS:
+        tree = _with_run_model(tree, path, ".".join(path))
+    return tree
+
+
+def _with_run_model(node: Node, path: tuple[str, ...], whole: str) -> Node:
+    if path:
+        child = (node.mapping or {}).get(path[0])
+        if child is None:
+            return node
+        return replace(node, value={**(node.mapping or {}), path[0]: _with_run_model(child, path[1:], whole)})
+    run = Path(node.value).expanduser() if isinstance(node.value, str) else None
+    if run is None or not (run / "config.yaml").is_file() or not (run / "metrics.jsonl").is_file():
+        return node
+    from proxima.train.checkpoint import checkpoints  # loads torch, and most recipes name no run
+
+    if not (saved := checkpoints(run / "checkpoints")):
+        remedy = "is a run without a checkpoint: wait for one (checkpoint.every), or for the end of the run"
+        raise one_problem(whole, remedy, str(node.value), node.source.text)
+    source = Source(f"{node.source.text}, newest checkpoint of {node.value}", node.source.origin)
+    return replace(node, value=str(saved[-1].model), source=source, text=None)

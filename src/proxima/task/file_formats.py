@@ -1,0 +1,332 @@
+"""The formats of local files. Each reads a file as rows of columns, so that one mapping of columns serves all.
+
+`open_data_file` chooses the format by the suffix of a file, without `.gz`, and by its first bytes. To add one: a class
+with the methods of `DataFile`, and a case in `open_data_file`.
+"""
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from proxima.data import UserError
+from proxima.system.jsonl import utf8
+
+SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+UNPACKED = {".bz2": "bunzip2", ".xz": "unxz", ".zip": "unzip", ".zst": "zstd -d"}
+OTHERS = {
+    ".arrow": "read the folder that holds it with kind: dataset",
+    ".xls": "save it as CSV",
+    ".xlsx": "save it as CSV",
+}
+GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # the first bytes of such files
+DELIMITERS = (",", ";", "\t")
+DEEPEST = 100  # levels of nesting in a row, because the code that writes rows to the run folder recurses
+LONGEST_CELL = 2**31 - 1  # characters; the module `csv` allows 131,072 by default
+
+Values = dict[str, Any]
+
+
+class DataFile(Protocol):
+    """The rows of a file. A position is an integer that says where a row is."""
+
+    file: Path
+    fills_nulls: ClassVar[bool]  # an object gets the keys of other rows, as null
+
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns of the first row; None without any."""
+        ...
+
+    def scan(self) -> Iterator[tuple[int, str, Values]]:
+        """Yield position, place and values of each row, in order; UserError, with the place, for a broken one."""
+        ...
+
+    def read(self, position: int) -> Values:
+        """The values of a row."""
+        ...
+
+    def place(self, position: int) -> str:
+        """Where a row is, for people: `FILE:LINE` where rows have lines."""
+        ...
+
+
+def data_suffix(file: Path) -> str:
+    """The suffix that tells the format of a file: that below `.gz`, in lower case."""
+    return Path(file.name.lower().removesuffix(".gz")).suffix
+
+
+def open_data_file(file: Path, otherwise: str = ".jsonl") -> "DataFile | ParquetTable":
+    """Open a file in its format; `otherwise` is the suffix by which one without a known suffix is read.
+
+    Raises:
+        UserError: its format is none of these, with the command that converts it; or it is damaged.
+    """
+    suffix = data_suffix(file)
+    if suffix in UNPACKED or suffix in OTHERS:
+        remedy = OTHERS.get(suffix) or f"unpack it: {UNPACKED[suffix]} {file}"
+        raise UserError(f"{file} is none of {', '.join(SUFFIXES)}, possibly with .gz", remedy=remedy)
+    with file.open("rb") as stream:
+        start = stream.read(4)
+    packed = start.startswith(GZIP)
+    if start == PARQUET:
+        return ParquetTable(file)
+    suffix = suffix if suffix in SUFFIXES else otherwise
+    if suffix == ".parquet":
+        if packed:
+            raise UserError(f"{file} is gzipped Parquet, which is compressed already", remedy=f"gunzip {file}")
+        return ParquetTable(file)
+    data = _unpacked(file) if packed else None
+    if suffix in (".csv", ".tsv"):
+        return CsvTable(file, file.read_bytes() if data is None else data, "\t" if suffix == ".tsv" else None)
+    if suffix == ".json" or start[:1] == b"[" or (data or b"")[:1] == b"[":
+        text = file.read_bytes() if data is None else data
+        if (entries := _json_document(file, text, whole=suffix == ".json")) is not None:
+            return EntryTable(file, entries)
+    return LineTable(file, data)
+
+
+def _unpacked(file: Path) -> bytes:
+    try:
+        return gzip.decompress(file.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{file} can't be unpacked: {error}; was it cut off?", remedy=f"gzip -t {file}") from None
+
+
+class LineTable:
+    """JSON Lines: an object a line. Lines are read on demand, of a gzipped file from memory.
+
+    Args:
+        data: the unpacked file; None: the file itself.
+    """
+
+    fills_nulls: ClassVar[bool] = False
+
+    def __init__(self, file: Path, data: bytes | None = None) -> None:
+        self.file, self._data = file, data
+
+    def columns(self) -> tuple[str, ...] | None:
+        return next((tuple(values) for _, _, values in self.scan()), None)
+
+    def scan(self) -> Iterator[tuple[int, str, Values]]:
+        for number, offset, line in content_lines(self.file, self._data):
+            place = f"{self.file}:{number}"
+            yield offset, place, _parsed(line, place)
+
+    def read(self, position: int) -> Values:
+        with self._open() as stream:
+            stream.seek(position)
+            return _parsed(stream.readline(), f"{self.file}, byte {position}")
+
+    def place(self, position: int) -> str:
+        with self._open() as stream:
+            lines_above = stream.read(position).count(b"\n")
+        return f"{self.file}:{lines_above + 1}"
+
+    def _open(self) -> Any:
+        return self.file.open("rb") if self._data is None else io.BytesIO(self._data)
+
+
+class EntryTable:
+    """The objects of a JSON list, in memory."""
+
+    fills_nulls: ClassVar[bool] = False
+
+    def __init__(self, file: Path, entries: Sequence[Values]) -> None:
+        self.file, self._entries = file, entries
+
+    def columns(self) -> tuple[str, ...] | None:
+        return tuple(self._entries[0]) if self._entries else None
+
+    def scan(self) -> Iterator[tuple[int, str, Values]]:
+        for number, values in enumerate(self._entries):
+            yield number, self.place(number), values
+
+    def read(self, position: int) -> Values:
+        return self._entries[position]
+
+    def place(self, position: int) -> str:
+        return f"{self.file}, entry {position}"
+
+
+class CsvTable:
+    """CSV with a header line, as RFC 4180 has it: quoted cells may hold delimiters, line ends and doubled quotes.
+
+    Every cell is a text, so that 07 stays 07; an empty one is null. The encoding is UTF-8, with or without a mark.
+
+    Args:
+        delimiter: None: a comma, or, if the header has none, a semicolon or tab.
+
+    Raises:
+        UserError: another encoding, a row with more or fewer cells than the header, an unclosed quote; names the line.
+    """
+
+    fills_nulls: ClassVar[bool] = False
+
+    def __init__(self, file: Path, data: bytes, delimiter: str | None) -> None:
+        self.file, self._data, self._delimiter = file, data, delimiter
+
+    @cached_property
+    def _rows(self) -> tuple[list[str], list[tuple[int, list[str]]]]:
+        """The header, and the line and the cells of each row."""
+        try:
+            text = self._data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            lines_above = self._data.count(b"\n", 0, error.start)
+            place = f"{self.file}:{lines_above + 1}"
+            remedy = f"if it is Latin-1, convert it: iconv -f latin1 -t utf-8 {self.file} > NEW"
+            raise UserError(f"{place} is not UTF-8: {error.reason}", remedy=remedy) from None
+        first = text.lstrip("\r\n").partition("\n")[0]
+        delimiter = self._delimiter or next((mark for mark in DELIMITERS if mark in first), ",")
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        limit, rows, line = csv.field_size_limit(LONGEST_CELL), list[tuple[int, list[str]]](), 0
+        try:
+            for cells in reader:
+                if cells:  # not a blank line
+                    rows.append((line + 1, cells))
+                line = reader.line_num
+        except csv.Error as error:
+            remedy = 'close the quote; inside a quoted cell a quote is written twice, ""'
+            raise UserError(f"{self.file}:{line + 1} is not CSV: {error}", remedy=remedy) from None
+        finally:
+            csv.field_size_limit(limit)
+        if not rows:
+            return [], []
+        header = [name.strip() or f"column {number}" for number, name in enumerate(rows[0][1], 1)]
+        if len(set(header)) < len(header):
+            twice = next(name for name in header if header.count(name) > 1)
+            raise UserError(f"{self.file}:{rows[0][0]} has two columns {twice!r}", remedy="rename one of them")
+        for number, cells in rows[1:]:
+            if len(cells) != len(header):
+                what = f"{self.file}:{number} has {len(cells)} cells, and the header has {len(header)} columns"
+                remedy = f"quote a cell that holds {json.dumps(delimiter)}; columns: {', '.join(header)}"
+                raise UserError(what, remedy=remedy)
+        return header, rows[1:]
+
+    def columns(self) -> tuple[str, ...] | None:
+        return tuple(self._rows[0]) or None
+
+    def scan(self) -> Iterator[tuple[int, str, Values]]:
+        for number in range(len(self._rows[1])):
+            yield number, self.place(number), self.read(number)
+
+    def read(self, position: int) -> Values:
+        header, rows = self._rows
+        return {name: utf8(cell) if cell else None for name, cell in zip(header, rows[position][1], strict=True)}
+
+    def place(self, position: int) -> str:
+        return f"{self.file}:{self._rows[1][position][0]}"
+
+
+class ParquetTable:
+    """Parquet. Its columns are known without a row, and those that are read stay in memory, as Arrow."""
+
+    fills_nulls: ClassVar[bool] = True
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._table: Any = None
+
+    def columns(self) -> tuple[str, ...]:
+        """The columns; UserError if the file is not Parquet."""
+        import pyarrow
+        from pyarrow import parquet
+
+        try:
+            return tuple(parquet.read_schema(self.file).names)
+        except (OSError, pyarrow.ArrowException) as error:
+            raise UserError(f"{self.file} can't be read as Parquet: {' '.join(str(error).split())[:120]}") from None
+
+    def load(self, columns: Sequence[str] | None) -> int:
+        """Read these columns, None: all; return the number of rows."""
+        from pyarrow import parquet
+
+        self._table = parquet.read_table(self.file, columns=None if columns is None else list(columns))
+        return len(self._table)
+
+    def scan(self) -> Iterator[tuple[int, str, Values]]:
+        for number in range(self.load(None) if self._table is None else len(self._table)):
+            yield number, self.place(number), self.read(number)
+
+    def read(self, position: int) -> Values:
+        values: Values = self._table.slice(position, 1).to_pylist()[0]
+        return values
+
+    def place(self, position: int) -> str:
+        return f"{self.file}, row {position}"
+
+
+def content_lines(file: Path, data: bytes | None = None) -> Iterator[tuple[int, int, bytes]]:
+    """Yield number, offset and content of each line that is not blank; `data` is the content if it is packed."""
+    offset = 0
+    try:
+        with file.open("rb") if data is None else io.BytesIO(data) as stream:
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    yield number, offset, line
+                offset += len(line)
+    except OSError as error:
+        error.filename = str(file)  # the error of a failed read has no file name
+        raise
+
+
+def json_object(line: bytes, place: str) -> Values:
+    """Parse the columns of a line; UserError if it contains anything else."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        remedy = "repair or remove the line"
+        if not line.endswith(b"\n"):
+            remedy = f"was the file cut off? {remedy}"
+        if b"\r" in line.strip():
+            remedy = r"if its lines end in \r alone, rewrite them: tr '\r' '\n' < FILE > NEW"
+        raise UserError(f"{place} is not JSON: {error}", remedy=remedy) from None
+    if not isinstance(values, dict):
+        raise UserError(f"{place} holds a {type(values).__name__}, expected an object with the columns as keys")
+    return values
+
+
+def _parsed(line: bytes, place: str) -> Values:
+    """Parse the columns of a line."""
+    values = json_object(line, place)
+    if line.count(b"[") + line.count(b"{") > DEEPEST:
+        _check_depth(values, place)
+    surrogates = b"\\u" in line or b"\xed" in line  # escaped, or as the three bytes that UTF-8 forbids
+    return _encodable(values) if surrogates else values
+
+
+def _encodable(values: Values) -> Values:
+    """The values with lone surrogates as `?`: scraped text contains them, but no tokenizer or file accepts them."""
+    encodable: Values = json.loads(utf8(json.dumps(values, ensure_ascii=False)))
+    return encodable
+
+
+def _check_depth(value: Any, place: str) -> None:
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [child for items in inner for child in items]
+    if level:
+        raise UserError(f"{place} is nested deeper than {DEEPEST} levels", remedy="flatten or remove the line")
+
+
+def _json_document(file: Path, data: bytes, *, whole: bool) -> list[Values] | None:
+    """The objects of a JSON list, or the one object of a file; None if the file has an object a line, or if it need not
+    be a `whole` document and is none of objects."""
+    try:
+        document = json.loads(data.removeprefix(b"\xef\xbb\xbf"))
+    except (ValueError, RecursionError):
+        return None
+    document = [document] if isinstance(document, dict) else document
+    if not isinstance(document, list) or not (whole or all(isinstance(entry, dict) for entry in document)):
+        return None
+    for index, entry in enumerate(document):
+        if not isinstance(entry, dict):
+            what = f"{file}: entry {index} is a {type(entry).__name__}"
+            raise UserError(f"{what}, expected objects with the columns as keys")
+        _check_depth(entry, f"{file}, entry {index}")
+    return [_encodable(entry) for entry in document] if b"\\u" in data or b"\xed" in data else document

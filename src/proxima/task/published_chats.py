@@ -1,0 +1,203 @@
+"""Reads chats from data, in the forms in which they are published, as messages of one form; no key is dropped.
+
+A message is `{role, content}` with a text, and possibly
+
+    reasoning_content   what the assistant thought before it wrote; in the data also `reasoning` or `thinking`
+    tool_calls          a list of {type: function, id?, function: {name, arguments: an object}}
+    weight              1 or 0: whether a turn of the assistant is trained (SFT); in the data also `train`, `training`
+    name, tool_call_id  and any other key of the data, for the chat template
+
+`model.message_keys` sees to it that the chat template writes what it is given.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxima.data import Message, UserError
+from proxima.task.template import to_json_value
+
+ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"function": "tool"}
+# ShareGPT's names of roles in its key `from`, with those that LLaMA-Factory and axolotl added
+SPEAKERS = ROLES | {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+}
+SPEAKERS |= {"function_call": "assistant", "observation": "tool", "function_response": "tool"}
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+TRAINED = ("weight", "train", "training")
+UNSEEN = frozenset({"audio", "audios", "image", "images", "raw", "video", "videos"})  # `raw` is proxima's own
+
+
+def as_messages(value: Any, source: str, *, fills_nulls: bool = False) -> tuple[Message, ...]:
+    """Read a chat: a list of messages, or the same as JSON text.
+
+    A message is `{role, content}`, or ShareGPT's `{from, value}`. The content may be null beside tool calls or a
+    thought, and a list of parts `{type: text, text}`, which are joined. `function_call` is a tool call, `arguments` may
+    be JSON text, and a key that is null is absent.
+
+    Args:
+        source: where the chat was read, for the error.
+        fills_nulls: the data come from a table whose objects all have the same keys, so that a null in the arguments
+            of a call is no argument.
+
+    Raises:
+        UserError: anything else, an empty chat, an unknown role, or a part or key that the model would not see.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise UserError(f"{source} holds text, expected a list of {{role, content}}; map it as question") from None
+    if not isinstance(value, (list, tuple)) or not value:
+        raise UserError(f"{source} holds {value!r:.60}, expected a list of {{role, content}}")
+    return tuple(_message(given, source, fills_nulls) for given in value)
+
+
+def _message(given: Any, source: str, fills_nulls: bool) -> Message:
+    left = {key: item for key, item in given.items() if item is not None} if isinstance(given, Mapping) else {}
+    shared = "from" in left and "role" not in left
+    speaker = left.pop("from" if shared else "role", None)
+    role = (SPEAKERS if shared else ROLES).get(speaker) if isinstance(speaker, str) else None
+    content = left.pop("value" if shared else "content", None)
+    if seen := sorted(UNSEEN & {key for key, item in left.items() if item}):
+        what = f"{source} holds a message with the key {seen[0]!r}, which the model would not see"
+        raise UserError(what, remedy="remove these rows, or the key")
+    if shared and speaker == "function_call":
+        left["tool_calls"], content = [content] if isinstance(content, str) else content, None
+    calls = _calls(left, source, fills_nulls)
+    thoughts = [left.pop(key) for key in THOUGHTS if key in left]
+    if content is None and (calls or any(thoughts)):
+        content = ""
+    if isinstance(content, list | tuple):
+        content = _text_of(content, source)
+    if role is None or not isinstance(content, str):
+        expected = f"expected a role among {', '.join(dict.fromkeys(ROLES.values()))} and a text content"
+        raise UserError(f"{source} holds the message {given!r:.80}, {expected}")
+    message: Message = {"role": role, "content": content}
+    if (thought := _thought(thoughts, source)) and thought.strip():
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = calls
+    if (weight := _weight(left, role, source)) is not None:
+        message["weight"] = weight
+    return message | {str(key): to_json_value(item) for key, item in left.items()}
+
+
+def _text_of(parts: Sequence[Any], source: str) -> str:
+    """The text of a content in parts."""
+    for part in parts:
+        kind = str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            column = source.rpartition("column ")[2].strip("'")
+            show = f"images={column} shows it; else " if kind == "image" else ""
+            what = f"{source} holds a message with a part of type {kind!r}, which the model would not see"
+            raise UserError(what, remedy=f"{show}remove these rows, or give the text as the message's content")
+    return "".join(part["text"] for part in parts)
+
+
+def _thought(thoughts: Sequence[Any], source: str) -> str | None:
+    """The one thought of a message, under whichever name it has; two equal ones are one."""
+    different = list(dict.fromkeys(map(str, filter(None, thoughts))))
+    if len(different) > 1 or not all(isinstance(thought, str) for thought in filter(None, thoughts)):
+        what = f"{source} holds a message whose {', '.join(THOUGHTS)} are not one text"
+        raise UserError(what, remedy="keep one of these keys")
+    return different[0] if different else None
+
+
+def _weight(left: dict[str, Any], role: str, source: str) -> int | None:
+    """1 or 0 if a message says whether it is trained; None if it does not."""
+    given = {key: left.pop(key) for key in TRAINED if key in left}
+    for key, weight in given.items():
+        if weight not in (0, 1):
+            raise UserError(f"{source} holds a message with {key}={weight!r:.40}", remedy="it must be 0 or 1")
+        if weight and role != "assistant":
+            what = f"{source} holds a message of role {role!r} with {key}={weight!r}"
+            raise UserError(what, remedy="only turns of the assistant are trained: remove the key, or set it to 0")
+    if len(set(map(bool, given.values()))) > 1:
+        raise UserError(f"{source} holds a message whose {', '.join(given)} differ", remedy="keep one of these keys")
+    return int(next(iter(given.values()))) if given and role == "assistant" else None
+
+
+def _calls(left: dict[str, Any], source: str, fills_nulls: bool) -> list[dict[str, Any]]:
+    """The tool calls of a message, in the form that chat templates read: arguments are an object."""
+    given, older = left.pop("tool_calls", None) or [], left.pop("function_call", None)
+    if isinstance(given, str):
+        given = json_value(given, f"{source}: tool_calls")
+    calls = [*(given if isinstance(given, list | tuple) else [given]), *([older] if older else [])]
+    calls = [inner for call in calls for inner in _several(call, source)]
+    return [_call(call, source, fills_nulls) for call in calls]
+
+
+def _several(call: Any, source: str) -> list[Any]:
+    """A call, or the calls in a JSON text."""
+    if isinstance(call, str):
+        call = json_value(call, f"{source}: a tool call")
+    return list(call) if isinstance(call, list) else [call]
+
+
+def _call(call: Any, source: str, fills_nulls: bool) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+        what = f"{source} holds the tool call {call!r:.80}"
+        raise UserError(what, remedy="write it as {type: function, function: {name, arguments}}")
+    arguments = function.get("arguments", function.get("parameters"))
+    if isinstance(arguments, str):
+        arguments = json_value(arguments or "{}", f"{source}: the arguments of a call of {name!r}")
+    if not isinstance(arguments, Mapping | None):
+        what = f"{source} holds a call of {name!r} with the arguments {arguments!r:.60}"
+        raise UserError(what, remedy="give them as an object, or as its JSON text")
+    given = to_json_value(without_nulls(arguments or {}) if fills_nulls else arguments or {})
+    written = {"type": "function"} | ({"id": str(call["id"])} if call.get("id") is not None else {})
+    return written | {"function": {"name": name, "arguments": given}}
+
+
+def as_tools(value: Any, source: str, *, fills_nulls: bool = False) -> list[dict[str, Any]]:
+    """Read the tools of a row, which the chat template shows: a list of JSON schemas as `{type: function, function:
+    {name, description, parameters}}` or as the function alone, or the same as JSON text; empty for null.
+
+    Raises:
+        UserError: anything else.
+    """
+    if isinstance(value, str) and value.strip():
+        value = json_value(value, f"{source}: tools")
+    tools = []
+    for given in _listed(value, source):
+        tool = given
+        if isinstance(given, str) and given.lstrip().startswith("{"):
+            tool = json_value(given, f"{source}: a tool")
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            what = f"{source} holds {tool!r:.60} as a tool, expected {{type: function, function: {{name, parameters}}}}"
+            raise UserError(what, remedy="map another column with task.tool_schemas, or set it to null for no tools")
+        whole = tool if function is not tool else {"type": "function", "function": tool}
+        tools.append(to_json_value(without_nulls(whole) if fills_nulls else whole))
+    return tools
+
+
+def _listed(value: Any, source: str) -> Sequence[Any]:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return ()
+    if not isinstance(value, list | tuple):
+        what = f"{source} holds {value!r:.60} as tools, expected a list of JSON schemas"
+        raise UserError(what, remedy="map another column with task.tool_schemas, or set it to null for no tools")
+    return value
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without the keys that are null in its objects."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def json_value(text: str, what: str) -> Any:
+    """The value of a JSON text; UserError, with what it is, if it is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{what} should be JSON: {text!r:.60}: {error}", remedy="repair or remove the row") from None

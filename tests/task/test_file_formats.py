@@ -1,0 +1,159 @@
+"""Every format of a local file gives the same rows through the same mapping of columns."""
+
+import gzip
+import json
+
+import pytest
+
+from proxima.data import FieldError, UserError
+from proxima.task import TASKS
+from proxima.task.file_formats import SUFFIXES, UNPACKED
+from proxima.task.local_files import Csv, Files, Jsonl, Parquet
+from proxima.task.preference_rows import LabelColumns, PairColumns, PreferenceReader
+from tests.prepare.published import write_parquet
+from tests.tiny import END, tiny_tokenizer
+
+ROWS = [{"question": "2 + 5?", "answer": "07"}, {"question": 'A "b", c\nd é', "answer": "x;y"}]
+CSV = 'question,answer\r\n2 + 5?,07\r\n\r\n"A ""b"", c\nd é",x;y\r\n'
+TEXTS = {
+    ".jsonl": "\n".join(map(json.dumps, ROWS)),
+    ".ndjson": "\n".join(map(json.dumps, ROWS)) + "\n",
+    ".json": json.dumps(ROWS, indent=1),
+    ".csv": CSV,
+    ".tsv": 'question\tanswer\n2 + 5?\t07\n"A ""b"", c\nd é"\tx;y\n',
+}
+
+
+def read(path, cls=Files, **fields):
+    rows = cls(path=str(path), **fields).rows(0)
+    return [(rows[i].messages[0]["content"], rows[i].answer) for i in range(len(rows))]
+
+
+def written(folder, name, text):
+    path = folder / name
+    data = text if isinstance(text, bytes) else text.encode()
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return path
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("suffix", sorted(TEXTS))
+def test_all_formats_hold_the_same_rows(tmp_path, suffix, packed):
+    path = written(tmp_path, f"data{suffix}{packed}", TEXTS[suffix])
+    expected = [(row["question"], row["answer"]) for row in ROWS]
+    for cls in (Files, Jsonl, Csv, Parquet):  # the file says what it is, not the kind
+        assert read(path, cls) == expected
+    assert Files(path=str(path)).columns() == ("question", "answer")
+
+
+def test_every_suffix_is_tested_and_known():
+    assert {*TEXTS, ".parquet"} == set(SUFFIXES)
+    assert TASKS["files"] is Files and TASKS["csv"] is Csv
+
+
+def test_files_of_several_formats_are_one_task(tmp_path):
+    paths = [written(tmp_path, "a.csv", CSV), write_parquet(tmp_path / "b.parquet", ROWS)]
+    paths.append(written(tmp_path, "c.json.gz", json.dumps(ROWS[0])))  # one object
+    rows = Files(path=tuple(map(str, paths))).rows(0)
+    assert [rows[i].answer for i in range(len(rows))] == ["07", "x;y", "07", "x;y", "07"]
+    assert [rows.place(rows.items[i]).rpartition("/")[2] for i in range(5)] == [
+        "a.csv:2",
+        "a.csv:4",
+        "b.parquet, row 0",
+        "b.parquet, row 1",
+        "c.json.gz, entry 0",
+    ]
+
+
+def test_the_content_tells_where_the_suffix_does_not(tmp_path):
+    expected = [(row["question"], row["answer"]) for row in ROWS]
+    assert read(written(tmp_path, "list.jsonl", TEXTS[".json"])) == expected
+    assert read(written(tmp_path, "lines.json", TEXTS[".jsonl"])) == expected
+    assert read(written(tmp_path, "rows.txt", TEXTS[".jsonl"])) == expected
+    assert read(written(tmp_path, "rows.data", CSV), Csv) == expected
+    assert read(write_parquet(tmp_path / "table", ROWS)) == expected
+    (tmp_path / "packed.jsonl").write_bytes(gzip.compress(TEXTS[".jsonl"].encode()))
+    assert read(tmp_path / "packed.jsonl") == expected
+
+
+def test_csv_as_spreadsheets_write_it(tmp_path):
+    semicolons = "\ufeffquestion;answer\nIs it 1,5?;7\n"
+    assert read(written(tmp_path, "excel.csv", semicolons)) == [("Is it 1,5?", "7")]
+    indexed = ',question,answer\n0,Q,"1,000"\n'  # as pandas writes it
+    rows = Csv(path=str(written(tmp_path, "pandas.csv", indexed))).rows(0)
+    assert rows[0].answer == "1,000" and rows[0].metadata == {"column 1": "0", "question": "Q", "answer": "1,000"}
+    long = "x" * 200_000
+    assert read(written(tmp_path, "long.csv", f"question,answer\n{long},1\n")) == [(long, "1")]
+
+
+def test_an_empty_cell_is_null(tmp_path):
+    alpaca = "instruction,input,output\nAdd.,1 + 1,2\nGreet.,,Hi\n"
+    path = written(tmp_path, "alpaca.csv", alpaca)
+    assert read(path, question="{instruction}\n{input}", answer="output") == [("Add.\n1 + 1", "2"), ("Greet.\n", "Hi")]
+    assert read(written(tmp_path, "none.csv", "question,answer\nQ,\n")) == [("Q", None)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "question,answer\nQ,1\nQ,1,2\n", r"a.csv:3 has 3 cells, and the header has 2 columns; quote a cell"),
+        ("a.csv", 'question,answer\nQ,1\n"Q,2\nR,3\n', r"a.csv:3 is not CSV: .*close the quote"),
+        ("a.csv", "question,question\nQ,1\n", r"a.csv:1 has two columns 'question'"),
+        ("a.csv", "question,answer\nQ,1\ncaf\xe9,2\n".encode("latin1"), r"a.csv:3 is not UTF-8.*iconv -f latin1"),
+        ("a.csv", "query,answer\nQ,1\n", r"question='question' names no column: .*a.csv:2.*; columns: query, answer"),
+        ("a.csv", "question,answer\n", r"path='.*a.csv' holds no rows"),
+        ("a.json", '[{"question": "Q"}, 7]', r"a.json: entry 1 is a int, expected objects"),
+        ("a.jsonl.gz", '{"question": "Q", "answer": "1"}\n{"question', r"a.jsonl.gz:2 is not JSON"),
+        ("a.csv", "instruction,input,output\nA,b,c\n", r'set question="{instruction}\\n{input}" and answer=output'),
+        ("a.jsonl", '{"conversations": []}', r"set messages=conversations for a column of chats"),
+        ("a.xlsx", "PK", r"a.xlsx is none of .parquet, .jsonl.*; save it as CSV"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line_and_what_to_do(tmp_path, name, content, message):
+    with pytest.raises(UserError, match=message) as caught:
+        Files(path=str(written(tmp_path, name, content))).rows(0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", sorted(UNPACKED))
+def test_another_compression_names_the_command(tmp_path, suffix):
+    with pytest.raises(UserError, match=f"unpack it: {UNPACKED[suffix]} .*a.jsonl{suffix}"):
+        Files(path=str(written(tmp_path, f"a.jsonl{suffix}", b"?"))).rows(0)
+
+
+def test_a_torn_gzip_file(tmp_path):
+    path = written(tmp_path, "a.jsonl.gz", "\n".join(map(json.dumps, ROWS)))
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(UserError, match=r"a.jsonl.gz can't be unpacked: .*; was it cut off\?"):
+        Files(path=str(path)).rows(0)
+
+
+def test_json_in_cells(tmp_path):
+    chat = json.dumps([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes."}])
+    cells = [["conversations", "answer"], [chat, json.dumps(["Austen", "Jane Austen"])]]
+    text = "\n".join(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in cells)
+    path = written(tmp_path, "chats.csv", text)
+    rows = Csv(path=str(path), messages="conversations", json_columns=["answer"]).rows(0)
+    assert rows[0].answer == ["Austen", "Jane Austen"] == rows[0].metadata["answer"]
+    assert [message["role"] for message in rows[0].messages] == ["user", "assistant"]
+    assert isinstance(Csv(path=str(path), messages="conversations").rows(0)[0].answer, str)
+    with pytest.raises(UserError, match="chats.csv:2: column 'note' should be JSON"):
+        bad = written(tmp_path, "chats.csv", "question,note\nQ,[1\n")
+        Csv(path=str(bad), json_columns=["note"]).rows(0)
+    with pytest.raises(FieldError, match=r"json_columns=.*has no column 'tags'"):
+        Csv(path=str(bad), json_columns=["tags"]).rows(0)
+
+
+def test_pairs_and_labels_of_csv(tmp_path):
+    reader = PreferenceReader(tokenizer=tiny_tokenizer(), context=256)
+    text = "question,chosen,rejected,margin,completion,label\nQ,good,bad,0.5,A,true\nQ,good,bad,1,A,0\n"
+    rows = Csv(path=str(written(tmp_path, "pairs.csv", text))).rows(0)
+    assert reader.pair(0, rows[0], PairColumns(margin="margin")).margin == 0.5
+    assert [reader.labeled(i, rows[i], LabelColumns()).good for i in range(2)] == [True, False]
+    chat = '"[{""role"": ""assistant"", ""content"": ""good""}]"'
+    path = written(tmp_path, "chats.csv", f"question,chosen,rejected\nQ,{chat},bad\n")
+    with pytest.raises(FieldError, match="holds a list of messages as JSON text") as caught:
+        reader.pair(0, Csv(path=str(path)).rows(0)[0], PairColumns())
+    assert "task.json_columns=[chosen]" in caught.value.remedy
+    read_as_json = Csv(path=str(path), json_columns=["chosen"]).rows(0)[0]
+    assert tiny_tokenizer().decode(reader.pair(0, read_as_json, PairColumns()).chosen.tokens) == f"good{END}"
