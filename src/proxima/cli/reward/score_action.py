@@ -148,7 +148,6 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
         UserError: the file can't be read, a column is missing, or a row has no text; the message names file and row.
     """
     from proxima.task.local_files import Files
-    from proxima.task.published_chats import as_messages
 
     if not file.is_file():
         raise UserError(f"{file} does not exist" if not file.exists() else f"{file} is a folder; name a file in it")
@@ -160,7 +159,7 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
         prompt = chosen("prompt", columns.prompt, PROMPT, present, file)
         completion = chosen("completion", columns.completion, COMPLETION, present, file)
         answer = chosen("answer", columns.answer, (), present, file) if columns.answer else "answer"
-        rows = replace(task, question=prompt, answer=None).rows(0)
+        rows = replace(task, prompt=prompt, answer=None).rows(0)
     except FieldError as error:  # it names a field of the task, which the user did not write
         raise UserError(f"{file} {error.requirement}") from None
     encode = tokens_of(model)
@@ -168,14 +167,13 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
     for number in range(len(rows)):
         row, place = rows[number], f"{file}, row {number}"
         metadata = {name: value for name, value in row.metadata.items() if name != completion}
-        chat = as_messages(row.metadata[prompt], place) if isinstance(row.metadata[prompt], list) else None
         asked = Prompt(
             uid=number,
-            messages=chat or row.messages,
+            messages=tuple({name: of[name] for name in of if name != "raw"} for of in row.messages),
             tokens=NO_TOKENS,
             answer=metadata.get(answer),
             metadata=metadata,
-            chat=chat is not None,
+            chat=row.chat,
         )
         answers = completion_texts(row.metadata.get(completion), f"{place}: column {completion!r}")
         if not metadata.keys() >= RECORDED:
