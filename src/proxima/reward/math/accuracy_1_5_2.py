@@ -40,7 +40,7 @@ class Accuracy152(WeightedReward):
         super().__post_init__()
         require(self.tag is None or self.tag.isidentifier(), "tag", self.tag, "must be a plain name such as 'answer'")
 
-    def unreadable(self, answer: Any) -> str | None:
+    def unreadable_one(self, answer: Any) -> str | None:
         return missing_answer(answer) or (None if "####" in str(answer) else solution_hint(str(answer)))
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:

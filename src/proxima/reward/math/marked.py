@@ -133,7 +133,7 @@ class Boxed(WeightedReward):
     needs_answer = True
     where = "inline"
 
-    def unreadable(self, answer: Any) -> str | None:
+    def unreadable_one(self, answer: Any) -> str | None:
         try:
             return missing_answer(answer) or (row_answer(answer, self.answer_in_box) and None)
         except ValueError as error:
