@@ -30,6 +30,8 @@ METRICS = {  # page: the groups of metrics.yaml in its table; run_folder.md has 
 }
 MADE = "<!-- `make docs` makes this table from src/proxima/view/microscope/metrics.yaml -->"
 
+MADE_OF_RANGES = "<!-- `make docs` makes this table from src/proxima/core/correction/ideal_range.py -->"
+
 HEAD = """\
 # Reference
 
@@ -140,6 +142,19 @@ def with_metrics(page: str) -> str:
     return re.sub(rf"{MADE}\n(\|.*\n)+", lambda _: made, text)
 
 
+def with_ideal_ranges(text: str) -> str:
+    """Return the text of docs/mismatch.md with its table of ideal ranges made anew."""
+    from proxima.core.correction.ideal_range import IDEAL_RANGES
+
+    rows = []
+    for ideal in IDEAL_RANGES:
+        words = ideal.words()
+        healthy = words["healthy"] + (" (ours)" if ideal.ours else "")
+        rows.append([f"`{'`, `'.join(ideal.names)}`", healthy, words["watch"], words["broken"], ideal.peer])
+    made = f"{MADE_OF_RANGES}\n{table(['metric', 'healthy', 'watch', 'broken', 'the pull request'], rows)}\n"
+    return re.sub(rf"{MADE_OF_RANGES}\n(\|.*\n)+", lambda _: made, text)
+
+
 def pages() -> dict[Path, str]:
     """Return the text of every generated page, and of those with a generated table."""
     import method_pages
@@ -147,6 +162,8 @@ def pages() -> dict[Path, str]:
     from proxima.config.json_schema import schema_text
 
     tables = {REFERENCE.parent / page: with_metrics(page) for page in METRICS}
+    mismatch = REFERENCE.parent / "mismatch.md"
+    tables[mismatch] = with_ideal_ranges(tables[mismatch])
     schema = {REPOSITORY / "recipes" / "schema.json": schema_text()}
     return {REFERENCE: reference(), **schema, **tables, **method_pages.pages()}
 

@@ -378,3 +378,14 @@ def test_samples_of_episodes_are_shown_turn_by_turn(tmp_path):
     assert call in second and "unreadable call: &lt;b&gt;no closing brace" in second and "reward +0.25" in second
     shown = folder.report.read_text(encoding="utf-8").partition("held-out questions</h2>")[2].partition("</section>")[0]
     assert call in shown and "&lt;b&gt;it says&lt;/b&gt;" in shown and '<li class="given error">' in shown
+
+
+def test_the_numbers_of_the_mismatch_have_a_verdict(tmp_path):
+    """By the ideal ranges, with the guard of the run."""
+    more = [{"mismatch/rollout_is_eff_sample_size": value, "mismatch/k3_kl": 0.03} for value in (0.9, 0.4, 0.2)]
+    steps = [record(i + 1, **numbers) for i, numbers in enumerate(more)]
+    run = make_run(tmp_path / "run", steps, config="algorithm:\n  mismatch: {{max_k3_kl: 0.02}}\n")
+    text = Page(write_report(run)).words.partition("against ideal ranges")[2]
+    assert "mismatch/rollout_is_eff_sample_size 0.2 broken > 0.5 1 1 3 1 / mean((w / mean w)²)" in text
+    assert "mismatch/k3_kl 0.03 broken ≤ 0.01 0 3 3 " in text
+    assert "reward/mean" not in text.partition("Resolved configuration")[0]

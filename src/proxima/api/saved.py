@@ -45,7 +45,8 @@ class SavedRun:
 
     @property
     def metrics(self) -> "DataFrame":
-        """A row for each step, a column for each metric."""
+        """A row for each step, a column for each metric; other frameworks' names of it find the same column:
+        `run.metrics["actor/ppo_kl"]`."""
         return _by_step(self._run.train)
 
     @property
@@ -191,7 +192,11 @@ def load_run(folder: str | Path) -> SavedRun:
 
 
 def _by_step(records: Sequence[Record]) -> "DataFrame":
-    return _frame(records).drop(columns="kind", errors="ignore").set_index("step" if records else [])
+    _pandas()
+    from proxima.api.metrics_frame import MetricsFrame
+
+    frame = MetricsFrame(records).drop(columns="kind", errors="ignore")
+    return frame.set_index("step") if records else frame
 
 
 def _frame(records: Sequence[Record]) -> "DataFrame":

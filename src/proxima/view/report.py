@@ -10,17 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from proxima.core.correction.ideal_range import healthy_range, verdicts
 from proxima.evaluate.headline import Headline
 from proxima.evaluate.held_out import named_sets
 from proxima.experiments.run_reader import Run, flat, read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic
-from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
+from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed, significant
 from proxima.view.log_lines import of_questions, why_unknown
 from proxima.view.microscope import PORT
+from proxima.view.microscope.metric_meanings import metric_meanings
 from proxima.view.microscope.stages import last_stages
-from proxima.view.microscope.trend import trend_of
+from proxima.view.microscope.trend import guard_of, trend_of
 from proxima.view.page import render
 from proxima.view.report_samples import held_out_questions, select_samples
 
@@ -69,6 +71,7 @@ def report_values(run: Run) -> dict[str, Any]:
         "has_records": bool(run.train or run.evals),
         "questions": held_out_questions(run.files),
         "discarded": discarded(counted),
+        "ideal": ideal_ranges(run),
         "config": config_lines(run.files),
         "environment": [
             (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
@@ -217,6 +220,22 @@ def discarded(run: Run) -> list[dict[str, str]]:
         for key, (name, meaning) in reasons.items()
         if (number := total(run.train, key))
     ]
+
+
+def ideal_ranges(run: Run) -> list[dict[str, str]]:
+    """Return each number of the last steps that has an ideal range, with its verdict and how often it was not
+    healthy."""
+    guard = guard_of(run.recipe.get("algorithm"))
+    judged = [(record, verdicts(record, guard)) for record in run.train]
+    last = {name: (record[name], verdict) for record, of_step in judged for name, verdict in of_step.items()}
+    rows = []
+    for name, (_, meaning) in metric_meanings(last).items():
+        found = [of_step[name] for _, of_step in judged if name in of_step]
+        value, verdict = last[name]
+        rows.append({"name": name, "value": significant(value), "verdict": verdict, "meaning": meaning})
+        rows[-1]["ideal"] = healthy_range(name, guard)
+        rows[-1] |= {word: f"{found.count(word)}" for word in ("watch", "broken")} | {"of": f"{len(found)}"}
+    return rows
 
 
 def config_lines(folder: RunFolder) -> list[tuple[str, str]]:

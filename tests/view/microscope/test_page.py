@@ -137,10 +137,13 @@ def test_the_way_down_by_clicks(page, rows):
     assert titles[:3] == ["Vital signs", "Rewards", "Prompts and completions"] and rest == "Other"
     first = page.locator(".charts figure").first.inner_text()
     assert first.startswith("reward/mean") and "mean over the valid completions generated in the step" in first
+    assert page.locator('figure[data-name="mismatch/k3_kl"] output').inner_text() == "0.03 watch"
+    assert page.locator(".charts .verdict").count() == 1
     page.locator(".charts svg").first.click(position={"x": 3, "y": 40})
     page.wait_for_url("**#/0/step/1*")
     page.wait_for_selector(".fates button")
     assert page.locator(".fates button").all_inner_texts()[0].startswith("trained")
+    assert page.locator(".strip .verdict.watch").all_inner_texts() == ["watch"]
     page.click('[aria-label^="Groups"] [data-index="0"]')
     page.wait_for_url("**/group/*")
     page.wait_for_selector(".columns article .differs")

@@ -10,6 +10,7 @@ starts from.
     presets            verl's names (`decoupled_token_is` …) as lists of these
     mismatch           the same statistics of engine and trainer, measured in every run, corrected or not
     guard, health      the reaction of a run to them, and their meaning in a sentence
+    ideal_range        a verdict on each of them: healthy, watch, broken
 
 A correction is a frozen dataclass with `needs` and `__call__(PolicyBatch) -> Corrected(weight, keep, metrics)`, all
 detached. Several compose: their weights multiply, their rejections add up. Every surrogate composes with every

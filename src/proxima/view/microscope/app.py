@@ -134,7 +134,7 @@ class MicroscopeApp:
 
     def step(self, request: Request) -> dict[str, Any]:
         run, number = self._run(request), request.path_params["step"]
-        return self._step(request).answer() | {"metrics": run.vital_signs(number)}
+        return self._step(request).answer() | {"metrics": run.vital_signs(number), "verdicts": run.verdicts(number)}
 
     def search(self, request: Request) -> dict[str, list[int]]:
         query = request.query_params.get("q", "")

@@ -55,7 +55,7 @@ def _answers(run: ViewedRun, file: StepFile, uid: int | None) -> Iterator[tuple[
     yield "runs", [run.about() | {"run": 0, "folder": run.files.path.resolve().name}]
     yield "0/trend", run.trend() | {"rollout_steps": [file.step]}
     yield "0/state", run.state() | {"running": False, "steps": [file.step]}
-    yield at, file.answer() | {"metrics": run.vital_signs(file.step)}
+    yield at, file.answer() | {"metrics": run.vital_signs(file.step), "verdicts": run.verdicts(file.step)}
     uids = dict.fromkeys(file.table["prompt_uid"]) if uid is None else [uid]
     for prompt in uids:
         yield f"{at}/group/{prompt}", file.of_group(prompt)

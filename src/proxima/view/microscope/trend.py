@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proxima.core.correction.guard import MismatchGuard
+from proxima.core.correction.ideal_range import verdicts
+from proxima.data import FieldError
 from proxima.evaluate.headline import Headline
 from proxima.view.microscope.metric_meanings import metric_meanings
 
@@ -10,13 +13,17 @@ SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "refer
 
 
 def trend_of(records: Sequence[Mapping[str, Any]], algorithm: Mapping[str, Any], after: int = 0) -> dict[str, Any]:
-    """Return every number in records of metrics.jsonl for the steps after `after`, with group and meaning, and the
-    number of earlier steps; also the evaluations, and the specs in the `algorithm` of the recipe."""
+    """Return every number in records of metrics.jsonl for the steps after `after`, with group and meaning, the verdict
+    on it where it has an ideal range, and the number of earlier steps; also the evaluations, and the specs in the
+    `algorithm` of the recipe."""
     steps = [record for record in records if record["kind"] == "train"]
     train = [record for record in steps if record["step"] > after]
     evals = [record for record in records if record["kind"] == "eval"]
     named = {name for record in train for name, value in record.items() if _is_number(value)} - {"step"}
     about = metric_meanings(named)
+    guard = guard_of(algorithm)
+    judged = [verdicts(record, guard) for record in train]
+    with_verdict = {name for of_step in judged for name in of_step} & named
     return {
         "before": len(steps) - len(train),
         "steps": [record["step"] for record in train],
@@ -24,6 +31,7 @@ def trend_of(records: Sequence[Mapping[str, Any]], algorithm: Mapping[str, Any],
             name: [record.get(name) if _is_number(record.get(name)) else None for record in train] for name in about
         },
         "about": about,
+        "verdicts": {name: [of_step.get(name) for of_step in judged] for name in sorted(with_verdict)},
         "evals": [
             {
                 "step": r["step"],
@@ -35,6 +43,15 @@ def trend_of(records: Sequence[Mapping[str, Any]], algorithm: Mapping[str, Any],
         "specs": {name: algorithm.get(name) for name in SLOTS},
         "headline": Headline.of(evals).key,
     }
+
+
+def guard_of(algorithm: Any) -> MismatchGuard:
+    """Return the guard that the `algorithm` of a recipe sets; the default one if it is missing or damaged."""
+    fields = algorithm.get("mismatch") if isinstance(algorithm, Mapping) else None
+    try:
+        return MismatchGuard(**fields) if isinstance(fields, Mapping) else MismatchGuard()
+    except (TypeError, FieldError):
+        return MismatchGuard()
 
 
 def _is_number(value: Any) -> bool:

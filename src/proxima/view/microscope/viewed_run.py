@@ -7,12 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from proxima.core.correction.ideal_range import verdicts
 from proxima.data import UserError
 from proxima.experiments.growing_records import GrowingRecords
 from proxima.experiments.run_reader import read_config, read_summary
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups
-from proxima.view.microscope.trend import trend_of
+from proxima.view.microscope.trend import guard_of, trend_of
 
 if TYPE_CHECKING:
     from proxima.view.microscope.step_file import StepFile
@@ -167,6 +168,10 @@ class ViewedRun:
         """Return the vital metrics of a step; empty if it is not finished."""
         record = next((r for r in self.records() if r.get("step") == step and r.get("kind") == "train"), {})
         return {name: record[name] for name in metric_groups()[VITAL] if name in record}
+
+    def verdicts(self, step: int) -> dict[str, str]:
+        """Return healthy, watch or broken for each of the vital metrics of a step that has an ideal range."""
+        return dict(verdicts(self.vital_signs(step), guard_of(self.algorithm)))
 
     def timeline(self) -> list[dict[str, Any]] | None:
         """Return the spans of the last steps of timeline.json, see `last_stages`; None without the file."""

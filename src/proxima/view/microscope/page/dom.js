@@ -48,6 +48,11 @@ export function inkOf(name) {
 }
 
 /** A list of terms: pairs of a name and its value; those without a value are left out. */
+/** A number, and beside it healthy, watch or broken where it has an ideal range. */
+export function withVerdict(text, verdict) {
+  return verdict ? [text, " ", h("span", { class: `verdict ${verdict}` }, verdict)] : [text];
+}
+
 export function terms(pairs, className = "terms") {
   const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
   return h("dl", { class: className }, shown.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));

@@ -1,6 +1,6 @@
 // A step: its rewards as a histogram that filters, its groups by spread, what was dropped and why, its completions.
 
-import { h, say, terms } from "./dom.js";
+import { h, say, terms, withVerdict } from "./dom.js";
 import { get } from "./api.js";
 import { count, figure, isNumber, percent, plain, signed, words } from "./format.js";
 import { completionId, go, remember, stepPath } from "./router.js";
@@ -48,7 +48,7 @@ class Step {
   strip() {
     const versions = [Math.min(...this.rows.version_min.filter(isNumber)), Math.max(...this.rows.version_max.filter(isNumber))];
     const own = Number.isFinite(versions[0]) ? [["versions", versions[0] === versions[1] ? versions[0] : `${versions[0]} to ${versions[1]}`]] : [];
-    return terms([["completions", count(this.rows.uid.length)], ["groups", count(this.step.groups.length)], ...Object.entries(this.step.metrics).map(([name, value]) => [name, figure(value)]), ...own], "strip");
+    return terms([["completions", count(this.rows.uid.length)], ["groups", count(this.step.groups.length)], ...Object.entries(this.step.metrics).map(([name, value]) => [name, withVerdict(figure(value), this.step.verdicts?.[name])]), ...own], "strip");
   }
 
   makeGroups() {

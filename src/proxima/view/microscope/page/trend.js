@@ -1,6 +1,6 @@
 // A run over its steps: any metric as a curve, held-out results as diamonds; a click goes to the step.
 
-import { h, say } from "./dom.js";
+import { h, say, withVerdict } from "./dom.js";
 import { get, getOrNull, isFile } from "./api.js";
 import { count, extent, figure, isNumber, plain, words } from "./format.js";
 import { go, remember, stepPath } from "./router.js";
@@ -83,7 +83,7 @@ class Trend {
   choose() {
     const wanted = this.find.value.trim().toLowerCase().split(/\s+/);
     remember({ q: this.find.value.trim() });
-    const { about, metrics } = this.trend, groups = new Map();
+    const { about, metrics, verdicts } = this.trend, groups = new Map();
     const names = Object.keys(about).filter((name) => wanted.every((word) => name.toLowerCase().includes(word)) && extent(metrics[name]));
     [this.charts, this.reads] = [[], []];
     const watch = new IntersectionObserver((seen) => seen.forEach((one) => {
@@ -94,7 +94,7 @@ class Trend {
     for (const name of names) {
       const [title, meaning] = about[name], read = h("output", {});
       const card = h("figure", { "data-name": name }, h("figcaption", {}, h("b", {}, name), read, h("p", { class: "muted" }, meaning)));
-      this.reads.push({ read, values: metrics[name] });
+      this.reads.push({ read, values: metrics[name], verdicts: verdicts[name] });
       if (!groups.has(title)) groups.set(title, h("div", { class: "charts" }));
       groups.get(title).append(card);
       watch.observe(card);
@@ -141,7 +141,7 @@ class Trend {
   mark() {
     const row = this.trend.steps.indexOf(this.step);
     for (const chart of this.charts) chart.at(this.step ?? null);
-    for (const { read, values } of this.reads) read.textContent = figure(row >= 0 ? values[row] : null);
+    for (const { read, values, verdicts } of this.reads) read.replaceChildren(...withVerdict(figure(row >= 0 ? values[row] : null), verdicts?.[row]));
   }
 
   open() {
@@ -173,9 +173,10 @@ class Trend {
   }
 }
 
-function joinTo(now, { steps, metrics, about }) {
-  const of = (from, name, list) => from.metrics[name] || list.map(() => null);
-  for (const name in { ...metrics, ...now.metrics }) now.metrics[name] = [...of({ metrics }, name, steps), ...of(now, name, now.steps)];
+function joinTo(now, { steps, metrics, verdicts, about }) {
+  const of = (from, name, list) => from[name] || list.map(() => null);
+  for (const [before, after] of [[metrics, now.metrics], [verdicts, now.verdicts]])
+    for (const name in { ...before, ...after }) after[name] = [...of(before, name, steps), ...of(after, name, now.steps)];
   now.steps = [...steps, ...now.steps];
   now.about = { ...about, ...now.about };
 }
