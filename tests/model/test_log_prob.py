@@ -276,3 +276,23 @@ def test_large_logits_cost_no_digits():
     result = token_log_prob(hidden, weight, target, 1 / 16, others=target[:, None])
     torch.testing.assert_close(result.log_prob.double(), exact, rtol=0, atol=1e-6)
     torch.testing.assert_close(result.others[:, 0].double(), exact, rtol=0, atol=1e-6)
+
+
+def test_the_error_of_a_bf16_head_is_that_of_bf16_logits_over_the_temperature():
+    """docs/mismatch.md: for tokens that were not sampled at the temperature it grows as 1 / temperature."""
+    draw = torch.Generator().manual_seed(1)
+    hidden, weight = 2 * torch.randn(64, 64, generator=draw), 0.5 * torch.randn(500, 64, generator=draw)
+    target = torch.randint(500, (64,), generator=draw)
+    means = {}
+    for temperature in (1.0, 0.05, 0.01):
+        exact = token_log_prob(hidden.double(), weight.double(), target, temperature).log_prob
+        with torch.autocast("cpu", torch.bfloat16):
+            ours = token_log_prob(hidden, weight, target, temperature).log_prob
+        logits = (hidden.bfloat16() @ weight.bfloat16().T).float() / temperature
+        plain = logits.log_softmax(1).gather(1, target[:, None])[:, 0]
+        single = token_log_prob(hidden, weight, target, temperature).log_prob
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-4)
+        assert float((single - exact).abs().max()) < 1e-2  # of log-probs in the thousands at .01
+        means[temperature] = float((ours - exact).abs().mean())
+    assert 0.01 < means[1.0] < 0.1
+    assert 15 < means[0.05] / means[1.0] < 30 and 75 < means[0.01] / means[1.0] < 150

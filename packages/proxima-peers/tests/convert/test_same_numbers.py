@@ -261,7 +261,7 @@ def product(corrections, b):
     ("recipe", "options"),
     [
         ("is_token", {"": True, "_threshold": 2.0, "_level": "token", "_mode": "truncate"}),
-        ("is_sequence", {"": True, "_threshold": 5.0, "_level": "sequence", "_mode": "clip"}),
+        ("is_sequence", {"": True, "_threshold": 2.0, "_level": "sequence", "_mode": "clip"}),
         ("is_metrics", {"": False, "_threshold": 2.0, "_level": "token", "_mode": "truncate"}),
     ],
 )

@@ -31,8 +31,9 @@ class TvBand(Surrogate):
         `proximal` other than `behavior`, the band is still around mu.
     Source: `ipo_loss_fn` of prime-rl, its default since 2026-08-27 (epsilon .1, since 2026-09-18 .3). IPO, the loss
         over pairs of completions, is another method.
-    Differs: `dppo` is one-sided: it keeps tokens that move back. prime-rl computes r unclamped, so that a dropped token
-        of a very large ratio gives 0 times inf; its r is pi / mu, ours with `proximal: behavior`.
+    Differs: `dppo` is one-sided: it keeps tokens that move back. prime-rl up to 559b447 (2026-08-21) computes r
+        unclamped, so that a dropped token of a very large ratio gives 0 times inf; newer versions cap it. Here log r is
+        clamped to +-20. prime-rl's r is pi / mu, ours with `proximal: behavior`.
     Name: Total-variation band.
     Use it: Asynchronous training, or an engine that disagrees with the trainer. A token far from mu is then more often
         a wrong log-prob than a large step, and the direction of its update says little.
