@@ -8,7 +8,7 @@ from proxima.data.suggestions import nearest, suggestion
 from proxima.experiments.metric_names import METRIC_ALIASES, canonical_metric
 
 
-class MetricsFrame(pd.DataFrame):
+class MetricsFrame(pd.DataFrame):  # type: ignore[misc]  # pandas has no types
     """A DataFrame whose columns have our names, and are found under those of other frameworks too:
     `metrics["actor/ppo_kl"]` is `metrics["approx_kl_k1"]`. No column exists twice, so an export has ours alone.
 

@@ -98,7 +98,11 @@ def verdicts(values: Mapping[str, object], guard: MismatchGuard | None = None) -
         values: metric → value, as in metrics.jsonl. What is absent, NaN or not a number has no verdict.
         guard: the run's, for the metrics that only the health check judges; its defaults if omitted.
     """
-    numbers = {name: float(value) for name, value in values.items() if _is_number(value)}
+    numbers = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    }
     checked = {verdict.metric: OF_LEVEL[verdict.level] for verdict in health(numbers, guard)}
     return checked | {name: RANGE_OF[name].verdict(value) for name, value in numbers.items() if name in RANGE_OF}
 
@@ -109,7 +113,3 @@ def healthy_range(name: str, guard: MismatchGuard | None = None) -> str:
         return RANGE_OF[name].words()["healthy"]
     (rule,) = (rule for rule in rules(guard or MismatchGuard()) if rule.metric == name)
     return f"{'≥' if rule.falling else '≤'} {rule.ok:g}"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
