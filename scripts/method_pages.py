@@ -9,6 +9,7 @@ without an entry there from its docstring: `Name:`, `Use it:`, `Not:`, and `In P
 import dataclasses
 import inspect
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,9 @@ def figures() -> dict[Path, str]:
 
     threshold = ThresholdFigure.of(EXAMPLE, SURROGATES["cppo"]())
     drawn = {PAGES / "cppo_threshold.svg": svg_file(threshold)}
+    pruning = import_module(f"{__package__ or ''}.prune_figures".lstrip("."))  # this module is part of a package or not
+    drawn[PAGES / "prune.svg"] = svg_file(pruning.PipelineFigure())
+    drawn[PAGES / "prune_allocation.svg"] = svg_file(pruning.AllocationFigure())
     for kind, cls in SURROGATES.items():
         beside = {"ppo_clip": ["reinforce"], "cppo": ["dppo", "ppo_clip"], "luspo": ["gspo"]}.get(kind, ["ppo_clip"])
         together = {name: SURROGATES[name]() for name in beside} | {kind: cls()}
@@ -124,12 +128,17 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
         parts.append(text + "\n")
     if slot == "surrogate":
         parts.append(f"![loss and gradient weight over the ratio, for both signs of the advantage]({kind}.svg)\n")
+    if kind == "prune":
+        parts.append("![stages of a step, and the advantages of a group with those that are kept](prune.svg)\n")
+        parts.append("![the slots of an update, without and with allocation](prune_allocation.svg)\n")
     if kind == "cppo":
         parts.append("![threshold along a completion, and the tokens that it masks](cppo_threshold.svg)\n")
     if rows := field_rows(cls):
         parts.append(table(["field", "default", "meaning"], rows) + "\n")
     if slot == "advantage" and "value" in cls.needs:
         parts.append("**Needs a critic.** Set `critic: model` or `critic: head`; see [PPO with a critic](../ppo.md).\n")
+    if "why" in note:
+        parts.append(f"**Why.** {note['why']}")
     parts.append(f"**Use it.** {note['use']}\n\n**Not.** {note['avoid']}\n")
     if "recipe" in note:
         parts.append(f"**In a recipe.**\n\n```yaml\n{note['recipe']}```\n")

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from proxima.core import SELECTIONS, select
+from proxima.core import SELECTIONS, PpoClip, SequenceMeanTokenMean, policy_loss, select
+from proxima.core.penalty import K3
 from proxima.core.selection.group_selection import DropTruncated, DropUniformGroups
 from proxima.core.selection.partial_selection import BestAndWorst, Prune
 from proxima.data import Outcomes
+from tests.core.batches import packed
 
 
 def outcomes(groups: list[int], truncated: list[int] | None = None) -> Outcomes:
@@ -90,3 +92,17 @@ def test_allocation_over_the_batch_keeps_the_size_of_an_update(size, rate, promp
 def test_allocation_that_can_not_keep_the_size_is_known():
     assert not Prune(0.7, scope="batch", allocate=True).keeps_size(8)
     assert [Prune(0.5, allocate=True).keeps_size(size) for size in (16, 7)] == [True, False]
+
+
+def test_the_gradient_of_grpo_splits_as_the_pruning_paper_does():
+    """1/G 1/T (r A + beta (pi_ref/pi - 1)) at each token: docs/algorithms/prune.md."""
+    leaf = torch.tensor([-1.0, -0.5, -0.7], dtype=torch.float64, requires_grad=True)
+    centre = torch.tensor([-1.1, -0.45, -0.7], dtype=torch.float64)
+    reference = torch.tensor([-1.3, -0.4, -0.7], dtype=torch.float64)
+    advantage = torch.tensor([0.5, 0.5, -2.0], dtype=torch.float64)
+    b = packed([2, 1], log_prob=leaf, proximal_log_prob=centre, reference_log_prob=reference, advantage=advantage)
+    loss = policy_loss(b, surrogate=PpoClip(), penalty=K3(0.04), aggregate=SequenceMeanTokenMean())
+    loss.value.backward()
+    ratio, towards = (leaf.detach() - centre).exp(), (reference - leaf.detach()).exp()
+    share = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
+    torch.testing.assert_close(-leaf.grad, share * (ratio * advantage + 0.04 * (towards - 1)))
