@@ -323,3 +323,22 @@ def test_a_completion_without_an_environments_reward_fails():
     with pytest.raises(ValueError, match="got no reward from its environment"):
         EnvironmentReward().score_one(prompt(), replace(completion("x"), episode=Episode()))
     assert EnvironmentReward().unreadable(None) is None
+
+
+JOINED = ["61 or 62", "61, 62", "61/2", "61+1", "61 62", "61 to 70", "61 or maybe 62", "not 61", "less than 61"]
+ALONE = [
+    "61",
+    "$61.",
+    "61 dollars",
+    "61 (5 each)",
+    "about 61",
+    "61 apples, 3 of them red",
+    "x = 61",
+    "61\n\nIn 2 steps.",
+]
+
+
+def test_a_number_after_hashes_stands_alone():
+    assert corrects(Gsm8kReward(), "61", *[f"#### {text}" for text in JOINED]) == [False] * len(JOINED)
+    assert corrects(Gsm8kReward(), "61", *[f"#### {text}" for text in ALONE]) == [True] * len(ALONE)
+    assert corrects(Accuracy152(), "61", "<answer>61 maybe</answer>", "<answer>61 dollars</answer>") == [False, True]

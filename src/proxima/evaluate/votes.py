@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from proxima.reward import REWARDS
-from proxima.reward.math.extract import as_number, first_number, last_number
+from proxima.reward.math.extract import as_number, final_number, last_number
 from proxima.reward.math.marked import Gsm8kReward, as_fraction, last_boxed, last_tagged
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def _number(reward: Any, text: str) -> str | None:
 def _gsm8k(reward: "Gsm8kReward", text: str) -> str | None:
     _, marker, answer = text.rpartition("####")
     if marker:
-        number = first_number(answer)
+        number = final_number(answer)
         return None if number is None else str(number)
     return None if reward.strict else _number(reward, text)
 

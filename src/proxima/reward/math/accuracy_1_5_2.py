@@ -64,7 +64,7 @@ _CHANGES_VALUE = re.compile(
     r"|zero|one|two|three|five|eight|nine|twelve|(?:twen|thir|for|fif|six|seven|eigh|nine)t(?:y|ie|ieth)"
     r"|(?:four|six|seven|ten|eleven|(?:thir|four|fif|six|seven|eigh|nine)teen|hundred|thousand|(?:m|b|tr|quadr)illion)(?:th)?)s?"
     r"|plus|minus|percent|percentage|divided|multiplied|squared|cubed|factorial|power|root|mod|modulo|choose|doubled|tripled|halved"
-    r"|negative|negated|inverse|below|than|or|not|never|[b-z])\b",
+    r"|maybe|perhaps|possibly|probably|unless|negative|negated|inverse|below|than|or|not|never|[b-z])\b",
     re.IGNORECASE,
 )
 

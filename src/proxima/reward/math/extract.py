@@ -9,6 +9,13 @@ from typing import Any
 _NUMBER = re.compile(
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
 )
+_JOINS_ANOTHER = re.compile(
+    r"(?:[ $]{0,3}(?:[-+*/^x×÷,;=\u2212\u2013]|(?:and|or|to)\b)[ $(]{0,3}(?:maybe |perhaps |possibly |even |else )?"
+    r"|[ ][ $]{0,2})[-\u2212]?\.?[0-9]"
+)
+_DENIED = re.compile(
+    r"(?i:\b(?:not|never|neither|either|between)\b|n['’]t\b|\b(?:less|more) than\b|\bat (?:most|least)\b)"
+)
 _MINUS = "-\u2212"
 _SUBTRACTS_FROM = re.compile(r"[\w.)\]}]")  # a minus after one of these is a subtraction, not a sign
 
@@ -19,10 +26,13 @@ def last_number(text: str) -> Decimal | None:
     return _value(text, last[0]) if last else None
 
 
-def first_number(text: str) -> Decimal | None:
-    """The first number of a text; see `last_number`."""
+def final_number(text: str) -> Decimal | None:
+    """The first number of a text; None if another one is joined to it (`61 or 62`, `61/2`, `61, 62`), or if it is
+    denied (`not 61`)."""
     match = _NUMBER.search(text)
-    return None if match is None else _value(text, match)
+    if match is None or _JOINS_ANOTHER.match(text, match.end()) or _DENIED.search(text, 0, match.start()):
+        return None
+    return _value(text, match)
 
 
 def _value(text: str, match: re.Match[str]) -> Decimal:

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxima.data import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, binary_score, missing_answer, required_answer
-from proxima.reward.math.extract import as_number, first_number, last_number
+from proxima.reward.math.extract import as_number, final_number, last_number
 
 _BRACE = re.compile(r"[{}]")
 
@@ -86,6 +86,7 @@ def same_answer(text: str, answer: Any) -> bool:
 class Gsm8kReward(WeightedReward):
     """1 if the number after the last `####` equals the answer; without `####`, the last number of the text.
 
+    A number to which another one is joined (`61 or 62`, `61/2`), or which is denied (`not 61`), is wrong.
     The row's answer may be a whole GSM8K solution; what follows its `####` counts.
 
     Args:
@@ -112,7 +113,7 @@ class Gsm8kReward(WeightedReward):
             raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number after '####'")
         _, marker, final = completion.text.rpartition("####")
         if marker:
-            return binary_score(first_number(final) == expected)
+            return binary_score(final_number(final) == expected)
         return binary_score(not self.strict and last_number(completion.text) == expected)
 
 
