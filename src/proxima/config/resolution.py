@@ -5,7 +5,7 @@ All problems are collected and raised together as one `ConfigError`. No validati
 msgspec refuses a value, the file and line where it was written, and the value of the layer below, are already lost.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,12 @@ from proxima.config.builder import Builder
 from proxima.config.describe import fields_of
 from proxima.config.families import TRAIN, family_of, family_of_config
 from proxima.config.layers import merged
-from proxima.config.problems import ConfigError, one_problem
+from proxima.config.problems import ConfigError, Problem, one_problem
 from proxima.config.recipe_reader import read_recipe
 from proxima.config.resolved import Resolved
 from proxima.config.run_models import with_run_models
 from proxima.config.schema import RunConfig
-from proxima.config.tree import Node, Source, node_of
+from proxima.config.tree import FILL_IN, Node, Source, node_of
 from proxima.system.recipe_files import find_recipe, shown_path
 
 # a YAML file, a run folder (its `config.yaml`), the name of a recipe (`quickstart`), or a mapping of the same shape
@@ -52,7 +52,7 @@ def resolve(
             recipe may then have the other sections too: they are not read. None: the recipe's own.
         import_code: see `Builder`.
     Returns: the config with provenance. No model or data is opened; `check` looks further.
-    Raises: ConfigError, with one line for each problem.
+    Raises: ConfigError, with one line for each problem; a value that is still to be filled in is one.
     """
     if isinstance(recipe, Mapping):
         layers, name = [node_of(recipe, Source("mapping"))], None
@@ -71,11 +71,25 @@ def resolve(
         tree = with_learning_rate(tree, family)
     tree = with_run_models(tree)
     fields = _fields_read(tree.mapping or {}, family.root, cls)
+    if missing := list(_to_fill_in(replace(tree, value=fields))):
+        raise ConfigError(missing)
     builder = Builder(import_code)
     config = builder.dataclass(cls, replace(tree, value=fields), "", "recipe")
     if problems := builder.all_problems():
         raise ConfigError(problems)
     return Resolved(config, tuple(builder.entries), name, import_code)
+
+
+def _to_fill_in(node: Node, path: str = "") -> Iterator[Problem]:
+    """The values that a converted recipe lacks: `proxima peers convert` writes in their place what the file had."""
+    if isinstance(node.value, str) and node.value.startswith(FILL_IN):
+        reason = node.value.removeprefix(FILL_IN).lstrip(": ") or "the recipe does not say"
+        remedy = f"set it in the recipe, or {path}=… on the command line"
+        yield Problem(path, f"is to be filled in: {reason}; {remedy}", None, node.source.text)
+    below: Iterable[tuple[Any, Node]]
+    below = enumerate(node.items) if node.items is not None else (node.mapping or {}).items()
+    for name, child in below:
+        yield from _to_fill_in(child, f"{path}.{name}" if path else str(name))
 
 
 def _fields_read(fields: Mapping[str, Node], family: type, root: type) -> dict[str, Node]:

@@ -13,7 +13,9 @@ from proxima.config.describe import NO_FIELD, FieldInfo
 from proxima.config.problems import one_problem
 from proxima.config.scalars import in_one_line
 
-FILL_IN = "TO FILL IN"  # the comment after a placeholder value, as `proxima peers convert` writes it
+# what `proxima peers convert` writes where a value is missing: in its place, which `resolve` refuses, or as the comment
+# after a stand-in, which `train` refuses
+FILL_IN = "TO FILL IN"
 Scalar = str | int | float | bool | None
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import resolve
+from proxima.config import ConfigError, resolve
 from proxima_peers.convert import PEERS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -13,7 +13,10 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def test_to_a_file(proxima, here):
     code, out, err = proxima("peers", "convert", EXAMPLES / "trl_grpo.py", "--from", "trl", "--out", "recipe.yaml")
     assert (code, out) == (0, "wrote recipe.yaml\n")
-    assert resolve("recipe.yaml").config.algorithm.surrogate.epsilon_high == 4.0
+    with pytest.raises(ConfigError, match=r"^reward\.0\.kind .*is to be filled in: my_lab.check_answer: "):
+        resolve("recipe.yaml")
+    filled = resolve("recipe.yaml", ["reward.0.kind=math"]).config
+    assert filled.algorithm.surrogate.epsilon_high == 4.0
     lines = err.splitlines()
     assert "not supported yet:" in lines and "unknown option:" in lines and "ignored, no effect here:" in lines
     assert "  epsilon_hihg: did you mean 'epsilon_high'?" in lines

@@ -49,6 +49,6 @@ def specs(converted: Callable[..., Draft]) -> Callable[..., Any]:
     """The resolved `algorithm` section of converted options."""
 
     def run(peer: str, options: dict[str, Any]) -> Any:
-        return resolve(converted(peer, options).recipe).config.algorithm
+        return resolve(converted(peer, options).filled).config.algorithm
 
     return run

@@ -17,7 +17,7 @@ VERL = {"algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 8, F +
 
 
 def rewards(done):
-    return resolve(done.recipe).config.reward
+    return resolve(done.filled).config.reward
 
 
 @pytest.mark.parametrize(("generated", "trained"), [(29, 7), (1536, 512), (100, 30), (1000, 999), (123, 7), (7, 7)])
@@ -85,7 +85,7 @@ HOSTILE = [
 @pytest.mark.parametrize("listed_", [True, False])
 def test_whatever_is_written_is_listed_and_never_run(converted, text, listed_):
     done = converted("trl", {"beta": 0.0, "reward_funcs": [text, "accuracy_reward"] if listed_ else text})
-    assert any(kind["kind"] == "math" for kind in done.recipe["reward"])
+    assert any(kind["kind"] == "math" for kind in done.filled["reward"])
     if listed_ or text not in ("", None, [], {}):
         assert "reward.0" in listed(done)["missing"]
 

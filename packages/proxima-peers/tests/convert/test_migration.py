@@ -34,7 +34,7 @@ CONTEXTS = {
     "unirl": [{"algorithm._target_": f"x.{kind}"} for kind in ("CPPO", "DPPO", "DRPO", "GRPO")]
     + [{"backend.lora_cfg.rank": 8}],
     "prime_rl": [{"trainer.loss.type": kind} for kind in ("ipo", "default", "icepop")]
-    + [{"trainer.model.lora.rank": 8, "trainer.scheduler.type": "linear"}],
+    + [{"trainer.model.lora.rank": 8, "trainer.scheduler.type": "linear"}, {"orchestrator.train.env": []}],
 }
 
 

@@ -90,13 +90,13 @@ def test_options_become_fields_or_are_told(file_of, case):
         assert len(str(caught.value).splitlines()) == 1
         return
     done = convert(file, case["peer"])
-    assert {place: written_at(done.recipe, place) for place in case.get("writes", ())} == case.get("writes", {})
+    assert {place: written_at(done.filled, place) for place in case.get("writes", ())} == case.get("writes", {})
     if "stops" in case:
         with pytest.raises(ConfigError, match=case["stops"]):
-            resolve(done.recipe)
+            resolve(done.filled)
     else:
         assert done.problems == ()
-        resolved = resolve(done.recipe, root=None, import_code=False)
+        resolved = resolve(done.filled, root=None, import_code=False)
         assert {place: value_at(resolved, place) for place in case.get("becomes", ())} == case.get("becomes", {})
         assert case.get("family") in (None, family_name(resolved.config))
         assert "family" not in case or likely_peers(file) == [case["peer"]]
@@ -123,7 +123,7 @@ def check_report(case, done):
     assert all(words in reasons for words in case.get("why", ()))
     unwrapped = " ".join(done.text.replace("#", "").split())
     assert all(words in done.text or words in unwrapped for words in case.get("says", ()))
-    assert all(written_at(done.recipe, place) is NOTHING for place in case.get("lacks", ()))
+    assert all(written_at(done.filled, place) is NOTHING for place in case.get("lacks", ()))
 
 
 def test_every_example_is_a_case():
@@ -135,9 +135,12 @@ def test_the_defaults_that_stand_for_options_are_listed_with_the_version(convert
     done = converted("areal", options)
     assumed = {entry.name: entry.why for entry in done.assumed}
     assert {"sampling.temperature=1.0 (gconfig.temperature)", "eval.limit=0"} <= set(assumed)
-    assert set(assumed.values()) == {"AReaL 4aef98d8"} and resolve(done.recipe).config.eval.limit == 0
+    assert set(assumed.values()) == {"AReaL 4aef98d8"} and resolve(done.filled).config.eval.limit == 0
     at_their_place = [line for line in done.text.splitlines() if "AReaL's default" in line and line[0] != "#"]
-    assert len(at_their_place) == len(assumed) and "over_age: wait  # ours; AReaL trains on such" in done.text
+    assert (
+        len(at_their_place) + len(done.defaults) == len(assumed)
+        and "over_age: wait  # ours; AReaL trains on such" in done.text
+    )
     assert "defaults of the framework, assumed because the file does not set them:" in done.report
 
 

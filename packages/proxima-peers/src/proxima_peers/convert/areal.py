@@ -182,6 +182,7 @@ def _by_batch(d: Draft, o: Options, whitened: bool) -> None:
 
 def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
     """`reward_scaling`, and the overlong penalty."""
+    d.default(o, "actor.reward_clip", 20.0, "AReaL clips the scaled rewards at it; here no reward is clipped")
     scale = o.number("actor.reward_scaling", default=1.0)
     weight = (scale, "from actor.reward_scaling") if normalised == "none" and scale != 1 else None
     common.reward(d, weight)
@@ -304,11 +305,13 @@ def _asynchrony(d: Draft, o: Options) -> None:
         d.drops_given(o, "the run is synchronous", concurrent)
         return
     prompts = o.whole(size, batch, default=1)
+    meaning = "AReaL counts its bound of the lag in these, where its examples write the batch size; here as they do"
+    d.default(o, batch, 1, meaning)
     if (consumed := o.whole(batch, default=prompts)) != prompts:
         d.lacks(batch, f"{consumed}, not the {prompts} prompts of a step: AReaL's bound of the lag counts in these")
     d.put("runtime.max_lag", lag, o.origin(*names))
     at_once, origin = o.whole(concurrent, least=1) or consumed, o.origin(concurrent, batch, size)
-    if at_once > (most := (lag + 1) * prompts):
+    if at_once > (most := (lag + 1) * prompts) and o.given(size, batch):  # not by a batch of 1 that is only the default
         at_once, origin = most, f"{origin}, {at_once}: no more than (max_lag + 1) x {prompts} are ever admitted"
     d.put("runtime.max_concurrent_rollouts", at_once, origin)
     late, like = ("drops", "drop") if segment_wise(o) else ("trains on", "train")

@@ -56,6 +56,7 @@ def segment_wise(o: Options) -> bool:
 def _towards_next(d: Draft, o: Options) -> None:
     """Segment-wise decoupled PPO: the weights are towards the policy version right after the one of each token."""
     if not segment_wise(o):
+        _segment_wise_by_default(d, o)
         return
     origin, lag = o.origin(*SEGMENT_WISE), d.entries["runtime.max_lag"].value
     name, centre = origin.removeprefix("from "), d.entries["algorithm.proximal"]
@@ -72,6 +73,16 @@ def _towards_next(d: Draft, o: Options) -> None:
         d.put("algorithm.proximal", "next", origin, centre.note)
         for at in kinds:
             d.put(f"{at.removesuffix('kind')}towards", "next", origin)
+
+
+def _segment_wise_by_default(d: Draft, o: Options) -> None:
+    """Where the file does not set it and it would matter: it is on by default in the version that has the option."""
+    lag, centre = d.entries["runtime.max_lag"].value, d.entries["algorithm.proximal"].value
+    if lag >= 2 and centre == "recompute" and o.flag("actor.use_decoupled_loss"):
+        meaning = (
+            "AReaL with segment-wise PPO, where it is true by default: set it for proximal: next; without, as here"
+        )
+        d.default(o, SEGMENT_WISE[0], False, meaning)
 
 
 def _cap(d: Draft, o: Options) -> None:

@@ -209,6 +209,8 @@ def rewards_of(d: Draft) -> int:
 def overlong(d: Draft, longest: Sourced, buffer: Sourced, factor: Sourced) -> None:
     """DAPO's soft overlong penalty, our `overlong` reward; each argument with its origin."""
     most, width, share = longest[0], buffer[0], factor[0]
+    if width is not None and width > most and "'s default of" in longest[1]:  # the lengths are in another file
+        most, longest = width, (width, f"{FILL_IN}: {longest[1]}, {most}, is below the buffer of {width} tokens")
     if width is None or not 1 <= width <= most:
         width = max(1, most // 5)
         buffer = (width, f"{FILL_IN}: {buffer[1]}: a buffer between 1 and the {most} tokens of a completion")

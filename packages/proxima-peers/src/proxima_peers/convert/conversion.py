@@ -1,5 +1,6 @@
 """Turns a peer's file into a recipe: reads it, converts it with the modules of the peer, and makes it loadable."""
 
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import Any
 from proxima.config import ConfigError, check, resolve
 from proxima.config.problems import Problem, one_problem
 from proxima.config.tree import FILL_IN
+from proxima.system.text_files import read_text
 from proxima_peers.convert import PEERS
-from proxima_peers.convert.draft import Draft
+from proxima_peers.convert.draft import Draft, Entry
 from proxima_peers.convert.known import not_a_training, option_rules, sort_out
 from proxima_peers.convert.openrlhf import openrlhf_is_not_read, refuse_openrlhf
-from proxima_peers.convert.options import Options
+from proxima_peers.convert.options import Options, on_one_line
 from proxima_peers.convert.read import read
 
 
@@ -54,12 +56,15 @@ def convert(path: str | Path, peer: str) -> Draft:
         draft, rules = offline.convert_offline(o, command), offline.rules_of(o)
     draft.doubt(o)
     sort_out(draft, o, rules)
+    evaluated = evaluating_command(draft, o)
     draft.problems = make_loadable(draft)
     draft.account(o)
     draft.assume(o.peer, PEERS[peer].version)
     draft.ignored[:] = dict.fromkeys(draft.ignored)  # once each
     draft.head = f"Made by `proxima peers convert {path} --from {peer}`: "
     draft.head += "each value is followed by the option it came from."
+    if evaluated:
+        draft.head += f"\nThe file evaluates a model and trains nothing: {evaluated}"
     if draft.problems:
         draft.head += "\nAs it stands: " + "; ".join(draft.problems)
     return draft
@@ -75,21 +80,50 @@ def offline_training(o: Options, peer: str) -> str | None:
     return module_of(offline).training_of(o) if offline else None
 
 
+OF_CPPO = re.compile(r"\beval_(?:gsm|math)\.py\b")
+
+
+def evaluating_command(draft: Draft, o: Options) -> str:
+    """The command for a file that evaluates only: verl's `val_only`, or the evaluation of the completion pruning's
+    authors, which takes one answer, greedily. Empty for a training."""
+    file = Path(o.file)
+    pruning = file.suffix in (".sh", ".bash") and OF_CPPO.search(read_text(file, "utf-8-sig")) is not None
+    if not pruning and str(o.flat.get("trainer.val_only")).lower() != "true":
+        return ""
+    if pruning and "eval.task.kind" in draft.entries:
+        draft.put("eval.samples", 1, "one answer in its evaluate()")
+        draft.put("eval.sampling.temperature", 0, "greedy in its evaluate()")
+    model = draft.entries["model.path"]
+    return f"proxima eval {'MODEL' if model.stands_in else model.value} RECIPE.yaml, where RECIPE.yaml is this file"
+
+
 # paths of things that need to exist only on the machine that trains
 OPENED_LATER = ("model.", "critic.path", "task", "eval.", "data.", "monitor.")
 
 
 def make_loadable(draft: Draft) -> tuple[str, ...]:
     """Turn values that a recipe refuses into values to fill in; return the remaining problems."""
-    while problems := list(problems_of(draft.recipe)):
+    replaced: dict[str, str] = {}
+    while problems := list(problems_of(draft.filled)):
         refused = [p for p in problems if p.path in draft.entries and not p.path.endswith(".kind")]
         if not refused:
             break
         for problem in refused:
             entry = draft.entries.pop(problem.path)
             why = f"{entry.origin.removeprefix(FILL_IN)}: {problem.value} {problem.message}; our default is used"
+            replaced[problem.path] = why
             draft.needs(problem.path, why)
+    if replaced and not problems:
+        resolved = resolve(draft.filled, root=None, import_code=False)
+        for path, why in replaced.items():
+            if is_leaf(value := resolved.get(path)):
+                draft.entries[path] = Entry(value, on_one_line(f"{FILL_IN}: {why}"))
     return tuple(str(problem).replace(" (mapping)", "") for problem in problems)
+
+
+def is_leaf(value: Any) -> bool:
+    """Return True for a value that a recipe writes in one place, and that is one."""
+    return isinstance(value, str | int | float | bool)
 
 
 def problems_of(recipe: dict[str, Any]) -> Iterator[Problem]:

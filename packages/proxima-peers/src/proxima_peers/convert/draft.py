@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,11 +37,22 @@ EMPTY |= {"task.environment": None, "task.tools": []}
 
 @dataclass(frozen=True)
 class Entry:
-    """A leaf of the recipe: its value, the comment after it, and a note on the lines above it."""
+    """A leaf of the recipe: its value, the comment after it, and a note on the lines above it.
+
+    Args:
+        stands_in: the file names no such part (a task, a reward, a model), and `value` is none that a run may use: the
+            recipe has the origin in its place, which begins with `FILL_IN` and is refused.
+    """
 
     value: Any
     origin: str
     note: str = ""
+    stands_in: bool = False
+
+    @property
+    def written(self) -> Any:
+        """The value in the recipe."""
+        return self.origin if self.stands_in else self.value
 
 
 @dataclass
@@ -50,6 +61,7 @@ class Draft:
 
     Args:
         waiting: path of an entry → the options that it waits for.
+        defaults: what the peer's defaults mean here where no field has their value, for `assumed`.
         own_columns: a function named in the file scores rows by their columns, so GSM8K's files are read as files.
         missing, unsupported, unknown, ignored: values that the file does not give; options without an equivalent.
         assumed: the peer's defaults that values come from, with the version.
@@ -67,6 +79,7 @@ class Draft:
     read: list[Leftover] = field(default_factory=list)
     waiting: dict[str, list[str]] = field(default_factory=dict)
     own_columns: bool = False
+    defaults: list[str] = field(default_factory=list, init=False)
     problems: tuple[str, ...] = field(default=(), init=False)
     head: str = field(default="", init=False)
 
@@ -121,7 +134,9 @@ class Draft:
         waiting = self.waiting.setdefault(at, [])
         waiting.append(option)
         reason = f"{option}: {why}" if len(waiting) == 1 else f"{', '.join(waiting)}: the reasons are at the top"
-        self.entries[at] = replace(self.entries[at], origin=on_one_line(f"{FILL_IN}: {reason}"))
+        entry = self.entries[at]
+        stands_in = entry.stands_in or (path == "reward" and entry.value == "gsm8k")  # chosen by the data alone
+        self.entries[at] = replace(entry, origin=on_one_line(f"{FILL_IN}: {reason}"), stands_in=stands_in)
         self.missing.append(Leftover(option, on_one_line(f"{why} (at {at})")))
 
     def doubt(self, o: Options) -> None:
@@ -144,10 +159,21 @@ class Draft:
     def assume(self, peer: str, version: str) -> None:
         """Record each default of the peer that a value comes from, with the version whose default it is."""
         for path, entry in self.entries.items():
-            name = entry.origin.partition(f"{peer}'s default of ")[2].split(",")[0]
+            if entry.origin.startswith(FILL_IN):
+                continue
+            name, _, of_version = entry.origin.partition(f"{peer}'s default of ")[2].partition(", in ")
+            name = re.split("[,:]", name)[0]
             if name or f"{peer}'s default" in entry.origin:
                 named = f" ({name})" if name else ""
-                self.assumed.append(Leftover(f"{path}={for_any_reader(entry.value)}{named}", f"{peer} {version}"))
+                place = f"{path}={for_any_reader(entry.value)}{named}"
+                self.assumed.append(Leftover(place, f"{peer} {of_version or version}"))
+        for line in self.defaults:
+            self.assumed.append(Leftover(line, f"{peer} {version}"))
+
+    def default(self, o: Options, name: str, value: Any, meaning: str) -> None:
+        """Record a default of the peer that no field has: what it means here. No effect if the file sets the option."""
+        if not o.given(name):
+            self.defaults.append(f"{name}={for_any_reader(value)} ({meaning})")
 
     def drops(self, name: str, why: str) -> None:
         """Record an option that has no effect here."""
@@ -160,14 +186,22 @@ class Draft:
                 self.drops(name, why)
 
     def ask(self, path: str, value: Any, what: str, kind: bool = False) -> None:
-        """Put a placeholder where a recipe needs a value that the file does not give."""
-        self.entries[f"{path}.kind" if kind else path] = Entry(value, on_one_line(f"{FILL_IN}: {what}"))
+        """Put a placeholder where a recipe needs a value that the file does not give: `FILL_IN` with the reason for a
+        task, a reward or a model, which no other can stand for; for other values our default, with that comment."""
+        place = f"{path}.kind" if kind else path
+        stands_in = value is not None and (path.startswith(("task", "reward")) or path.endswith(".path"))
+        self.entries[place] = Entry(value, on_one_line(f"{FILL_IN}: {what}"), stands_in=stands_in)
         self.missing.append(Leftover(path, on_one_line(what)))
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The recipe as plain dicts and lists, as `proxima.config.resolution` takes them."""
-        return {key: _plain(value) for key, value in self._nested().items()}
+        """The recipe as it is written, as plain dicts and lists."""
+        return {key: _plain(value, lambda entry: entry.written) for key, value in self._nested().items()}
+
+    @property
+    def filled(self) -> dict[str, Any]:
+        """The recipe with a stand-in for each part that is to be filled in, so that the rest of it can be resolved."""
+        return {key: _plain(value, lambda entry: entry.value) for key, value in self._nested().items()}
 
     def _nested(self) -> dict[str, Any]:
         root = nested(self.entries.items())
@@ -214,15 +248,15 @@ def _ordered(fields: dict[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
     return dict(sorted(fields.items(), key=lambda pair: order.index(pair[0]) if pair[0] in order else len(order)))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, of: Callable[[Entry], Any]) -> Any:
     if isinstance(value, Entry):
-        return value.value
+        return of(value)
     if value and all(key.isdigit() for key in value):
-        return [_plain(value[key]) for key in sorted(value, key=int)]
-    return {key: _plain(child) for key, child in value.items()}
+        return [_plain(value[key], of) for key in sorted(value, key=int)]
+    return {key: _plain(child, of) for key, child in value.items()}
 
 
 def _leaf(key: str, entry: Entry, margin: str) -> Lines:
     notes = textwrap.wrap(entry.note, WIDTH - len(margin)) if entry.note else ()
-    value = (f"{margin}{key}: {for_any_reader(entry.value)}", entry.origin)
+    value = (f"{margin}{key}: {for_any_reader(entry.written)}", None if entry.stands_in else entry.origin)
     return [*((f"{margin}# {line}", None) for line in notes), value]

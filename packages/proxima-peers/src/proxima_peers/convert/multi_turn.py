@@ -59,7 +59,7 @@ def trl_episodes(d: Draft, o: Options, longest: tuple[int, str]) -> None:
 def _by_name(d: Draft, o: Options, option: str, path: str) -> None:
     """Functions or a class by their modules; those defined in the script have to be filled in."""
     written = o.get(option)
-    texts = [str(text) for text in written] if isinstance(written, list) else [str(written)]
+    texts = [str(text) for text in written] if isinstance(written, list) and written else [str(written)]
     named = [text if REFERENCE.fullmatch(text) else f"MODULE:{_identifier(text)}" for text in texts]
     d.put(path, named if path == TOOLS else named[0], o.origin(option))
     if rest := [text for text in texts if text not in named]:

@@ -1,9 +1,15 @@
 """prime-rl: the TOML of its `rl` command, with its default loss, IcePop, or DPPO as it was up to 2026-08-27.
 
+Up to 2026-07-29 (#3150, #3156) the environments were `orchestrator.train.env`, and names of 2025 were understood; up to
+2026-08-15 (#3275) the trackers were `[wandb]`. A file with one of these names has the defaults of that time: DPPO.
 The defaults of the losses are those of pull requests #3418 (2026-08-27: `ipo` is the default, `ipo_threshold` becomes
 `eps`), #3526 (IcePop) and #3586 (2026-09-18: `eps` 0.3, `kl_tau` 0); all others are those of commit 559b4477.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+from proxima.config.tree import FILL_IN
 from proxima_peers.convert import common, trackers
 from proxima_peers.convert.adapter import LoraNames, lora
 from proxima_peers.convert.draft import Draft
@@ -11,6 +17,12 @@ from proxima_peers.convert.options import Options
 
 LOSS, OPTIMIZER, SCHEDULER, BATCH = "trainer.loss.", "trainer.optim.", "trainer.scheduler.", "orchestrator."
 SAMPLING = f"{BATCH}train.sampling."
+SOURCES = (f"{BATCH}train.source", f"{BATCH}train.env", f"{BATCH}env")  # since 2026-07-29; before; the first name
+GROUPS = (f"{BATCH}group_size", f"{BATCH}rollouts_per_example")
+FILTERS = (f"{BATCH}pre_batch_filters", f"{BATCH}post_batch_filters")
+IN_FLIGHT = (f"{BATCH}oversampling_factor", f"{BATCH}max_inflight_rollouts")
+OF_JULY = (*SOURCES[1:], GROUPS[1], *FILTERS, *IN_FLIGHT, f"{BATCH}pool_size", "trainer.max_concurrent_runs", "bench")
+SECTIONS_OF_JULY = (f"{BATCH}sampling.", "wandb.", f"{BATCH}wandb.", "trainer.wandb.", f"{BATCH}prime_monitor.")
 LORA = LoraNames(
     rank="trainer.model.lora.rank",
     alpha="trainer.model.lora.alpha",
@@ -24,21 +36,25 @@ LORA = LoraNames(
 def convert(o: Options) -> Draft:
     """A recipe from prime-rl's options."""
     d = Draft()
-    common.model(d, o, "trainer.model.name", f"{BATCH}model.name", "model.name")
+    models = ("trainer.model.name", f"{BATCH}model.name", "model.name")
+    if o.get(*models) is None and not o.doubts:
+        d.put("model.path", "Qwen/Qwen3-0.6B", "prime-rl's default of model.name")
+    else:
+        common.model(d, o, *models)
     if any(name.startswith("trainer.model.lora.") for name in o.flat):
         lora(d, o, LORA)
     lengths = (f"{BATCH}seq_len", "trainer.model.seq_len", "seq_len")
     d.copy("model.max_length", o, *lengths, default=2048, whole=True)
     common.dtype(d, o, "dtype", "trainer.model.optimization_dtype", default="float32")
-    source = f"{BATCH}train.source"
-    d.ask("task", "gsm8k", f"{source}: the questions of its environment; see `proxima list task`", kind=True)
-    common.reward(d)
-    if o.given(source):
-        d.wait("task", source, "an environment of `verifiers` gives questions and rewards")
+    where = _environments(o)
+    d.ask("task", "gsm8k", f"{where} gives the questions; see `proxima list task`", kind=True)
+    d.ask("reward.0", "math", f"{where} gives the rewards; see `proxima list reward`", kind=True)
     _surrogate(d, o)
     _advantage(d, o)
     d.spec("algorithm.aggregate", "token_mean", "prime-rl divides by all tokens of the step")
-    names = {"temperature": (f"{SAMPLING}temperature",), "max_tokens": (f"{SAMPLING}max_completion_tokens",)}
+    sections, longest = (SAMPLING, f"{BATCH}sampling."), ("max_completion_tokens", "max_tokens")
+    names = {"temperature": tuple(f"{section}temperature" for section in sections)}
+    names["max_tokens"] = tuple(section + name for name in longest for section in sections)
     common.sampling(d, o, names, {"temperature": 1.0})
     if "sampling.max_tokens" not in d.entries:
         d.ask("sampling.max_tokens", 512, f"{SAMPLING}max_completion_tokens: without it, what is left of the context")
@@ -48,10 +64,35 @@ def convert(o: Options) -> Draft:
     return d
 
 
+def is_of_july(o: Options) -> bool:
+    """Return True for a file with a name that prime-rl has had up to July 2026 only."""
+    return any(name in OF_JULY or name.startswith(SECTIONS_OF_JULY) for name in o.flat)
+
+
+def _environments(o: Options) -> str:
+    """The option with the environments and their names, for a reason."""
+    name = next((name for name in SOURCES if o.given(name)), SOURCES[0])
+    named = [_name_of(source) for source in _listed(o)]
+    o.asked.update(option for option in o.flat if option.startswith(tuple(f"{source}." for source in SOURCES)))
+    several = "the environments" if len(named) > 1 else "the environment"
+    return f"{name}: {several} {', '.join(named)} of `verifiers`" if named else f"{name}: an environment of `verifiers`"
+
+
+def _name_of(source: Mapping[str, Any]) -> str:
+    """The name of an environment: its own, or that of its tasks."""
+    inside = source.get("env", source)
+    tasks = inside.get("taskset") if isinstance(inside, Mapping) else None
+    name = source.get("name") or source.get("id") or (tasks.get("id") if isinstance(tasks, Mapping) else None)
+    return str(name or "without a name")
+
+
 def _surrogate(d: Draft, o: Options) -> None:
     d.put("algorithm.proximal", "behavior", "prime-rl's ratio is to the engine's policy")
-    older = o.given(f"{LOSS}dppo_mask_low", f"{LOSS}dppo_mask_high")
+    july = is_of_july(o)
+    older = o.given(f"{LOSS}dppo_mask_low", f"{LOSS}dppo_mask_high") or july
     kind = o.choice(("ipo", "icepop", "default", "custom"), f"{LOSS}type", default="default" if older else "ipo")
+    if july and not o.given(f"{LOSS}type"):
+        d.defaults.append("trainer.loss.type=default (the file has names of July 2026, when DPPO was the default)")
     origin, surrogate = o.origin(f"{LOSS}type"), "algorithm.surrogate"
     if o.number(f"{LOSS}adv_tau", default=1.0) != 1:
         d.lacks(f"{LOSS}adv_tau", f"{o.flat[f'{LOSS}adv_tau']}: a factor of the advantages; scale train.optimizer.lr")
@@ -70,8 +111,8 @@ def _surrogate(d: Draft, o: Options) -> None:
         d.spec(surrogate, "dppo", origin, note, **fields)
         _penalty(d, o, 1e-3)
     else:
-        before = o.given(f"{LOSS}ipo_threshold")
-        epsilon = o.sourced(f"{LOSS}eps", f"{LOSS}ipo_threshold", default=0.3)
+        before = o.given(f"{LOSS}ipo_threshold") or july
+        epsilon = o.sourced(f"{LOSS}eps", f"{LOSS}ipo_threshold", default=0.1 if july else 0.3)
         note = "prime-rl's IPO: a band around the engine's probabilities, no loss over pairs"
         d.spec(surrogate, "tv_band", origin, note, epsilon=epsilon)
         _penalty(d, o, 1e-3 if before else 0.0)
@@ -94,23 +135,64 @@ def _advantage(d: Draft, o: Options) -> None:
     if kind != "grpo":
         d.wait(path, name, f"{kind}: another algorithm; choose advantage, critic or distillation")
     filtered = f"{BATCH}train.filter_zero_advantages"
-    if o.flag(filtered, default=True):
+    if is_of_july(o):
+        _filters_of_july(d, o)
+    elif o.flag(filtered, default=True):
         note = "prime-rl drops each completion of advantage 0; here whole groups of equal rewards are dropped"
         d.append("algorithm.selection", "drop_uniform_groups", o.origin(filtered), note)
 
 
+def _filters_of_july(d: Draft, o: Options) -> None:
+    """`pre_batch_filters`, off by default, and `post_batch_filters`, all three on by default."""
+    found: dict[str, str] = {}
+    for name in FILTERS:
+        written = o.get(name, default=[])
+        filters = [entry for entry in written if isinstance(entry, Mapping)] if isinstance(written, list) else []
+        on = [str(entry.get("type")) for entry in filters if entry.get("enforce", True)]
+        if not o.given(name) and name == FILTERS[1]:
+            on = ["gibberish", "repetition", "zero_advantage"]
+            d.defaults.append(f"{name}={on} (of July 2026; the first two are not here: see their list)")
+        found |= {kind: o.origin(name) for kind in on}
+    if "zero_advantage" in found:
+        note = "prime-rl drops each completion of advantage 0; here whole groups of equal rewards are dropped"
+        d.append("algorithm.selection", "drop_uniform_groups", found.pop("zero_advantage"), note)
+    for kind, origin in found.items():
+        name = origin.removeprefix("from ").rpartition(" ")[2]
+        d.lacks(name, f"{kind}: prime-rl does not train on completions that this filter finds")
+
+
 def _batch(d: Draft, o: Options) -> None:
-    groups, size = f"{BATCH}group_size", f"{BATCH}batch_size"
-    group, samples = o.whole(groups, default=1, least=1), o.whole(size, default=128, least=1)
+    size, tokens = f"{BATCH}batch_size", f"{BATCH}token_batch_size"
+    group, origin = o.whole(*GROUPS, default=1, least=1), o.origin(*GROUPS)
+    own = {source[key] for source in _listed(o) for key in ("group_size", "rollouts_per_example") if key in source}
+    if len(own) == 1 and isinstance(only := own.pop(), int) and only > 0:
+        group, origin = only, f"from {next(name for name in SOURCES if name in o.flat)}: its group_size"
+    elif own:
+        d.lacks(GROUPS[0], f"environments with groups of {', '.join(map(str, own))}: here all have {group}")
+    samples = o.whole(size, default=128, least=1)
     if samples % group:
         d.lacks(size, f"{samples} is no multiple of {group} completions per prompt: whole groups here")
-    d.put("train.prompts_per_step", max(1, samples // group), f"{o.origin(size)} / group_size")
-    d.put("train.completions_per_prompt", group, o.origin(groups))
+    counted = f"{o.origin(size)} / group_size"
+    if o.given(tokens) and not o.given(size):
+        counted = f"{FILL_IN}: {tokens}: {o.get(tokens)} tokens a step; here a step has a number of prompts"
+    d.put("train.prompts_per_step", max(1, samples // group), counted)
+    d.put("train.completions_per_prompt", group, origin)
+    for name in IN_FLIGHT:
+        if o.given(name):
+            d.lacks(
+                name, f"{o.get(name)}: how much is generated at once; runtime.max_concurrent_rollouts counts prompts"
+            )
     common.updates(d, 1, "prime-rl makes one update of a batch")
     lag = o.whole(f"{BATCH}max_off_policy_steps", default=8, least=0)
     if lag:
         remedy = f"set runtime.max_lag={lag} and runtime.max_concurrent_rollouts, with a server or local_process engine"
         d.lacks(f"{BATCH}max_off_policy_steps", f"{lag}: this recipe is synchronous; {remedy}")
+
+
+def _listed(o: Options) -> list[Mapping[str, Any]]:
+    """The environments of the file."""
+    sources = o.get(*SOURCES, default=[])
+    return [source for source in sources if isinstance(source, Mapping)] if isinstance(sources, list) else []
 
 
 def _training(d: Draft, o: Options) -> None:

@@ -155,16 +155,47 @@ def _over_base(flat: Flat, path: Path) -> Flat:
     own = _found(Path(OWN_CONFIGS[program]), path) if says and program in OWN_CONFIGS else None
     if own is not None:
         return {**_composed(own), **{key: flat[key] for key in flat if key != "launch"}}
+    flat = _over_sections(flat, path)
     written = flat.get("config", flat.get("config_name"))
     if written is None:
         return flat
-    name = "config" if "config" in flat else "config_name"
-    if (base := _found(Path(str(flat.get("config_path") or "")) / str(written), path)) is not None:
+    name, folder = "config" if "config" in flat else "config_name", flat.get("config_path")
+    if (base := _found(Path(folder if isinstance(folder, str) else "") / str(written), path)) is not None:
         return {**_composed(base), **{key: flat[key] for key in flat if key not in (name, "config_path")}}
-    if name == "config_name":
+    if name == "config_name" and _is_of_unirl(path):
+        ours = RECIPES.get(Path(str(written)).stem)
+        remedy = f"convert its YAML file; {f'the recipe of it here is {ours}' if ours else 'it is in UniRL/examples'}"
+        raise one_problem(str(path), f"runs UniRL with the config {written}, which is not found from here; {remedy}")
+    if name == "config_name" and folder is None:  # of the peer's own package: its defaults
         return flat
     why = f"the options of {written} come first, and that file is not found from here; convert it where it is"
     return {**flat, "config": Doubtful(why)}
+
+
+RECIPES = {  # the configs of UniRL that are recipes here
+    "qwen3_cppo_30b_a3b_base_dapo_sglang": "qwen3_30b_cppo",
+    "qwen3_dppo_4b_base_dapo_sglang": "qwen3_4b_dppo",
+    "qwen3_drpo_4b_base_dapo_sglang": "qwen3_4b_drpo",
+    "qwen3_grpo_4b_base_dapo_sglang": "qwen3_4b_grpo",
+}
+
+
+def _is_of_unirl(path: Path) -> bool:
+    """Return True for a script that runs UniRL, or its launch script."""
+    return re.search(r"\bunirl\.train_|run_experiment\w*\.sh", _text(path)) is not None
+
+
+def _over_sections(flat: Flat, path: Path) -> Flat:
+    """prime-rl's `--trainer @ FILE`: the options of the file, within that section, below those of the command."""
+    for name in [name for name in flat if name.endswith(".config") and name.count(".") == 1]:
+        section, file = name.removesuffix(".config"), str(flat[name])
+        if (base := _found(Path(file), path)) is not None:
+            below = {f"{section}.{option}": value for option, value in _composed(base).items()}
+            flat = {**below, **{key: value for key, value in flat.items() if key != name}}
+        else:
+            why = f"the options of {file} come first, and that file is not found from here; convert it where it is"
+            flat = {**flat, name: Doubtful(why)}
+    return flat
 
 
 def _with_launcher(flat: Flat, path: Path) -> Flat:
@@ -178,7 +209,7 @@ def _with_launcher(flat: Flat, path: Path) -> Flat:
 def _found(relative: Path, path: Path) -> Path | None:
     """A YAML or JSON file that the file at `path` names, searched from its folder upwards."""
     for folder in (*path.absolute().parents, Path()):
-        for file in (folder / relative, folder / f"{relative}.yaml"):
+        for file in (folder / relative, folder / f"{relative}.yaml", folder / f"examples/{relative}.yaml"):
             if file.suffix not in (".sh", ".bash", ".py") and file.is_file():
                 return file
     return None

@@ -28,11 +28,17 @@ class Doubtful:
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w@/]*(?:\.[\w@/]+)*)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?")
-_FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
+_DELETED = re.compile(r"~([A-Za-z_]\w*(?:\.\w+)+)")  # Hydra's way to leave an option out
+_FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+_HERE = re.compile(  # the folder of the script, or the one it runs in
+    r"\$\(\s*(?:pwd|dirname\s+[^()]+|cd\s.+?&&\s*pwd(?:\s+-P)?)\s*\)|`pwd`"
+)
+_LAUNCHER = re.compile(r"(?:.*/)?run_experiment\w*\.sh")  # of UniRL: the name of a config, and options
 _MAINS = ("verl.trainer.main_ppo", "verl.trainer.main_ppo_sync", "torch.distributed.run", "accelerate.commands.launch")
 _SERVERS = ("vllm-serve", "serve", "vllm.entrypoints.openai.api_server", "sglang.launch_server")  # not trainings
 _DECLARES = ("export", "local", "readonly", "declare", "typeset")
 _KEYWORDS = ("then", "else", "do", "{", "}", "!", "time", "exec", "nohup")  # a command follows
+_SHELLS = ("bash", "sh", "zsh")
 _CONDITIONS = ("if", "elif", "while", "until")
 
 
@@ -105,9 +111,15 @@ class _Script:
                 assert assignment is not None
                 self.assign(assignment[1], assignment[2])
             return
-        while _ASSIGNMENT.fullmatch(words[0]):  # an environment for this command
-            words = words[1:]
+        environment: dict[str, str] = {}
+        while assignment := _ASSIGNMENT.fullmatch(words[0]):  # an environment for this command
+            environment[assignment[1]], words = assignment[2], words[1:]
+        words = _of_launcher(words, environment.get("EXPERIMENT", self.variables.get("EXPERIMENT")))
         words = words[words.index("--") + 1 :] if "--" in words[:-1] else words  # ray job submit … -- python …
+        if len(words) > 2 and words[0] in _SHELLS and re.fullmatch(r"-\w*c", words[1]):
+            for statement in statements(words[2]):
+                self.read(statement)
+            return
         words, doubtful = self.split(words)
         target = next((i for i, word in enumerate(words) if word == "-m" or word.endswith(".py")), None)
         runs = "" if target is None else words[target + (words[target] == "-m" and target + 1 < len(words))]
@@ -160,13 +172,16 @@ class _Script:
         """Record the options among the words of an array, or of a command whose program is the word at `start`."""
         inside = doubtful or (self.depth > 0 and not command)
         dotted = [i for i, word in enumerate(words) if (override := _OVERRIDE.fullmatch(word)) and "." in override[1]]
+        composed = any(_CONFIG_NAME.match(word) for word in words)  # by Hydra, which takes all words of this form
         for index, word in enumerate(words):
             override = _OVERRIDE.fullmatch(word)
-            if override and dotted and (index in dotted or not command or index > start):
+            if override and (dotted or composed) and (index in dotted or not command or index > start):
                 self.overrides.setdefault(override[1], []).append((command, self.expanded(override[2]), inside))
+            elif (deleted := _DELETED.fullmatch(word)) and (dotted or composed):
+                self.overrides.setdefault(deleted[1], []).append((command, "null", inside))
         for index, name, text in _flags(words):
             self.flags.setdefault(name, []).append((command, self.expanded(text), inside))
-            if dotted and index > start:
+            if (dotted or composed) and index > start:
                 self.own[name] = None
 
     def settled(self, options: dict[str, list[tuple[int, str, bool]]]) -> Flat:
@@ -174,6 +189,8 @@ class _Script:
         flat: Flat = {}
         setting = {command for occurrences in options.values() for command, _, _ in occurrences if command}
         for name, occurrences in options.items():
+            if name in ("config_path", "config_dir"):  # a file is searched from the script's folder upwards
+                occurrences = [(command, _HERE.sub(".", text), inside) for command, text, inside in occurrences]
             texts, always = _of_arrays(occurrences)
             by_command = {command: text for command, text, inside in occurrences if command and not inside}
             if by_command:  # its words come after an array's
@@ -215,6 +232,19 @@ class _Script:
         return match[0] if number is None else f"{number:.0f}"
 
 
+_CONFIG_NAME = re.compile(r"--config[-_]name(?:=|$)")
+
+
+def _of_launcher(words: list[str], experiment: str | None) -> list[str]:
+    """The command that UniRL's launch script runs, for one that calls it; any other command is returned unchanged."""
+    script = next((i for i, word in enumerate(words[:2]) if _LAUNCHER.fullmatch(word)), None)
+    if script is None:
+        return words
+    rest = words[script + 1 :]
+    name, options = (rest[0], rest[1:]) if experiment is None and rest else (experiment, rest)
+    return words if name is None else ["python", "-m", "unirl.train_ar", f"--config-name={name}", *options]
+
+
 def _of_arrays(occurrences: list[tuple[int, str, bool]]) -> tuple[list[str], bool]:
     """The possible values from the arrays, and True if they give one in any case."""
     texts: list[str] = []
@@ -231,8 +261,13 @@ def _unquoted(text: str) -> str:
 
 
 def _flags(words: list[str]) -> Iterator[tuple[int, str, str]]:
-    """`--a-b 1 --c --d=x y` as (0, a_b, 1), (2, c, true), (3, d, x), with their places; several values as a list."""
+    """`--a-b 1 --c --d=x y` as (0, a_b, 1), (2, c, true), (3, d, x), with their places; several values as a list.
+    `@ FILE` is the config of prime-rl's commands, `--a @ FILE` that of its section a."""
     for index, word in enumerate(words):
+        if word == "@" and index + 1 < len(words):
+            before = _FLAG.fullmatch(words[index - 1]) if index else None
+            yield index, f"{before[1]}.config" if before and before[2] is None else "config", words[index + 1]
+            continue
         if not (flag := _FLAG.fullmatch(word)):
             continue
         name = flag[1].replace("-", "_")
@@ -241,11 +276,13 @@ def _flags(words: list[str]) -> Iterator[tuple[int, str, str]]:
             continue
         values = []
         for value in words[index + 1 :]:
-            if value.startswith("--") or value.endswith(".py") or value in ("|", "2>&1", "&", ">"):
+            if value.startswith("--") or value.endswith(".py") or value in ("|", "2>&1", "&", ">", "@"):
                 break
             if _OVERRIDE.fullmatch(value):
                 break
             values.append(value.rstrip(","))
+        if words[index + 1 : index + 2] == ["@"]:
+            continue
         yield index, name, "true" if not values else values[0] if len(values) == 1 else f"[{', '.join(values)}]"
 
 

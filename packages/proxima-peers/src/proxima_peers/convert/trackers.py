@@ -29,7 +29,11 @@ UNIRL: Names = {
     "tags": ("logging.tags",),
     "mode": ("logging.wandb_mode",),
 }
-PRIME_RL: Names = {name: (f"monitors.wandb.{name}",) for name in ("project", "entity", "name", "group", "tags")}
+OF_PRIME_RL = ("monitors.wandb", "wandb", "orchestrator.wandb", "trainer.wandb")  # the others up to August 2026
+PRIME_RL: Names = {
+    name: tuple(f"{section}.{name}" for section in OF_PRIME_RL)
+    for name in ("project", "entity", "name", "group", "tags")
+}
 AREAL: dict[str, tuple[str, ...]] = {
     "wandb": ("project", "entity", "name", "group", "tags", "mode"),
     "trackio": ("project", "name", "space_id"),
@@ -59,9 +63,12 @@ def unirl(d: Draft, o: Options) -> None:
 
 
 def prime_rl(d: Draft, o: Options) -> None:
-    """`[monitors.wandb]`, a section that is on where it is written."""
-    if any(name.startswith("monitors.wandb") for name in o.flat):
-        _tracker(d, o, "wandb", "monitors.wandb", PRIME_RL)
+    """`[monitors.wandb]`, before it `[wandb]`, a section that is on where it is written."""
+    for section in OF_PRIME_RL:
+        if any(f"{name}.".startswith(f"{section}.") for name in o.flat):
+            o.given(*(option for options in PRIME_RL.values() for option in options))
+            _tracker(d, o, "wandb", section, PRIME_RL)
+            return
 
 
 def areal(d: Draft, o: Options) -> None:

@@ -24,7 +24,7 @@ def convert(o: Options) -> Draft:
     if prompt is not None:
         d.put("model.max_length", prompt + longest, "from max_prompt_length + max_completion_length")
     split, subset = str(o.get("dataset_train_split", default="train")), o.get("dataset_config")
-    columns = {"question": str(o.get("dataset_prompt_column", default="prompt"))}
+    columns = _prompts(o)
     columns |= {"answer": "solution"} if reads_solutions(o) else {}
     common.task(d, o, "dataset_name", split=split, **columns)
     if subset is not None and d.entries["task.kind"].value == "dataset":
@@ -63,6 +63,14 @@ def convert(o: Options) -> Draft:
     return d
 
 
+def _prompts(o: Options) -> dict[str, str]:
+    """The column with the prompts: TRL reads a chat, or a text as it is; open-r1 makes a user's turn of a text, and so
+    does the fork of it by the completion pruning's authors, where it is the column of MATH."""
+    of_open_r1 = o.given("dataset_prompt_column", "system_prompt", "pruning")
+    column = o.get("dataset_prompt_column", default="problem" if o.given("pruning") else "prompt")
+    return {"question" if of_open_r1 else "prompt": str(column)}
+
+
 OF_PEFT: dict[str, Any]  # options of peft's LoraConfig
 OF_PEFT = {"rank": "r", "alpha": "lora_alpha", "targets": "target_modules", "dropout": "lora_dropout"}
 OF_PEFT |= {"rslora": "use_rslora", "dora": "use_dora"}
@@ -73,11 +81,21 @@ OF_COMMAND |= {"default_rank": 16, "default_alpha": 32, "default_dropout": 0.05}
 COMMAND_LINE = LoraNames(**OF_COMMAND, default_targets=PEFT_TARGETS)
 
 
+def number_of_processes(o: Options) -> int | None:
+    """All processes: accelerate's `num_processes` counts them, torchrun and deepspeed count those of a node."""
+    whole = o.whole("num_processes", least=1)
+    if whole is not None:
+        o.given("num_machines", "nnodes", "nproc_per_node")
+        return int(whole)
+    here, nodes = o.whole("nproc_per_node", "num_gpus", least=1), o.whole("nnodes", "num_nodes", default=1, least=1)
+    return None if here is None else int(here * nodes)
+
+
 def rows_of_update(o: Options) -> tuple[int, str]:
     """The rows of an optimizer update of a trainer without groups, with their origin."""
     device = o.whole("per_device_train_batch_size", "per_gpu_train_batch_size", default=8, least=1)
     gather = o.whole("gradient_accumulation_steps", default=1, least=1)
-    processes = o.whole("num_processes", "nproc_per_node", least=1)
+    processes = number_of_processes(o)
     factors = f"{device} * {gather} * {processes or 1}"
     counts = f"per_device_train_batch_size * gradient_accumulation_steps * num_processes: {factors}"
     origin = (
@@ -268,8 +286,9 @@ def _sampler_correction(d: Draft, o: Options, prefix: str) -> None:
 
 def _penalties(d: Draft, o: Options) -> None:
     """`beta`, `entropy_coef`."""
-    beta = o.number("beta", default=0.0)
-    if beta:
+    if not (beta := o.number("beta", default=0.0)):
+        d.put("algorithm.reference_kl", None, f"{o.origin('beta')}: 0")
+    else:
         unbiased = (o.flag("use_bias_correction_kl", default=True), o.origin("use_bias_correction_kl"))
         if o.given("pruning") and not o.given("use_bias_correction_kl"):
             unbiased = (False, "CPPO's trainer does not correct it")
@@ -284,7 +303,7 @@ def _batch(d: Draft, o: Options) -> int:
     gather = o.whole("gradient_accumulation_steps", default=1, least=1)
     group = o.whole("num_generations", default=8, least=1)
     whole = o.whole("generation_batch_size", least=1)
-    written = o.whole("num_processes", "nproc_per_node", least=1)
+    written = number_of_processes(o)
     processes = written or 1
     times = o.whole("steps_per_generation", least=1)
     if times is None:

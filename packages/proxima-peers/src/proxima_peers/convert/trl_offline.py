@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from proxima.config.tree import FILL_IN
 from proxima.system.text_files import read_text
 from proxima_peers.convert import common, trackers
 from proxima_peers.convert.draft import Draft, Fields
@@ -96,8 +95,8 @@ def _rows(d: Draft, o: Options, command: str, path: str, split: str) -> None:
     """The rows, by the file's extension or as a data set on the hub; TRL infers their format from the columns."""
     where, origin = o.get("dataset_name"), o.origin("dataset_name")
     if where is None:
-        d.ask(path, "dataset", "where the rows come from; see `proxima list task`", kind=True)
-        d.put(f"{path}.path", "path/to/rows", f"{FILL_IN}: the rows")
+        d.put(f"{path}.kind", "dataset", "see `proxima list task` for others")
+        d.ask(f"{path}.path", "path/to/rows", "which data set; TRL's option dataset_name")
     else:
         kind = next((kind for kind, ends in common.FILES.items() if str(where).endswith(ends)), "dataset")
         d.spec(path, kind, origin, "", path=(str(where), origin))
@@ -114,12 +113,12 @@ def _rows(d: Draft, o: Options, command: str, path: str, split: str) -> None:
         d.wait(path, "train_dataset", f"the script makes its rows: {o.get('train_dataset')}; write them to a file")
 
 
-_CHATS, _PROMPTS, _SIDES = {"messages": "messages"}, {"question": "prompt"}, {"messages": "chosen"}
+_CHATS, _PROMPTS, _SIDES = {"messages": "messages"}, {"prompt": "prompt"}, {"messages": "chosen"}
 COLUMNS: dict[str, tuple[dict[str, str], str]] = {
-    "sft": (_CHATS, "chats in `messages` stand here; for pairs write question: prompt, answer: completion"),
+    "sft": (_CHATS, "chats in `messages` stand here; for pairs write prompt: prompt, answer: completion"),
     "dpo": (_PROMPTS, "`prompt`, chosen, rejected stand here; without a prompt, write messages: chosen"),
-    "kto": (_PROMPTS, "`prompt`, completion and label stand here; where prompts are chats, write messages: prompt"),
-    "reward": (_SIDES, "whole chats in chosen and rejected stand here; with a prompt, write question: prompt"),
+    "kto": (_PROMPTS, "`prompt`, completion and label stand here"),
+    "reward": (_SIDES, "whole chats in chosen and rejected stand here; with a prompt, write prompt: prompt"),
 }
 
 

@@ -83,7 +83,7 @@ def _functions(o: Options) -> list[NamedReward]:
 
 
 def rewards(d: Draft, o: Options) -> None:
-    """`reward_funcs` with `reward_weights`; an unknown function is replaced by a placeholder with its weight."""
+    """`reward_funcs` with `reward_weights`; one of the script is to be filled in, with its weight."""
     functions, weights = _functions(o), o.get("reward_weights")
     if weights is not None and not (isinstance(weights, list) and all(_is_number(weight) for weight in weights)):
         weights = o.refuse("must be a list of numbers", "reward_weights")
@@ -134,7 +134,7 @@ def _one(d: Draft, o: Options, place: str, index: int, function: NamedReward) ->
         home = function.name.removeprefix("__main__.")
         where = home if "." not in home else ":".join(home.rsplit(".", 1))
         where = where if ":" in where else f"rewards.py:{where}"
-        why = f"name it as {{kind: function, path: {where}}}, in a separate file; `math` is used instead"
+        why = f"name it as {{kind: function, path: {where}}}, in a separate file"
         d.ask(place, "math", f"{function.text}: {why}", kind=True)
         d.put(f"{place}.name", _label(function, index), "the function's")
 

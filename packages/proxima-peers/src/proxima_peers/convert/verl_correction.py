@@ -73,7 +73,7 @@ def first_generation(d: Draft, o: Options) -> None:
         fields["lower"] = (lower, o.origin(FIRST + "_threshold_lower"))
     veto = FIRST + "_veto_threshold"
     if (value := o.number(veto, default=None if veto in o.flat else VETO)) is not None:  # null switches it off
-        fields["veto"] = (value, o.origin(veto))
+        fields["veto"] = (value, o.origin(veto) if o.given(veto) else f"{o.origin(veto)}, in PR 3694 and 0.6")
     applied = o.flag(FIRST)
     fields["apply"] = (applied, o.origin(FIRST))
     d.append(LIST, "importance", o.origin(FIRST + "_threshold"), "" if applied else "metrics only", **fields)

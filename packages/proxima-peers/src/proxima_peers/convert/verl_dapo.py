@@ -45,7 +45,7 @@ def dynamic_sampling(d: Draft, o: Options) -> None:
     options = tuple(prefix + name for name in ("metric", "max_num_gen_batches", "max_inflight_gen_batches"))
     prompts = o.whole("data.train_batch_size", default=1024, least=1)
     generated = o.whole("data.gen_batch_size", least=1)
-    alone = o.whole(ROLLOUT + "n", default=1) == 1
+    alone = o.given(ROLLOUT + "n") and o.whole(ROLLOUT + "n") == 1  # without it, a part of a command: to fill in
     if alone or not o.flag(prefix + "enable"):
         for name in (prefix + "enable", *options):
             if o.given(name) and (alone or name in options):

@@ -66,7 +66,7 @@ def training(d: Draft, o: Options) -> None:
     _adamw(d, o, "train", prefix, lr=1e-6)
     total = o.whole("trainer.total_training_steps", prefix + "total_training_steps", default=0)
     origin = o.origin("trainer.total_training_steps", prefix + "total_training_steps")
-    common.steps(d, o, total, origin, "", "trainer.total_epochs", "verl counts trainer.total_epochs")
+    common.steps(d, o, total, origin, "", "trainer.total_epochs", "verl counts trainer.total_epochs, 30 by default")
     made = math.prod(d.entries[f"train.{name}"].value for name in ("updates_per_step", "epochs_per_step"))
     common.warmup(d, *_warmup(o, prefix, made), made)
     d.copy("train.max_grad_norm", o, ACTOR + "grad_clip", prefix + "clip_grad", default=1.0)

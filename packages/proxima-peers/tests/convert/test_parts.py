@@ -1,0 +1,120 @@
+"""A part that the file lacks stops the recipe until it is filled in; launch commands; evaluations."""
+
+import pytest
+import yaml
+
+from proxima.cli.main import main
+from proxima.config import ConfigError, resolve
+from proxima_peers.convert.conversion import convert
+
+VERL = "algorithm: {adv_estimator: grpo}\nactor_rollout_ref: {rollout: {n: 4}, model: {path: org/m}}\n"
+PRIME_RL = {"orchestrator.group_size": 8, "orchestrator.train.source": [{"name": "sums"}], "max_steps": 5}
+PRIME_RL |= {"orchestrator.train.sampling.max_completion_tokens": 64}
+
+
+@pytest.mark.parametrize("command", ["train", "explain", "plan"])
+def test_a_recipe_that_lacks_a_part_is_refused(converted, tmp_path, capsys, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text(converted("prime_rl", PRIME_RL).text)
+    assert main([command, "r.yaml"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    where = "orchestrator.train.source: the environment sums of `verifiers` gives the"
+    assert [line.partition(" (r.yaml")[0] for line in lines] == ["error: task.kind", "error: reward.0.kind"]
+    assert all(f"is to be filled in: {where}" in line and "on the command line" in line for line in lines)
+
+
+def test_a_part_is_filled_in_on_the_command_line_or_in_the_file(converted):
+    recipe = converted("prime_rl", PRIME_RL).recipe
+    assert recipe["task"]["kind"].startswith("TO FILL IN: ")
+    config = resolve(recipe, ["task=gsm8k", "reward.0.kind=gsm8k"]).config
+    assert type(config.task).__name__ == "Gsm8kTask"
+    with pytest.raises(ConfigError, match=r"^reward\.0\.kind \(mapping\): is to be filled in: "):
+        resolve(recipe | {"task": "gsm8k"})
+
+
+@pytest.mark.parametrize(
+    ("peer", "options", "fields"),
+    [
+        ("trl", {"num_generations": 8, "reward_funcs": ["near"]}, ["model.path", "task.kind", "reward.0.kind"]),
+        ("verl", {"algorithm.adv_estimator": "grpo"}, ["model.path", "task.kind", "reward.0.kind"]),
+        ("areal", {"gconfig.n_samples": 4}, ["model.path", "task.kind", "reward.0.kind"]),
+        ("unirl", {"algorithm._target_": "x.CPPO"}, ["model.path", "task.kind", "reward.0.kind"]),
+        ("trl", {"loss_type": "sigmoid"}, ["model.path", "task.path"]),
+    ],
+)
+def test_no_part_is_made_up(converted, peer, options, fields):
+    with pytest.raises(ConfigError) as caught:
+        resolve(converted(peer, options).recipe, root=None)
+    assert [problem.path for problem in caught.value.problems] == fields
+
+
+HERE = [
+    "$(pwd)",
+    "`pwd`",
+    "$PWD",
+    '"$(cd "$(dirname "$0")" && pwd)"',
+    '"$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
+]
+
+
+@pytest.mark.parametrize("folder", HERE)
+def test_a_config_path_of_the_working_folder(tmp_path, folder):
+    (tmp_path / "mine.yaml").write_text(VERL)
+    command = (
+        f"python3 -m verl.trainer.main_ppo --config-path={folder} --config-name=mine data.train_batch_size=16 ~a.b\n"
+    )
+    (tmp_path / "run.sh").write_text(command)
+    done = convert(tmp_path / "run.sh", "verl").filled
+    assert done["model"]["path"] == "org/m" and done["train"]["completions_per_prompt"] == 4
+    assert done["train"]["prompts_per_step"] == 16
+
+
+def test_a_config_that_is_not_here_is_named(tmp_path):
+    (tmp_path / "run.sh").write_text(
+        "python3 -m verl.trainer.main_ppo --config-path=$(pwd) --config-name=no algorithm.gamma=1\n"
+    )
+    missing = {entry.name: entry.why for entry in convert(tmp_path / "run.sh", "verl").missing}
+    assert "the options of no come first, and that file is not found from here" in missing["config"]
+
+
+UNIRL = "algorithm: {_target_: unirl.algorithms.cppo.CPPO, cppo_delta: 0.1}\nbatch_size: 64\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m unirl.train_ar --config-name=ar/mine batch_size=32",
+        "ENTRY=train_ar bash examples/run_experiment_single_node.sh ar/mine batch_size=32 num_devices=8",
+        "EXPERIMENT=ar/mine examples/run_experiment_single_node.sh batch_size=32",
+    ],
+)
+def test_unirls_launch_commands_name_their_config(tmp_path, command):
+    (tmp_path / "examples" / "ar").mkdir(parents=True)
+    (tmp_path / "examples" / "ar" / "mine.yaml").write_text(UNIRL)
+    (tmp_path / "run.sh").write_text(command)
+    done = convert(tmp_path / "run.sh", "unirl").filled
+    assert (done["algorithm"]["surrogate"]["delta"], done["train"]["prompts_per_step"]) == (0.1, 32)
+
+
+def test_a_config_of_unirl_that_is_a_recipe_here_is_named(tmp_path, capsys):
+    command = "bash examples/run_experiment_single_node.sh ar/qwen3_dppo_4b_base_dapo_sglang"
+    (tmp_path / "run.sh").write_text(command)
+    assert main(["peers", "convert", str(tmp_path / "run.sh")]) == 2
+    assert "the recipe of it here is qwen3_4b_dppo\n" in capsys.readouterr().err
+
+
+EVALUATION = "accelerate launch src/open_r1/eval_gsm.py --model_name_or_path=org/pruned --dataset_name=openai/gsm8k "
+EVALUATION += "--eval_strategy=steps --num_generations=16 --max_completion_length=1024 --temperature=1.0"
+VALIDATION = "python3 -m verl.trainer.main_ppo trainer.val_only=True actor_rollout_ref.model.path=org/pruned "
+VALIDATION += "data.val_files=data/gsm8k/test.parquet"
+
+
+@pytest.mark.parametrize(("peer", "text"), [("trl", EVALUATION), ("verl", VALIDATION)])
+def test_an_evaluation_becomes_a_command(tmp_path, peer, text):
+    (tmp_path / "eval.sh").write_text(text)
+    done = convert(tmp_path / "eval.sh", peer)
+    assert "The file evaluates a model and trains nothing: proxima eval org/pruned RECIPE.yaml" in done.head
+    held_out = done.recipe["eval"]
+    assert held_out["task"]["kind"] == "gsm8k" or held_out["task"]["path"] == "data/gsm8k/test.parquet"
+    assert (held_out["samples"], held_out["sampling"]["temperature"]) == (1, 0)
+    assert yaml.safe_load(done.text) == done.recipe
