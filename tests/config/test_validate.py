@@ -60,8 +60,8 @@ def test_a_task_that_is_played_by_default_is_checked(recipe):
 def test_a_placeholder_is_refused(recipe):
     name = recipe(BASE.replace("reward: number", "reward: math  # TO FILL IN: which one"))
     line = (
-        "reward.0.kind=math (run.yaml:3, TO FILL IN): is a placeholder for a value that you have to fill in; set it "
-        "and remove the comment, or reward.0.kind=… on the command line"
+        "reward.0.kind=math (run.yaml:3, TO FILL IN): is a placeholder for a value that you have to fill in (which "
+        "one); set it and remove the comment, or reward.0.kind=… on the command line"
     )
     resolved = resolve(name)
     assert [str(problem) for problem in check(resolved)] == [line]

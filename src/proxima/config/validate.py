@@ -7,6 +7,7 @@ Those in `CHECKS` stop the run; those in `WARNINGS` are only shown.
 import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,16 @@ def values_are_filled_in(r: Resolved[Any]) -> Findings:
     for entry in r.entries:
         if entry.where.endswith(FILL_IN):
             remedy = f"set it and remove the comment, or {entry.path}=… on the command line"
-            yield entry.path, f"is a placeholder for a value that you have to fill in; {remedy}"
+            yield entry.path, f"is a placeholder for a value that you have to fill in{_reason(entry.where)}; {remedy}"
+
+
+def _reason(where: str) -> str:
+    """The reason after the mark in the recipe's comment, for `FILE:LINE, TO FILL IN`; empty if it gives none."""
+    name, _, line = where.removesuffix(f", {FILL_IN}").rpartition(":")
+    with suppress(OSError, ValueError, IndexError):
+        written = Path(name).expanduser().read_text(encoding="utf-8").splitlines()[int(line) - 1]
+        return f" ({reason})" if (reason := written.rpartition(FILL_IN)[2].strip(": ")) else ""
+    return ""
 
 
 def packages_are_installed(r: Resolved[Any]) -> Findings:
