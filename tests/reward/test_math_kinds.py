@@ -101,6 +101,7 @@ B: Answer: B: the second one | So the answer is: B
 B: Therefore, the correct answer is therefore B. | The answer is (B) 12. | <answer>B</answer> | <answer>(B)</answer>
 B: <answer>B. 12</answer> | <answer>b</answer>
 B: A is false. Answer: A⏎No. Answer: B
+B: The answer is "B" | Answer: `B` | The answer is **(B)**. | ANSWER: B | Answer: B — the circle
 A: \boxed{A} | Answer: A | The answer is A. | Answer: (A) | Answer: A) a triangle | \boxed{A: a triangle}
 A: The answer is A, since a triangle has three sides.
 A: \boxed{\text{(A) } A \cup B} | Answer: a
@@ -305,6 +306,7 @@ WRONG["words"] += rows(r"""
 \mathrm{P}(A): \boxed{\mathrm{P}(B)}
 61: The answer is 61 to 62 | The answer is not 61. | The answer isn't 61 | The answer is less than 61
 61: The answer is at most 61
+61: Answer: 61 or more | Answer: 61 and a half | The answer is 61 and 1/2
 61: The answer is 61. No, 62. | Answer: 61 … 62 | The answer is between 61 and 62
 B: Answer: B. C. | Answer: B; C | \boxed{B \text{ (not sure)}}
 \sqrt{2}: \boxed{\sqrt{2}\text{ or maybe }\sqrt{3}} | \boxed{\sqrt{2}\text{ or }\sqrt{3}} | \boxed{\sqrt{2} or \sqrt{3}}

@@ -44,7 +44,9 @@ _SENTENCE = re.compile(r"[.;!?](?=\s|\Z)|\n")
 _CONTINUES = re.compile(
     r"[ )]*(?:(?:[-+*/^×÷·]|plus|minus|times|mod|choose|(?:divided|multiplied) by)[ ({$]*[0-9]|\\(?:times|cdot|div)"
     r"|[,;] ?\$?(?:\.\.\.|…|\\[lc]?dots)| ?(?:\.\.\.|…) ?\$?[0-9]"
-    r"|(?:squared|cubed|factorial|hundred|thousand|million|billion|trillion|dozen)(?![A-Za-z]))"
+    r"|(?:squared|cubed|factorial|hundred|thousand|million|billion|trillion|dozen)(?![A-Za-z])"
+    r"|or (?:more|less|fewer|greater|higher|above|below)\b"
+    r"|and (?:an?|one|two|three) (?:half|third|quarter|fifth|eighth)s?\b)"
     r"|[A-Za-z_](?![A-Za-z])(?<![mgsLKCFVWJN])"
 )
 _CONTINUED = re.compile(

@@ -25,6 +25,7 @@ _OTHER = re.compile(
     r"\(?(?P<plain>[A-J])(?=\)|[.,:;!?/&]|\Z| (?:or|and)\b)|\((?P<bracketed>[A-J])\)"
 )
 _MAX_CHARS = 400
+_QUOTES = str.maketrans("", "", '$*`"“”')
 _REASON = re.compile(r",? (?:because|since|as|which|for|i\.e\.) ")
 
 
@@ -63,5 +64,5 @@ def chosen_letter(text: str) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """The text without fonts, dollars, asterisks and repeated spaces."""
-    return " ".join(_SPACING.sub(" ", unwrap_fonts(text)).replace("$", "").replace("*", "").split())
+    """The text without fonts, dollars, asterisks, quotes and repeated spaces."""
+    return " ".join(_SPACING.sub(" ", unwrap_fonts(text)).translate(_QUOTES).split())
