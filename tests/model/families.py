@@ -52,12 +52,12 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "Gemma2": (
         hf.Gemma2ForCausalLM,
         hf.Gemma2Config(**DENSE, head_dim=16),
-        "it changes the logits after its output head (final_logit_softcapping=30.0)",
+        "its logits are not what its output head gives of its last hidden state",
     ),
     "Cohere2": (
         hf.Cohere2ForCausalLM,
         hf.Cohere2Config(**DENSE, **_WINDOWS),
-        "it changes the logits after its output head (logit_scale=0.0625)",
+        "its logits are 0.0625 times what its output head gives",
     ),
 }
 

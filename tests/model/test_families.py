@@ -144,12 +144,14 @@ def test_the_page_has_the_table():
 @pytest.mark.parametrize(
     ("family", "path", "why"),
     [
-        ("LFM2", "packed", "has layers of type conv"),
-        ("Mamba", "packed", "has layers of type linear_attention"),
-        ("DeepSeek-V3", "packed", "has keys and values of unlike sizes"),
+        ("LFM2", "packed", r"off by \d\.?\d* nats"),
+        ("Mamba", "packed", r"off by \d\.?\d* nats"),
+        ("DeepSeek-V3", "packed", ".* does not support keys and values of unlike sizes, as DeepseekV3Attention has.*"),
     ],
 )
 def test_attention_that_would_mix_sequences_is_refused(family, path, why):
     remedy = "set model.attention=auto, or padded"
-    with pytest.raises(ValueError, match=f"model.attention='{path}' mixes sequences: this model {why}; {remedy}"):
+    with pytest.raises(
+        ValueError, match=f"model.attention='{path}' does not keep the sequences of a .* apart \\({why}\\); {remedy}"
+    ):
         Policy(make(family), attention=path)

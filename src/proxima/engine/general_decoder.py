@@ -21,7 +21,7 @@ from proxima.engine.cache import KVCache
 from proxima.engine.decoder import Attend, CachingDecoder, Decoder, Matrix, in_rows, row_limits
 from proxima.model.attention import hugging_face_name
 from proxima.model.lora_layers import merge_adapter, plain_weights
-from proxima.model.policy import parts
+from proxima.model.model_parts import parts
 
 if TYPE_CHECKING:
     from proxima.model.images import ImageStore
@@ -155,9 +155,8 @@ class RecomputeDecoder(ModelCopy):
         return torch.stack([self._forward(ids)[-1] for ids in sequences])
 
     def _forward(self, tokens: Tensor) -> Tensor:
-        mask = torch.ones_like(tokens)[None]
         with self.autocast():
-            answer = self.backbone(input_ids=tokens[None], attention_mask=mask, use_cache=False)
+            answer = self.backbone(input_ids=tokens[None], use_cache=False)
         hidden: Tensor = answer.last_hidden_state[0]
         return hidden
 

@@ -13,6 +13,7 @@ from proxima.data import Completion, UserError, require
 from proxima.data.columns import Floats
 from proxima.data.field_checks import check_choices
 from proxima.engine.decoder import Decoder, padded_rows
+from proxima.engine.decoder_proof import decoder_problem
 from proxima.engine.fast_decoder import FastDecoder, supports
 from proxima.engine.protocol import (
     Capabilities,
@@ -28,9 +29,10 @@ from proxima.engine.protocol import (
     WeightUpdate,
 )
 from proxima.engine.scheduler import Scheduler
-from proxima.model.attention import unpackable
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.positions import fix_positions
 from proxima.model.pretrained import DTYPES, LoadedModel
+from proxima.model.proof import proof_of
 
 STEPS_PER_TURN = 8  # steps decoded before another call may interrupt
 
@@ -123,23 +125,41 @@ def check_decoder(model: nn.Module, spec: Local) -> None:
         check_mixture(model.config, "engine.routed_experts", True)
 
 
+def proven_decoder(model: nn.Module, *, fast: bool = True) -> Any:
+    """The first class of decoders, `fast`, general and the one that runs the whole sequence for each token, whose
+    log-probs are proven to be the model's own.
+
+    Raises:
+        UserError: none is; the message has the figures.
+    """
+    proof, reasons = proof_of(model), list[str]()
+    if fast and supports(model) is None:
+        if (reason := decoder_problem(FastDecoder, proof)) is None:
+            return FastDecoder
+        reasons.append(f"fast: {reason}")
+    from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
+
+    for name, decoder in (("general", GeneralDecoder), ("the whole sequence each token", RecomputeDecoder)):
+        if (reason := decoder_problem(decoder, proof)) is None:
+            return decoder
+        reasons.append(f"{name}: {reason}")
+    raise proof.refused(f"no decoder of the local engine gives its log-probs ({'; '.join(reasons)})")
+
+
 def make_decoder(loaded: LoadedModel, spec: Local, seed: int = 0) -> Decoder:
     """Build the decoder that the settings name, for this model; `seed`: of `spec.noise`.
 
     Raises:
-        UserError: as for `check_decoder`.
+        UserError: as for `check_decoder` and `proven_decoder`.
     """
     model, given = loaded.model, dict[str, Any]()
     check_decoder(model, spec)
     decoder: Any
-    if loaded.images is None and spec.decoder != "general" and supports(model) is None:
-        decoder, given["graphs"] = FastDecoder, padded_rows(spec.slots) if spec.cuda_graphs else 0
-    else:
-        from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
-
-        decoder = RecomputeDecoder if unpackable(model) else GeneralDecoder
-        if decoder is GeneralDecoder:
-            given |= {"routes": spec.routed_experts, "images": loaded.images}
+    decoder = proven_decoder(model, fast=loaded.images is None and spec.decoder != "general")
+    if decoder is FastDecoder:
+        given["graphs"] = padded_rows(spec.slots) if spec.cuda_graphs else 0
+    elif decoder.takes_past:
+        given |= {"routes": spec.routed_experts, "images": loaded.images}
     if spec.weights is not None or spec.noise:
         from proxima.engine.perturbed_decoder import PERTURBED, perturbation
 
@@ -306,11 +326,12 @@ class LocalEngine:
 
 
 def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None, seed: int) -> Scheduler:
+    longest = fix_positions(loaded.model, max_length, loaded.max_length) or loaded.max_length
     return Scheduler(
         make_decoder(loaded, spec, seed),
         loaded,
         slots=padded_rows(spec.slots),
-        max_length=min(max_length or loaded.max_length, loaded.max_length),
+        max_length=min(max_length or longest, longest),
         prefill_tokens=spec.prefill_tokens,
         top_k=spec.top_k_log_probs,
         sampling_mask=spec.sampling_mask,

@@ -19,7 +19,7 @@ from proxima.engine.decoder import Matrix
 from proxima.engine.fast_decoder import FastDecoder
 from proxima.engine.general_decoder import GeneralDecoder, ModelCopy, RecomputeDecoder
 from proxima.model.lora import weight_of
-from proxima.model.policy import parts
+from proxima.model.model_parts import parts
 
 ROUTERS = ("gate", "router", "shared_expert_gate")  # last parts of the names of linear layers that route
 

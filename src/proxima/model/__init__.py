@@ -2,7 +2,8 @@
 response tokens out. With a scalar head it becomes a `ScalarModel`: values out.
 
 `load.py` loads, `second_model.py` reads a model beside the policy, `attention.py` keeps packed sequences apart,
-`fused_backbone.py` and `fused_log_prob.py` compute in C++ what `plain_decoder.py` recognises, `packed_model.py` has
+`proof.py` proves at load that a model can be run so, on the small copy that `tiny_twin.py` makes, `positions.py`
+fixes position factors, `model_parts.py` takes a model apart, `fused_backbone.py` and `fused_log_prob.py` compute in C++ what `plain_decoder.py` recognises, `packed_model.py` has
 what both models share, `log_prob.py` is the head of `policy.py`, by `fused_log_prob.py` or else
 `blockwise_log_prob.py`, `distribution_figures.py` has its passes without gradient, `scalar_model.py` loads and runs
 reward models and critics, `save.py` writes a folder that `AutoModelForCausalLM` or `AutoModelForSequenceClassification`

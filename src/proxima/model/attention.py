@@ -134,8 +134,12 @@ def packed_attention(
     `attend(layer, q, k, v, scale, window)`, q [L, H, D], is an engine's attention over its cache and replaces this.
 
     Raises:
-        UserError: the architecture needs something this path lacks (soft-capped logits, attention sinks).
+        UserError: the architecture needs something this path lacks: soft-capped scores, attention sinks, keys and
+            values of unlike sizes.
     """
+    if query.shape[-1] != value.shape[-1]:
+        unlike = f"keys and values of unlike sizes, as {type(module).__name__} has"
+        raise UserError(f"model.attention=packed does not support {unlike}; use model.attention=padded.")
     for name in ("softcap", "s_aux"):
         if other.get(name) is not None:
             refused = f"{name} of {type(module).__name__}"
@@ -213,24 +217,6 @@ def hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
             return states
     segments = more.pop("segments", None) or Segments(batch)
     return packed_states(backbone, batch, segments=segments, **more)
-
-
-def unpackable(model: nn.Module) -> str | None:
-    """Describe why `packed_attention` can't replace a model's own attention; None if it can. A model in which more than
-    full or sliding attention carries information from token to token can't keep packed sequences apart at all."""
-    untyped: Any = model
-    config = untyped.config.get_text_config()
-    handled = {"full_attention", "sliding_attention"}
-    if kinds := set(getattr(config, "layer_types", None) or ()) - handled:
-        return f"has layers of type {', '.join(sorted(kinds))}"
-    checks = {
-        "has recurrent layers": getattr(model, "_is_stateful", False),
-        "calls its attention by itself": not getattr(model, "_supports_attention_backend", False),
-        "has keys and values of unlike sizes": getattr(config, "kv_lora_rank", None) is not None,
-        "caps its attention scores": getattr(config, "attn_logit_softcapping", None) is not None,
-        "has attention sinks": any(name.endswith("sinks") for name, _ in model.named_parameters()),
-    }
-    return next((what for what, applies in checks.items() if applies), None)
 
 
 def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:

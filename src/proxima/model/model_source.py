@@ -9,6 +9,7 @@ from proxima.model.files import model_files
 from proxima.model.load import load
 from proxima.model.lora import Lora
 from proxima.model.policy import Policy
+from proxima.model.positions import fix_positions
 from proxima.model.pretrained import DTYPES, LoadedModel, beside_decoder, resolve_device
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class ModelSource:
         seed: of the random initialisation of new adapters and heads.
         attention, share_prompt, gradient_checkpointing: see `PackedModel`; `compute_dtype` is a name of `DTYPES`.
         log_prob_chunk: see `Policy`.
+        max_length: tokens of the longest sequence, where the factors of positions depend on it, see `fix_positions`;
+            None: the model's own limit.
         images: the `ImageStore` of its prompts, if they show any; vision_lr_ratio: see `LoadedModel`.
         sharding: spread over the ranks of torch.distributed, see `load`; loading is then collective. None: one process.
     """
@@ -45,13 +48,16 @@ class ModelSource:
     sharding: "Sharding | None" = None
     images: "ImageStore | None" = None
     vision_lr_ratio: float = 0.0
+    max_length: int | None = None
 
     def load(self, saved: str | None = None) -> LoadedModel:
         """Load the model, or the one of the same architecture that a checkpoint stored in the folder `saved`."""
         return self._shown(load(**self._weights(saved)))
 
     def _shown(self, loaded: LoadedModel) -> LoadedModel:
-        """The model with its images, and with a tower that is trained only where the settings say so."""
+        """The model with its positions fixed and its images, and with a tower that is trained only where the settings
+        say so."""
+        fix_positions(loaded.model, self.max_length, loaded.max_length)
         if self.images is None:
             return loaded
         for parameter in beside_decoder(loaded.model).values():

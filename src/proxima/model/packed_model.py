@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.data import FieldError, PackedBatch, Trajectory, UserError, pack, require
-from proxima.model.attention import ATTENTION, has_flash, hugging_face_name, unpackable
+from proxima.data import PackedBatch, Trajectory, UserError, pack, require
+from proxima.model.attention import ATTENTION, has_flash, hugging_face_name
 from proxima.model.parallel.sharded import is_sharded
+from proxima.model.positions import fix_positions
 from proxima.model.pretrained import LoadedModel
+from proxima.model.proof import proof_of
 
 if TYPE_CHECKING:
     from proxima.model.routing import RoutingPass
@@ -67,8 +69,9 @@ class PackedModel:
 
     Args:
         loaded: model and tokenizer.
-        attention: `auto`, or a key of `proxima.model.attention.ATTENTION`. `auto` is `padded` if the architecture
-            is `unpackable`, else `varlen` where it computes, on a GPU in 16 bits, else `packed`.
+        attention: `auto`, or a key of `proxima.model.attention.ATTENTION`. `auto` is `padded` if the model's
+            proof finds that packed sequences would mix, else `varlen` where it computes, on a GPU in 16 bits, else
+            `packed`.
         share_prompt: run the prompt of neighbouring trajectories of a group once.
         compute_dtype: autocast dtype; float32 switches autocast off.
         gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
@@ -89,16 +92,14 @@ class PackedModel:
     ) -> None:
         self.loaded = loaded
         self.model = loaded.model
-        other = unpackable(self.model)
+        self.longest = fix_positions(self.model, None, loaded.max_length)  # tokens; None: not limited
+        proof = proof_of(self.model)
         sharding = loaded.sharding
         split = sharding if sharding is not None and sharding.context_parallel > 1 else None  # of tokens between ranks
-        if attention == "auto":
-            flash = not other and split is None and loaded.images is None
-            flash = flash and has_flash(self.model, self.device, compute_dtype)
-            attention = "padded" if other else "varlen" if flash else "packed"
-        elif other and attention != "padded":
-            remedy = "set model.attention=auto, or padded"
-            raise FieldError("model.attention", attention, f"mixes sequences: this model {other}", remedy=remedy)
+        path = proof.attention(attention)
+        if attention == "auto" and path == "packed" and split is None and loaded.images is None:
+            path = "varlen" if has_flash(self.model, self.device, compute_dtype) else path
+        attention = path
         self.attention = attention
         self.share_prompt = share_prompt and attention != "padded"
         self.compute_dtype, self.replays_routes = compute_dtype, replays_routes
@@ -149,7 +150,16 @@ class PackedModel:
                 raise UserError(f"{field} needs a model without dropout; this one has {dropout[0]}.")
 
     def pack(self, trajectories: Sequence[Trajectory], *, replay: bool = True) -> PackedBatch:
-        """The packed batch for this model, on its device; without `replay` its routers choose."""
+        """The packed batch for this model, on its device; without `replay` its routers choose.
+
+        Raises:
+            UserError: a sequence is longer than those for which the factors of positions were fixed.
+        """
+        if self.longest is not None and (most := max(map(len, trajectories), default=0)) > self.longest:
+            raise UserError(
+                f"a sequence has {most} tokens, and the model's position factors were fixed for {self.longest}",
+                remedy="raise model.max_length",
+            )
         routes = replay and self.replays_routes
         return pack(trajectories, share_prompt=self.share_prompt, routes=routes).to(self.device)
 

@@ -9,46 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from proxima.data import PackedBatch, UserError
+from proxima.data import PackedBatch
 from proxima.model.log_prob import TokenLogProbs, sampled_log_prob, token_log_prob
-from proxima.model.lora import base_layer, weight_of
+from proxima.model.lora import weight_of
+from proxima.model.model_parts import parts
 from proxima.model.packed_model import PackedModel, TokenOutputs
-from proxima.model.parallel.sharded import is_sharded, plain_type
+from proxima.model.parallel.sharded import is_sharded
 from proxima.model.pretrained import LoadedModel
 
 if TYPE_CHECKING:
     from proxima.model.kept_tokens import KeptTokens
-
-
-def parts(model: nn.Module) -> tuple[Any, Any]:
-    """The decoder stack of a causal language model, and its output head.
-
-    Raises:
-        UserError: the logits are not a linear function of the last hidden state: their log-probs would be wrong here.
-    """
-    untyped: Any = model
-    backbone = untyped.get_decoder() if hasattr(untyped, "get_decoder") else untyped.base_model
-    head, name = untyped.get_output_embeddings(), plain_type(model).__name__
-    if backbone is untyped:
-        raise UserError(f"{name} is not supported: it does not say which of its modules is the decoder")
-    if (kind := plain_type(base_layer(head))) is not nn.Linear:
-        raise UserError(f"{name} is not supported: its output head is a {kind.__name__}, not a linear layer")
-    config = untyped.config.get_text_config()
-    for field, neutral in AFTER_THE_HEAD:
-        value = getattr(config, field, neutral)
-        if value is not None and value != neutral:
-            raise UserError(f"{name} is not supported: it changes the logits after its output head ({field}={value})")
-    return backbone, head
-
-
-# config fields by which transformers' architectures change the logits after the head, with the value of no effect
-AFTER_THE_HEAD = (
-    ("final_logit_softcapping", None),
-    ("logit_scale", 1.0),
-    ("logits_scaling", 1.0),
-    ("lm_head_multiplier", 1.0),
-    ("output_multiplier_scale", 1.0),
-)
 
 
 class Policy(PackedModel):

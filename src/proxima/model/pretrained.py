@@ -64,7 +64,7 @@ class LoadedModel:
     @property
     def max_length(self) -> int:
         """Longest sequence that the model supports, in tokens."""
-        return context_limit(self.model.config)
+        return context_limit(self.model.config.get_text_config())
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:

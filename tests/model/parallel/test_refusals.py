@@ -61,7 +61,7 @@ def test_what_only_the_modules_tell(tmp_path):
     hf.LlamaConfig(**SMALL, rope_parameters=rope).save_pretrained(tmp_path / "dynamic")
     for name, layout, message in (
         ("dynamic", {C: 2}, "model.path turns positions by the longest sequence; set it to 1"),
-        ("recurrent", {C: 2}, "splits packed tokens, and model.path has layers of type"),
+        ("recurrent", {C: 2}, "splits packed tokens, and model.path does not keep packed sequences apart"),
         ("dense", {E: 2}, "has no plan for a model whose experts are not stacked; set it to 1"),
     ):
         with pytest.raises(FieldError, match=message):

@@ -68,7 +68,7 @@ class ModelConfig:
 
             sharding = Sharding.of(placement)
 
-        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "max_length"}
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
         return ModelSource(**settings, seed=seed, sharding=sharding)
 
 

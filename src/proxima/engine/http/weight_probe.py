@@ -29,7 +29,7 @@ from proxima.engine.http.rounded_weights import rounded_to, rounded_weight
 from proxima.model.attention import ATTENTION, hugging_face_name
 from proxima.model.log_prob import token_log_prob
 from proxima.model.lora import base_layer, weight_of
-from proxima.model.policy import parts
+from proxima.model.model_parts import parts
 from proxima.model.pretrained import beside_decoder
 
 # Every model reads it with its own tokenizer: prose, numbers, code, other scripts, so that many rows of the embedding

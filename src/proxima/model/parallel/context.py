@@ -25,11 +25,12 @@ from torch.nn import functional as F
 
 from proxima.data import FieldError, PackedBatch, require
 from proxima.data.transfer import to_device
-from proxima.model.attention import Segments, attend_segments, packed_states, unpackable
+from proxima.model.attention import Segments, attend_segments, packed_states
 from proxima.model.parallel.batch_part import BatchPart, part_of
 from proxima.model.parallel.exchange import add_parts, exchange
 from proxima.model.parallel.mesh import meshes_of
 from proxima.model.parallel.sharding import Sharding
+from proxima.model.proof import proof_of
 
 FIELD = "placement.context_parallel"
 SUMS = frozenset({"expert_count", "expert_probability", "route_counts"})  # outputs that are sums over tokens
@@ -46,7 +47,8 @@ def check_context(config: Any, sharding: Sharding, ranks: int, model: nn.Module 
     text, tensor, count = config.get_text_config(), sharding.tensor_parallel, sharding.context_parallel
     rotary = str(getattr(text, "rope_parameters", None))  # nested by the kind of layer in some
     longest = "'dynamic'" in rotary or "'longrope'" in rotary
-    other = None if model is None else unpackable(model)
+    mixed = None if model is None else proof_of(model).problem("packed")
+    other = None if mixed is None else f"does not keep packed sequences apart ({mixed})"
     if other := "turns positions by the longest sequence" if longest else other:
         raise FieldError(FIELD, count, f"splits packed tokens, and {name} {other}", remedy="set it to 1")
     heads = max(1, text.num_attention_heads // tensor)

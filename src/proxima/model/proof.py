@@ -1,0 +1,206 @@
+"""Proves at load that what proxima computes with a model is the model: no list says which models those are.
+
+Every law is checked on a twin (`tiny_twin`), in float32 on the CPU, against the twin's own logits of one sequence at a
+time:
+
+    head       the logits are the output head applied to the last hidden state
+    causal     those of a prefix are those of the whole sequence there
+    apart      a packed (or padded) batch gives each sequence the log-probs that it has alone
+    decoder    the engine, prompt and then token by token, gives the same log-probs; see `proxima.engine.decoder_proof`
+
+The first two must hold. Of the ways to run a batch, and of the decoders, the first is chosen for which the law holds;
+if none does, the model is refused with the figure.
+"""
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from proxima.data import FieldError, Trajectory, UserError, pack
+from proxima.model.attention import ATTENTION, hugging_face_name
+from proxima.model.model_parts import parts, scalar_parts
+from proxima.model.parallel.sharded import plain_type
+from proxima.model.positions import fixed_length
+from proxima.model.tiny_twin import FIRST_ID, make_twin
+
+TOLERANCE = (
+    1e-4  # nats of the twin's log-probs, in float32; where a scale or a mask is forgotten they differ by .01 to 10
+)
+KEPT = 8  # proofs: those of the models of a run
+
+# prompt, response; the first two are of one group, and together longer than the windows of a twin
+LENGTHS = ((7, 5), (7, 2), (1, 8), (4, 1))
+
+_proofs: dict[Any, "Proof"] = {}
+
+
+def proof_of(model: nn.Module) -> "Proof":
+    """The proof of a model, made once for each class and config.
+
+    Raises:
+        UserError: the model breaks a law that must hold; the message names its class, and what differs by how much.
+    """
+    untyped: Any = model
+    kind = plain_type(model)
+    key = kind, fixed_length(model), json.dumps(untyped.config.to_dict(), sort_keys=True, default=repr)
+    if key not in _proofs:
+        with on_real_tensors():
+            proof = Proof(kind, untyped)
+        while len(_proofs) >= KEPT:
+            _proofs.pop(next(iter(_proofs)), None)
+        _proofs[key] = proof
+    return _proofs[key]
+
+
+@contextmanager
+def on_real_tensors() -> Iterator[None]:
+    """A context without the modes around it: a rehearsal computes with tensors that have no data."""
+    with _disable_current_modes(), torch.autocast("cpu", enabled=False):
+        yield
+
+
+class Proof:
+    """The twin of a model with what is expected of it, and the result of each way to run it that was tried."""
+
+    def __init__(self, kind: type[nn.Module], model: Any) -> None:
+        self.name = kind.__name__
+        self.twin: Any = make_twin(kind, model)
+        self.scalar = not self.twin.can_generate()
+        self.backbone, self.head = (scalar_parts if self.scalar else parts)(self.twin)
+        self.rows = sequences(self.twin)
+        try:
+            self.expected = [self.own_outputs(row) for row in self.rows]  # [T, V] log-probs of the responses, or [T, 1]
+        except Exception as error:  # of the model's own code
+            raise self.refused(f"a small copy of it can't be run: {reason_of(error)}") from error
+        self.problems: dict[Any, str | None] = {}
+        if not self.scalar:
+            self._check_head()
+            self._check_causality()
+
+    def refused(self, reason: str) -> UserError:
+        return UserError(f"{self.name} is not supported: {reason}")
+
+    @torch.no_grad()
+    def own_logits(self, tokens: Sequence[int]) -> Tensor:
+        """[T, V] the twin's own logits of one sequence; [1, 1] its score, of a scalar model."""
+        logits: Tensor = self.twin(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
+        return logits.float().flatten(0, -2)
+
+    def own_outputs(self, row: Trajectory) -> Tensor:
+        """What the twin says alone of a row's response tokens: [T, V] log-probs, or [T, 1] scores of what is before."""
+        whole, start = [*row.prompt_tokens.tolist(), *row.tokens.tolist()], len(row.prompt_tokens)
+        if self.scalar:
+            return torch.cat([self.own_logits(whole[:end]) for end in range(start, len(whole))])
+        return self.own_logits(whole)[start - 1 : -1].log_softmax(-1)
+
+    def of_states(self, states: Tensor) -> Tensor:
+        """`own_outputs` of the states that predict the tokens, by the head."""
+        outputs: Tensor = self.head(states).float()
+        return outputs if self.scalar else outputs.log_softmax(-1)
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        tokens = [*self.rows[0].prompt_tokens.tolist(), *self.rows[0].tokens.tolist()]
+        try:
+            states = self.backbone(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state
+        except Exception as error:
+            raise self.refused(f"its decoder can't be run without its head: {reason_of(error)}") from error
+        own, ours = self.own_logits(tokens), self.head(states)[0].float()
+        if own.shape != ours.shape:
+            raise self.refused(f"it gives {list(own.shape)} logits, and its output head {list(ours.shape)}")
+        largest, scale = TOLERANCE * max(1.0, float(own.abs().max())), float((own * ours).sum() / ours.square().sum())
+        apart = float((own - ours).abs().max())
+        if apart <= largest:
+            return
+        if float((own - scale * ours).abs().max()) <= largest:
+            raise self.refused(f"its logits are {scale:.4g} times what its output head gives")
+        reason = "its logits are not what its output head gives of its last hidden state"
+        raise self.refused(f"{reason}: off by {apart:.2g}")
+
+    def _check_causality(self) -> None:
+        tokens = [*self.rows[0].prompt_tokens.tolist(), *self.rows[0].tokens.tolist()]
+        whole = self.own_logits(tokens).log_softmax(-1)
+        for length in (2, 6, 9):
+            if problem := off(self.own_logits(tokens[:length])[-1].log_softmax(-1), whole[length - 1]):
+                raise self.refused(f"its log-probs depend on tokens that follow: {problem}")
+
+    def problem(self, attention: str) -> str | None:
+        """How the outputs of a batch that is run this way differ from those of one sequence at a time; None if they do
+        not."""
+        if attention not in self.problems:
+            with on_real_tensors():
+                self.problems[attention] = self._problem(attention)
+        return self.problems[attention]
+
+    @torch.no_grad()
+    def _problem(self, attention: str) -> str | None:
+        twin = copy.deepcopy(self.twin)
+        if attention != "padded" or getattr(twin, "_supports_sdpa", False):
+            twin.set_attn_implementation(hugging_face_name(attention))
+        backbone, _ = (scalar_parts if self.scalar else parts)(twin)
+        batch = pack(self.rows, share_prompt=attention != "padded")
+        try:
+            outputs = self.of_states(ATTENTION[attention](backbone, batch))
+        except Exception as error:  # of code that does not go with ours
+            return reason_of(error)
+        return off(outputs, torch.cat(self.expected))
+
+    def attention(self, asked: str = "auto") -> str:
+        """`packed` if it keeps sequences apart, else `padded` if that does.
+
+        Raises:
+            UserError: neither does. FieldError: `asked`, which is not `auto`, does not.
+        """
+        tried = {path: self.problem(path) for path in ("packed",) if asked != "padded"}
+        if all(tried.values()):
+            tried["padded"] = self.problem("padded")
+        path = next((path for path, problem in tried.items() if problem is None), None)
+        if path is None:
+            reason = "a batch of several sequences does not give the log-probs that each has alone"
+            raise self.refused(f"{reason} ({'; '.join(f'{name}: {problem}' for name, problem in tried.items())})")
+        if asked == "auto" or asked == path or (asked == "varlen" and path == "packed"):
+            return path if asked == "auto" else asked
+        bound = f"does not keep the sequences of a {self.name} apart ({tried['packed']})"
+        raise FieldError("model.attention", asked, bound, remedy="set model.attention=auto, or padded")
+
+
+def sequences(twin: Any) -> list[Trajectory]:
+    """Rows of `LENGTHS`, drawn from the vocabulary of a twin; those of one group share their prompt."""
+    most = twin.get_input_embeddings().weight.shape[0]
+    special = {
+        i
+        for name in ("pad", "bos", "eos")
+        if isinstance(i := getattr(twin.config.get_text_config(), f"{name}_token_id", None), int)
+    }
+    usual = [i for i in range(FIRST_ID, most) if i not in special] or list(range(most))
+    draws = torch.Generator().manual_seed(7)
+    ids = [usual[i] for i in torch.randint(len(usual), (64,), generator=draws).tolist()]
+    prompts, rows = dict[int, list[int]](), list[Trajectory]()
+    for prompt, response in LENGTHS:
+        first = prompts.setdefault(prompt, [ids.pop() for _ in range(prompt)])
+        tokens = [ids.pop() for _ in range(response)]
+        columns: Any = {"prompt_tokens": first, "tokens": tokens}
+        rows.append(Trajectory(group=list(prompts).index(prompt), **columns))
+    return rows
+
+
+def off(ours: Tensor, expected: Tensor) -> str | None:
+    """`off by … nats`; None for what is equal up to the rounding of float32."""
+    if ours.shape != expected.shape:
+        return f"{list(ours.shape)} outputs in place of {list(expected.shape)}"
+    error = float((ours - expected).abs().max())
+    return None if error <= TOLERANCE else f"off by {error:.2g} nats"
+
+
+def reason_of(error: Exception) -> str:
+    """An error in one line; of those that are written for users, the message alone."""
+    said = str(error).strip().splitlines()
+    if isinstance(error, UserError):
+        return error.reason.removesuffix(".")
+    return f"{type(error).__name__}: {said[0][:160]}" if said else type(error).__name__
