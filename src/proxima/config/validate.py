@@ -142,6 +142,7 @@ CHECKS: Sequence[Check | IfSet | IfKind] = (
     IfSet("placement.sharding", "ranks_compute_the_model", "ranks_section"),
     IfKind(OPTIMIZERS, "muon", "muon_has_whole_matrices"),
     model_section.models_exist,
+    model_section.tokens_have_rows,
     IfSet("model.lora", "adapters_are_ready"),
     IfSet("task.images episode.images model.vision_lr_ratio", "images_can_be_shown"),
     IfSet("placement.sharding", "models_can_be_split", "ranks_section"),

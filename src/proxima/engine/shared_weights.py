@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.model.lora import is_adapted
 from proxima.model.lora_layers import plain_weights
-from proxima.model.pretrained import load_config, load_tokenizer, reader_of
+from proxima.model.pretrained import load_config, load_tokenizer, reader_of, untie_config
 
 ALIGNMENT = 64  # bytes
 HEADER = 8  # words of 8 bytes: version, checksum
@@ -131,9 +130,7 @@ def model_as_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
     """The configs of the model without its adapters, and the tokenizer, as the files that transformers writes."""
     untyped: Any = model
     config = copy.deepcopy(untyped.config)
-    head = untyped.get_output_embeddings()
-    if head is not None and is_adapted(head):  # see `merge_adapter`
-        config.get_text_config().tie_word_embeddings = False
+    untie_config(untyped, config)  # the adapter of a head is merged
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         if getattr(untyped, "generation_config", None) is not None:

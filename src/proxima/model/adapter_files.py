@@ -26,7 +26,7 @@ from proxima.model.files import is_adapter, weight_files
 from proxima.model.lora import NAME, SCALAR_HEAD, Lora, trained_names
 from proxima.model.lora_layers import attach, merge_adapter
 from proxima.model.parallel.sharded import plain_type
-from proxima.model.pretrained import LoadedModel, check_path, load_tokenizer
+from proxima.model.pretrained import LoadedModel, check_path, load_config, load_tokenizer, require_rows
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # peft's own, before the name in the Hugging Face model
@@ -224,11 +224,13 @@ def load_merged(path: str, load_base: Callable[[str, str | None], LoadedModel], 
     settings, wanted = read_settings(path, field_name="model.path", scalar=scalar), base_of(path)
     here = replace(wanted, files=weight_files(wanted.path, wanted.revision))
     check_base(path, here, field_name="model.path")
+    tokenizer = load_tokenizer(path)
+    require_rows(path, tokenizer, load_config(wanted.path, wanted.revision))
     loaded = load_base(wanted.path, wanted.revision)
     attach(loaded.model, settings, 0)
     read_matrices(loaded.model, path, field_name="model.path")
     merge_adapter(loaded.model)
-    return replace(loaded, path=path, tokenizer=load_tokenizer(path))
+    return replace(loaded, path=path, tokenizer=tokenizer)
 
 
 def with_adapter(

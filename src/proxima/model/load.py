@@ -19,7 +19,9 @@ from proxima.model.pretrained import (
     read_pretrained,
     reader_of,
     refuse_not_finite,
+    require_rows,
     resolve_device,
+    untie_config,
 )
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
@@ -53,8 +55,9 @@ def load(
             adapters, DoRA and files that transformers converts are first loaded whole on every rank, in host memory.
 
     Raises:
-        FieldError: the path can't be loaded, or the files lack weights or contain some that are not finite; the base of
-            an adapter has changed; an adapter does not fit; the model is a reward model.
+        FieldError: the path can't be loaded, the tokenizer has ids without a row in the embedding, or the files lack
+            weights or contain some that are not finite; the base of an adapter has changed; an adapter does not fit;
+            the model is a reward model.
     """
     if sharding is not None:
         from proxima.model.parallel.refusals import require_splittable
@@ -141,6 +144,8 @@ def load_weights(
         FieldError: as `load`.
     """
     bound_product_caches()
+    tokenizer = load_tokenizer(path, revision)
+    require_rows(path, tokenizer, extra.get("config") or load_config(path, revision))
     if sharding is not None:
         from proxima.model.parallel.slices import load_sliced
 
@@ -161,7 +166,7 @@ def load_weights(
         model = model.to(dtype)
     model.eval()
     align_weights(model)
-    tokenizer = load_tokenizer(path, revision)
+    untie_config(model)
     return LoadedModel(model=model.to(resolve_device(device)), tokenizer=tokenizer, path=path), missing
 
 

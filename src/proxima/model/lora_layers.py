@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from proxima.data import FieldError, UserError
 from proxima.data.random import ADAPTER_INIT, mix
 from proxima.model.lora import NAME, SCALAR_HEAD, Lora, base_layer, is_adapted, trained_names, weight_of
-from proxima.model.pretrained import beside_decoder
+from proxima.model.pretrained import beside_decoder, untie_config
 
 ALL_LINEAR = "all-linear"
 INIT = {"uniform": True, "gaussian": "gaussian"}  # of A, as peft calls them
@@ -139,15 +139,12 @@ def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def merge_adapter(model: nn.Module) -> None:
     """Turn a model with adapters into an ordinary one: its original layers, with the weights of `weight_of` in the
     base's dtype, all of them trainable. An adapted head no longer shares its weight with the embedding."""
-    untyped: Any = model
-    head = untyped.get_output_embeddings()
     for name, module in list(model.named_modules()):
         if is_adapted(module):
             layer: Any = base_layer(module)
             layer.weight = nn.Parameter(weight_of(module).to(layer.weight.dtype))
             model.set_submodule(name, layer)
-            if module is head:
-                untyped.config.get_text_config().tie_word_embeddings = False
+    untie_config(model)
     model.requires_grad_(True)
     if hasattr(model, "peft_config"):
         del model.peft_config

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import torch
 
 from proxima.data import FieldError, UserError, require
 from proxima.model.files import is_adapter
-from proxima.model.lora import SCALAR_HEAD, adapter_names
+from proxima.model.lora import SCALAR_HEAD, adapter_names, is_adapted
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -93,9 +94,10 @@ class UnloadedModel:
         """Read config and tokenizer; `max_length` bounds the context.
 
         Raises:
-            FieldError: as `load_config` and `load_tokenizer`.
+            FieldError: as `load_config`, `load_tokenizer` and `require_rows`.
         """
         config, tokenizer = load_config(path, revision), load_tokenizer(path, revision)
+        require_rows(path, tokenizer, config)
         limit = context_limit(config.get_text_config())
         context = min(max_length or limit, limit)
         return cls(path=path, revision=revision, config=config, tokenizer=tokenizer, context=context)
@@ -104,6 +106,29 @@ class UnloadedModel:
     def vocabulary(self) -> int:
         """The rows of the output layer."""
         return int(self.config.get_text_config().vocab_size)
+
+
+def require_rows(path: str, tokenizer: Any, config: Any) -> None:
+    """Raise FieldError for a tokenizer with ids that have no row in the model's embedding."""
+    rows = getattr(config.get_text_config(), "vocab_size", None)
+    if rows and (problem := rowless_ids(tokenizer.get_vocab(), rows)):
+        raise FieldError("model.path", path, problem, remedy=RESIZE)
+
+
+RESIZE = "resize the embedding (resize_token_embeddings of transformers) and save the model, or use its own tokenizer"
+
+
+def rowless_ids(vocabulary: Mapping[str, int], rows: int) -> str | None:
+    """Describe the ids of a vocabulary that have no row in an embedding, as after added tokens without a resize; None
+    if all have one. More rows than tokens are usual: vocabularies are padded."""
+    beyond = sorted((i, token) for token, i in vocabulary.items() if i >= rows)
+    if not beyond:
+        return None
+    (first, token), (last, _) = beyond[0], beyond[-1]
+    which = f"{token!r}, id {first}, has none"
+    if len(beyond) > 1:
+        which = f"{len(beyond):,} tokens, from {token!r}, id {first}, to id {last}, have none"
+    return f"has a tokenizer of {last + 1:,} ids and an embedding of {rows:,} rows: {which}"
 
 
 def stop_tokens_of(*sources: Any) -> tuple[int, ...]:
@@ -250,6 +275,19 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
     path, revision = _place_of("tokenizer_config.json", path, revision)
     tokenizer: PreTrainedTokenizerBase = read_pretrained(AutoTokenizer, path, revision, "has no usable tokenizer")
     return tokenizer
+
+
+def untie_config(model: Any, config: Any = None) -> None:
+    """Let the config (the model's, or a copy of it) say that embedding and output head are two matrices, where they
+    are: after a merged adapter of the head, or in a file that holds both. Whoever reads a config that says tied may
+    drop one of them."""
+    config = model.config if config is None else config
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None or embedding is None or (head.weight is embedding.weight and not is_adapted(head)):
+        return
+    for part in (config, config.get_text_config()):
+        if getattr(part, "tie_word_embeddings", False):
+            part.tie_word_embeddings = False
 
 
 def refuse_not_finite(path: str, bad: list[str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.model.parallel.sharded import plain_type
-from proxima.model.pretrained import LoadedModel
+from proxima.model.pretrained import LoadedModel, untie_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -44,6 +44,7 @@ def save_settings(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase 
     config.architectures = [plain_type(model).__name__]
     config.dtype = str(model.dtype).removeprefix("torch.")
     config._attn_implementation = None
+    untie_config(model, config)
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)

@@ -12,7 +12,7 @@ from proxima.data import FieldError, UserError, require
 from proxima.model.demo_path import is_downloadable
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.lora import Lora
-from proxima.model.pretrained import UnloadedModel, check_device, check_path
+from proxima.model.pretrained import RESIZE, UnloadedModel, check_device, check_path, rowless_ids
 from proxima.system.recipe_files import shown_path
 
 if TYPE_CHECKING:
@@ -77,6 +77,38 @@ def models_exist(r: Resolved[Any]) -> Findings:
     for path in ("model.path", "critic.path", "algorithm.distillation.path"):
         if (place := r.get(path)) is not None and (remedy := model_problem(place)):
             yield path, remedy
+
+
+def tokens_have_rows(r: Resolved[Any]) -> Findings:
+    """Every id of a local tokenizer must have a row in the embedding of its model."""
+    for path in ("model.path", "critic.path", "algorithm.distillation.path"):
+        if (place := r.get(path)) is not None and (problem := _vocabulary_problem(place)):
+            yield path, problem
+
+
+def _vocabulary_problem(folder: str) -> str | None:
+    """What is wrong with the ids of a model's tokenizer.json; None if nothing is, or a file is missing or can't be
+    read, which loading reports."""
+    place, base = Path(folder).expanduser(), folder
+    try:
+        if (place / ADAPTER).is_file():
+            from proxima.model.adapter_folder import base_of
+
+            base = base_of(folder).path
+            place = place if (place / "tokenizer.json").is_file() else Path(base).expanduser()
+        config = _config_json(base)
+        rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+        if not isinstance(rows, int) or not (place / "tokenizer.json").is_file():
+            return None
+        stored = json.loads((place / "tokenizer.json").read_text(encoding="utf-8"))
+        vocabulary = stored["model"].get("vocab") or {}
+        if isinstance(vocabulary, list):  # of a unigram model: tokens with their scores, in the order of the ids
+            vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
+        added = {token["content"]: token["id"] for token in stored.get("added_tokens") or ()}
+        problem = rowless_ids({**vocabulary, **added}, rows)
+    except (OSError, UserError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return problem and f"{problem}; {RESIZE}"
 
 
 def model_can_compute(model: ModelConfig) -> Findings:

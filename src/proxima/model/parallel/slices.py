@@ -46,7 +46,7 @@ def load_sliced(
     `prepare(model)` puts adapters on the model that do not depend on its weights; all ranks draw the same values.
 
     None: the files must be read whole, because they have other names or shapes than the model and need transformers'
-    conversion, or the model keeps some modules in another precision.
+    conversion, the model keeps some modules in another precision, or they hold a tied matrix twice.
     """
     config, place = config or load_config(path, revision), rank_device(device)
     try:
@@ -54,6 +54,9 @@ def load_sliced(
         if files is None or getattr(config, "quantization_config", None) is not None:
             return None
         model = unloaded_model(partial(reader.from_config, config, dtype=dtype, trust_remote_code=False))
+        ends = [name for name, p in model.named_parameters(remove_duplicate=False) if p is _embedding(model)]
+        if len(files.keys() & set(ends)) > 1:  # transformers compares them, and unties what differs
+            return None
         if prepare is not None:
             _prepared(model, prepare)
         sources = _sources(model, files)
@@ -73,6 +76,10 @@ def load_sliced(
     model.config.name_or_path = path
     tokenizer = load_tokenizer(path, revision)
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, path=path, sharding=sharding, device=place), missing
+
+
+def _embedding(model: Any) -> Any:
+    return getattr(model.get_input_embeddings(), "weight", None)
 
 
 def sliceable_files(path: str, revision: str | None) -> dict[str, Path] | None:
