@@ -7,10 +7,12 @@ import pytest
 import torch
 import transformers as hf
 
+from proxima.cli.main import main
+from proxima.config import check, resolve
 from proxima.data import UserError
 from proxima.engine.local import Local, LocalEngine
-from proxima.model import LoadedModel, Policy
-from proxima.model.positions import fix_positions
+from proxima.model import LoadedModel, Policy, save
+from proxima.model.positions import fix_positions, fixed_length
 from proxima.model.tiny_twin import make_twin
 from tests.model.families import DENSE
 from tests.model.rows import plain_log_prob, rows
@@ -117,7 +119,9 @@ def test_factors_that_depend_on_the_longest_sequence_need_its_length(run):
     expected = (
         "Phi3ForCausalLM turns positions by other factors where a sequence has more than 32 tokens, and the longest"
     )
-    with pytest.raises(UserError, match=re.escape(expected) + r".*; set model\.max_length: up to 32, all"):
+    with pytest.raises(
+        UserError, match=re.escape(expected) + r".*; set model\.max_length \(generate: --max-length\): up to 32, all"
+    ):
         run(longrope())
 
 
@@ -148,3 +152,25 @@ def test_dynamic_factors_do_not_change_within_the_models_own_limit():
         assert (policy(policy.pack(items)).log_prob - expected).abs().max() < 3e-5  # nats
     with pytest.raises(UserError, match="a sequence has 33 tokens, and the model's position factors were fixed for 32"):
         policy.pack(rows((4, (29,))))
+
+
+@pytest.fixture
+def phi(tmp_path):
+    model = longrope()
+    return str(save(model.model, model.tokenizer, tmp_path))
+
+
+def test_a_recipe_for_such_a_model_says_its_length(phi):
+    """Before anything is loaded; and a model that is loaded for a run has them fixed."""
+    expected = "must be set for this model (longrope): up to 32 tokens all sequences"
+    given = [f"model.path={phi}", "model.dtype=float32", "model.compute_dtype=float32"]
+    assert any(expected in str(p) for p in check(resolve("quickstart", given, root=None)))
+    config = resolve("quickstart", [*given, "model.max_length=100"], root=None)
+    assert not [str(p) for p in check(config) if "longrope" in str(p)]
+    assert fixed_length(config.config.model.source().load().model) == 100
+
+
+def test_generate_takes_the_length(phi, capsys):
+    assert main(["generate", phi, "Hi", "--dtype", "float32", "--max-tokens", "3"]) == 2
+    assert "set model.max_length (generate: --max-length): up to 32" in capsys.readouterr().err
+    assert main(["generate", phi, "Hi", "--dtype", "float32", "--max-tokens", "3", "--max-length", "100"]) == 0

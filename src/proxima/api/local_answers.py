@@ -29,10 +29,11 @@ def local_engine(
     device: str,
     warn: Callable[[str], object],
     *,
+    max_length: int | None = None,
     images: bool = False,
 ) -> tuple[Any, LocalEngine]:
-    """The tokenizer of a model and an engine that runs it; of a model that is shown `images` the tokenizer has their
-    store."""
+    """The tokenizer of a model and an engine that runs it, on sequences of at most `max_length` tokens; of a model
+    that is shown `images` the tokenizer has their store."""
     store: Any = None
     if images:
         from proxima.model.images import ImageStore
@@ -44,7 +45,7 @@ def local_engine(
         loaded = replace(loaded, tokenizer=store.tokenizer)
     for note in template_note(loaded.tokenizer, path):
         warn(note)
-    return loaded.tokenizer, LocalEngine(loaded, Local(dtype=dtype))
+    return loaded.tokenizer, LocalEngine(loaded, Local(dtype=dtype), max_length=max_length)
 
 
 @dataclass

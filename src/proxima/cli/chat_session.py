@@ -34,7 +34,7 @@ def _talk(asked: ModelAsked, inference: Inference) -> None:
 
     sampling, data = inference.sampling(MOST), asked.data
     conversation = ChatSession(
-        *local_engine(asked.path, inference.dtype, inference.device, warn),
+        *local_engine(asked.path, inference.dtype, inference.device, warn, max_length=asked.max_length),
         sampling,
         seed=inference.seed,
         system=data.system,
@@ -85,7 +85,7 @@ class EpisodeTalk:
 
         self.title, self.settings, self.tools = asked.path, table.world.rules.settings, table.world.rules.tools
         self.sampling = inference.sampling(MOST, asked.played)
-        _, engine = local_engine(asked.path, inference.dtype, inference.device, warn)
+        _, engine = local_engine(asked.path, inference.dtype, inference.device, warn, max_length=asked.max_length)
         self.chat = EpisodeChat(table, engine, self.sampling, inference.seed, self)
         self.length = 0  # tokens of the last turn
         self.dim = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

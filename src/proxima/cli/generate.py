@@ -88,7 +88,8 @@ def _completed(
 
     sampling, data, clock = inference.sampling(MOST, asked.played), asked.data, Clock()
     how: dict[str, Any] = {"sampling": sampling, "samples": samples, "seed": inference.seed}
-    tokenizer, engine = local_engine(asked.path, inference.dtype, inference.device, warn, images=bool(images))
+    place: dict[str, Any] = {"max_length": asked.max_length, "images": bool(images)}
+    tokenizer, engine = local_engine(asked.path, inference.dtype, inference.device, warn, **place)
     began = clock.now()
     if table is None:
         how |= {"system": data.system, "template_arguments": data.template_arguments, "images": images}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TEMPLATE_ARGUMENT = "argument of the chat template: enable_thinking=false; repeatable; overrides the run's own"
 TOP_P = "keep the most probable tokens up to this mass"
 MIN_P = "keep tokens with at least this share of the largest probability"
+MAX_LENGTH = "tokens of prompt and completion together; default: the run's own, or the model's limit"
 MAX_TOKENS = "maximum number of new tokens (default: 256, in chat 512; of each turn, with tools, as in the training)"
 TOOLS = "functions that the model may call, module:function, with commas between them; default: those of the run"
 ENVIRONMENT = "module:Class, a kind such as calculator, or {kind: …}; default: that of the run"
@@ -38,6 +39,7 @@ class Inference:
         "bfloat16"
     )
     device: Annotated[str, Argument("auto, cpu, cuda, cuda:1")] = "auto"
+    max_length: Annotated[int | None, Argument(MAX_LENGTH)] = None
     temperature: Annotated[float, Argument("0 is greedy (default)", group=SAMPLING)] = 0.0
     top_k: Annotated[int, Argument("keep the k most probable tokens; 0: all", group=SAMPLING)] = 0
     top_p: Annotated[float, Argument(TOP_P, group=SAMPLING)] = 1.0
@@ -83,11 +85,13 @@ class ModelAsked:
     Args:
         path: the path of the weights; for a run, of its checkpoint.
         data: system prompt and template arguments: those given, else the run's own.
+        max_length: tokens of prompt and completion together; None: the model's own limit.
         played: the config of the episodes, if there are tools or an environment; None: the model answers once.
     """
 
     path: str
     data: "DataConfig"
+    max_length: int | None = None
     played: "PlayedConfig | None" = None
     locating: Callable[[], AbstractContextManager[None]] = nullcontext
 
@@ -110,13 +114,17 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
     world = [] if inference.tools is None else [f"task.tools=[{inference.tools}]"]
     world += [] if inference.environment is None else [f"task.environment={inference.environment}"]
     recipe: Any = {}
-    plays = bool(world)
+    plays, longest = bool(world), inference.max_length
+    if longest is not None and longest < 2:
+        raise FieldError("--max-length", longest, "must be >= 2")
     if (Path(model) / "config.yaml").is_file():
         from proxima.config.recipe_reader import read_yaml
         from proxima.runtime.state.export import find_checkpoint
 
         recipe, path = model, str(find_checkpoint(model, inference.checkpoint).model)
-        plays = plays or _plays(read_yaml(Path(model) / "config.yaml").to_python())
+        stored = read_yaml(Path(model) / "config.yaml").to_python()
+        plays = plays or _plays(stored)
+        longest = longest or (stored.get("model") or {}).get("max_length")
     else:
         if remedy := model_problem(model):
             raise one_problem("model", f"{remedy}; or the folder of a run", model, "command line")
@@ -126,10 +134,10 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
         # rows are read only by an environment of the command line, which needs only their numbers
         world += ["task.kind=seeds", "task.count=1000000"] if inference.environment else ["task.kind=arithmetic"]
     if not plays:
-        return ModelAsked(path, resolve(recipe, given, root=PromptConfig).config.data)
+        return ModelAsked(path, resolve(recipe, given, root=PromptConfig).config.data, longest)
     place = [f"model.path={json.dumps(path, ensure_ascii=False)}", "model.lora=null"]
     resolved = resolve(recipe, [*given, *world, *place], root=PlayedConfig)
-    return ModelAsked(path, resolved.config.data, resolved.config, resolved.locating)
+    return ModelAsked(path, resolved.config.data, longest, resolved.config, resolved.locating)
 
 
 def _plays(config: Mapping[str, Any]) -> bool:

@@ -143,6 +143,7 @@ CHECKS: Sequence[Check | IfSet | IfKind] = (
     IfKind(OPTIMIZERS, "muon", "muon_has_whole_matrices"),
     model_section.models_exist,
     model_section.tokens_have_rows,
+    model_section.positions_are_fixed,
     IfSet("model.lora", "adapters_are_ready"),
     IfSet("task.images episode.images model.vision_lr_ratio", "images_can_be_shown"),
     IfSet("placement.sharding", "models_can_be_split", "ranks_section"),

@@ -36,8 +36,8 @@ def fix_positions(model: nn.Module, longest: int | None, own_limit: int) -> int 
         if longest is None and not torch.equal(factors[0], short[0]):
             change = _change(module, layer_type, own_limit)
             reason = f"turns positions by other factors where a sequence has more than {change} tokens"
-            remedy = f"set model.max_length: up to {change}, all sequences get the factors of short ones, else all get "
-            remedy += "those of long ones, as in vLLM"
+            remedy = f"set model.max_length (generate: --max-length): up to {change}, all sequences get the factors of "
+            remedy += "short ones, else all get those of long ones, as in vLLM"
             raise UserError(f"{name} {reason}, and the longest is not known", remedy=remedy)
         _fix(module, layer_type, *factors, most)
     fixed = fixed_length(model)

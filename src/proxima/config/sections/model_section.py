@@ -79,6 +79,25 @@ def models_exist(r: Resolved[Any]) -> Findings:
             yield path, remedy
 
 
+def positions_are_fixed(model: ModelConfig) -> Findings:
+    """A model with other position factors for long sequences needs `max_length`, as `fix_positions` does."""
+    folder = model.path
+    if (Path(folder) / ADAPTER).is_file():
+        from proxima.model.adapter_folder import base_of
+
+        folder = base_of(folder).path
+    config = _config_json(folder)
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if model.max_length is not None or not isinstance(rope, dict):
+        return
+    switch = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    limit = config.get("max_position_embeddings")
+    long = rope.get("rope_type", rope.get("type")) == "longrope" and isinstance(switch, int) and isinstance(limit, int)
+    if long and limit > switch:
+        message = f"must be set for this model (longrope): up to {switch} tokens all sequences get the position factors"
+        yield "model.max_length", f"{message} of short ones, above it all get those of long ones, as in vLLM"
+
+
 def tokens_have_rows(r: Resolved[Any]) -> Findings:
     """Every id of a local tokenizer must have a row in the embedding of its model."""
     for path in ("model.path", "critic.path", "algorithm.distillation.path"):
