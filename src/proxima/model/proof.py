@@ -35,7 +35,8 @@ TOLERANCE = (
 KEPT = 8  # proofs: those of the models of a run
 
 # prompt, response; the first two are of one group, and together longer than the windows of a twin
-LENGTHS = ((7, 5), (7, 2), (1, 8), (4, 1))
+LENGTHS = ((7, 5), (7, 2), (1, 8), (20, 8))
+LONGEST, PREFIXES = 28, (2, 5, 7, 10, 12, *range(14, 28))  # tokens
 
 _proofs: dict[Any, "Proof"] = {}
 
@@ -124,10 +125,12 @@ class Proof:
         raise self.refused(f"{reason}: off by {apart:.2g}")
 
     def _check_causality(self) -> None:
-        tokens = [*self.rows[0].prompt_tokens.tolist(), *self.rows[0].tokens.tolist()]
+        """Prefixes of sequences that are several windows long: a layer that selects keys may break ties by what
+        follows."""
+        tokens = some_ids(self.twin, LONGEST, 1)
         whole = self.own_logits(tokens).log_softmax(-1)
-        for length in (2, 6, 9):
-            if problem := off(self.own_logits(tokens[:length])[-1].log_softmax(-1), whole[length - 1]):
+        for length in PREFIXES:
+            if problem := off(self.own_logits(tokens[:length]).log_softmax(-1), whole[:length]):
                 raise self.refused(f"its log-probs depend on tokens that follow: {problem}")
 
     def problem(self, attention: str) -> str | None:
@@ -172,15 +175,7 @@ class Proof:
 
 def sequences(twin: Any) -> list[Trajectory]:
     """Rows of `LENGTHS`, drawn from the vocabulary of a twin; those of one group share their prompt."""
-    most = twin.get_input_embeddings().weight.shape[0]
-    special = {
-        i
-        for name in ("pad", "bos", "eos")
-        if isinstance(i := getattr(twin.config.get_text_config(), f"{name}_token_id", None), int)
-    }
-    usual = [i for i in range(FIRST_ID, most) if i not in special] or list(range(most))
-    draws = torch.Generator().manual_seed(7)
-    ids = [usual[i] for i in torch.randint(len(usual), (64,), generator=draws).tolist()]
+    ids = some_ids(twin, 64, 7)
     prompts, rows = dict[int, list[int]](), list[Trajectory]()
     for prompt, response in LENGTHS:
         first = prompts.setdefault(prompt, [ids.pop() for _ in range(prompt)])
@@ -188,6 +183,19 @@ def sequences(twin: Any) -> list[Trajectory]:
         columns: Any = {"prompt_tokens": first, "tokens": tokens}
         rows.append(Trajectory(group=list(prompts).index(prompt), **columns))
     return rows
+
+
+def some_ids(twin: Any, count: int, seed: int) -> list[int]:
+    """Ids of the twin's vocabulary, none of them special."""
+    most = twin.get_input_embeddings().weight.shape[0]
+    special = {
+        i
+        for name in ("pad", "bos", "eos")
+        if isinstance(i := getattr(twin.config.get_text_config(), f"{name}_token_id", None), int)
+    }
+    usual = [i for i in range(FIRST_ID, most) if i not in special] or list(range(most))
+    draws = torch.Generator().manual_seed(seed)
+    return [usual[i] for i in torch.randint(len(usual), (count,), generator=draws).tolist()]
 
 
 def off(ours: Tensor, expected: Tensor) -> str | None:

@@ -92,8 +92,9 @@ def positions_are_fixed(model: ModelConfig) -> Findings:
         return
     switch = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
     limit = config.get("max_position_embeddings")
-    long = rope.get("rope_type", rope.get("type")) == "longrope" and isinstance(switch, int) and isinstance(limit, int)
-    if long and limit > switch:
+    if rope.get("rope_type", rope.get("type")) != "longrope" or type(switch) is not int or type(limit) is not int:
+        return
+    if limit > switch:
         message = f"must be set for this model (longrope): up to {switch} tokens all sequences get the position factors"
         yield "model.max_length", f"{message} of short ones, above it all get those of long ones, as in vLLM"
 

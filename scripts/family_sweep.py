@@ -1,0 +1,292 @@
+"""Every causal language model type of transformers, as a tiny random model: trainer and engine against its own logits.
+
+python scripts/family_sweep.py [NAME ...]       the verdicts, as JSON lines
+python scripts/family_sweep.py --write          all of them, into the table of docs/models.md
+
+A type agrees (the largest difference in nats), is refused (by proxima, in one line), or can't be built here; `wrong` is
+none of these. Variants of a type: its logits scaled or capped by each field that does so, a sliding window, and
+positions that depend on the longest sequence.
+"""
+
+import argparse
+import asyncio
+import copy
+import json
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PAGE = REPOSITORY / "docs" / "models.md"
+BEGIN, END = "<!-- scripts/family_sweep.py makes this table -->\n", "<!-- end of the table -->\n"
+LARGEST = 1e-4  # nats
+BATCH, SECONDS, PROCESSES = 8, 900, 2
+FALLBACKS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_key_value_heads": 2, "head_dim": 16},
+    {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    {"moe_intermediate_size": 24, "num_experts_per_tok": 2, "topk_group": 1, "n_group": 1},
+    {"is_decoder": True},
+)
+SHAPES = ((7, 5), (3, 12), (1, 24), (20, 14))  # tokens of prompt and response
+OF_LOGITS = re.compile(r".*(logit.*(cap|scal|mult|width)|lm_head_mult|output_mult).*")
+
+
+def classes() -> dict[str, tuple[Any, Any]]:
+    """Of each model type, the class and that of its config."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as mapping
+
+    kinds = {config: mapping[config] for config in mapping}
+    first = {config: kind[0] if isinstance(kind, tuple) else kind for config, kind in kinds.items()}
+    return {config.model_type: (kind, config) for config, kind in sorted(first.items(), key=lambda x: x[0].model_type)}
+
+
+def made(kind: Any, config: Any) -> Any:
+    """A model with weights drawn wide; the same for the same config."""
+    import torch
+
+    torch.manual_seed(3)
+    model = kind(copy.deepcopy(config)).eval().float()
+    draws = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.is_floating_point() and p.dim():
+                p.add_(torch.randn(p.shape, generator=draws) * (0.15 if p.dim() > 1 else 0.05))
+    return model
+
+
+def configs(kind: Any, config_class: Any) -> Iterator[tuple[str, Any]]:
+    """A tiny config of a class that can be built, and its variants; raises the class's first error if none can."""
+    import torch
+
+    from proxima.model.tiny_twin import tiny_config
+
+    base, errors = None, []
+    for more in FALLBACKS:
+        try:
+            config = config_class(**more)
+            if kind.config_class is not type(config):
+                config = config.get_text_config()
+            base = tiny_config(config)
+            with torch.no_grad():
+                made(kind, base)(input_ids=torch.arange(3, 40)[None], use_cache=False)
+            break
+        except Exception as error:
+            base = None
+            errors.append(error)
+    if base is None:
+        raise errors[0]
+    yield "", base
+    for variant, values in changes(base):
+        try:
+            config = changed(base, values)
+            made(kind, config)
+        except Exception:  # the type has no such variant
+            continue
+        yield variant, config
+
+
+def changes(base: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a variant of a config changes."""
+    for name, value in vars(base).items():
+        if OF_LOGITS.fullmatch(name) and (value is None or isinstance(value, int | float)):
+            yield name, {name: 2.5}
+    if hasattr(base, "sliding_window") and not base.sliding_window:
+        window = {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 0, "layer_types": None}
+        yield "sliding_window", {name: value for name, value in window.items() if hasattr(base, name)}
+    rope = getattr(base, "rope_parameters", None)
+    if isinstance(rope, dict) and rope.get("rope_type") == "default":
+        short = {"max_position_embeddings": 16, "rope_parameters": rope | {"rope_type": "dynamic", "factor": 4.0}}
+        yield "dynamic", short
+        half = int((getattr(base, "head_dim", None) or 16) * rope.get("partial_rotary_factor", 1.0)) // 2
+        long = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 16}
+        long |= {"short_factor": [1.0] * half, "long_factor": [4.0] * half}
+        yield "longrope", {"rope_parameters": rope | long, "original_max_position_embeddings": 16}
+
+
+def changed(config: Any, values: dict[str, Any]) -> Any:
+    fields = {k: v for k, v in config.to_dict().items() if k not in ("transformers_version", "dtype")}
+    return type(config)(**fields | values)
+
+
+def ids(count: int, seed: int, most: int) -> tuple[int, ...]:
+    import torch
+
+    return tuple(torch.randint(3, most, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+def own_log_prob(model: Any, row: Any) -> Any:
+    import torch
+
+    with torch.no_grad():
+        tokens = torch.tensor([[*row.prompt_tokens, *row.tokens]])
+        log_prob = model(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
+    count = len(row.prompt_tokens)
+    return torch.stack([log_prob[count - 1 + i, token] for i, token in enumerate(row.tokens)])
+
+
+def trainer(kind: Any, config: Any) -> tuple[float, str]:
+    import torch
+
+    from proxima.data import Trajectory
+    from proxima.model import LoadedModel, Policy
+    from tests.tiny import tiny_tokenizer
+
+    policy = Policy(LoadedModel(model=made(kind, config), tokenizer=tiny_tokenizer(), path="tiny"))
+    most, alone = config.get_text_config().vocab_size, made(kind, config)
+    rows = [
+        Trajectory(prompt_tokens=ids(p, i, most), tokens=ids(r, 50 + i, most), group=i)
+        for i, (p, r) in enumerate(SHAPES)
+    ]
+    with torch.no_grad():
+        given = policy(policy.pack(rows)).log_prob
+    error = float((given - torch.cat([own_log_prob(alone, row) for row in rows])).abs().max())
+    return error, policy.attention
+
+
+def engine(kind: Any, config: Any) -> tuple[float, str]:
+    import torch
+
+    from proxima.data import Prompt, Trajectory
+    from proxima.engine.local import Local, LocalEngine, collect
+    from proxima.engine.protocol import Request, Sampling
+    from proxima.model import LoadedModel
+    from tests.tiny import tiny_tokenizer
+
+    loaded = LoadedModel(model=made(kind, config), tokenizer=tiny_tokenizer(), path="tiny")
+    built, alone = LocalEngine(loaded, Local(slots=8, dtype="float32")), made(kind, config)
+    most = config.get_text_config().vocab_size
+    prompts = [Prompt(uid=i, messages=(), tokens=ids(n, 100 + i, most)) for i, n in enumerate((7, 1, 12))]
+    asked = [Request(prompt=p, sample=0, sampling=Sampling(max_tokens=12), seed=5) for p in prompts]
+    given = asyncio.run(collect(built, asked))
+    rows = [Trajectory.of(a.prompt, c, group=0, advantage=0.0) for a, c in zip(asked, given, strict=True)]
+    told = torch.tensor([x for c in given for x in c.sampled_log_prob])
+    error = float((told - torch.cat([own_log_prob(alone, row) for row in rows])).abs().max())
+    return error, type(built.scheduler.decoder).__name__.removesuffix("Decoder").lower()
+
+
+def verdict(measure: Any, kind: Any, config: Any) -> dict[str, Any]:
+    from proxima.data import UserError
+
+    try:
+        error, how = measure(kind, config)
+    except UserError as refusal:
+        return {"verdict": "refused", "reason": refusal.reason}
+    except Exception as bug:
+        return {"verdict": "wrong", "reason": f"{type(bug).__name__}: {(str(bug).splitlines() or [''])[0][:120]}"}
+    return {"verdict": "agrees" if error <= LARGEST else "wrong", "nats": error, "how": how}
+
+
+def sweep(names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The verdicts of the types of these names, one for each variant."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    warnings.filterwarnings("ignore")
+    known = classes()
+    for name in names:
+        try:
+            variants = list(configs(*known[name]))
+        except Exception as error:
+            reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
+            yield {"name": name, "class": known[name][0].__name__, "variant": "", "built": reason}
+            continue
+        for variant, config in variants:
+            kind = known[name][0]
+            found = {"name": name, "class": kind.__name__, "variant": variant}
+            yield found | {"trainer": verdict(trainer, kind, config), "engine": verdict(engine, kind, config)}
+
+
+def swept(names: Sequence[str]) -> list[dict[str, Any]]:
+    """`sweep` in other processes, a few types each, so that one that crashes ends no other's."""
+    cuts = [names[i : i + BATCH] for i in range(0, len(names), BATCH)]
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        return [row for rows in pool.map(_in_process, cuts) for row in rows]
+
+
+def _in_process(names: Sequence[str]) -> list[dict[str, Any]]:
+    command = [sys.executable, str(Path(__file__).resolve()), *names]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=REPOSITORY, check=False)
+        said = ran.stdout
+    except subprocess.TimeoutExpired as late:
+        said = (late.stdout or b"").decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+    rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    lacking = [name for name in names if name not in {row["name"] for row in rows}]
+    if len(names) == 1:
+        return rows or [{"name": names[0], "variant": "", "built": "ends its process"}]
+    return rows + [row for name in lacking for row in _in_process([name])]
+
+
+def wrong(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The verdicts that are neither agreement nor refusal."""
+    return [
+        f"{row['name']} {row['variant']}, {side}: {row[side]}"
+        for row in rows
+        for side in ("trainer", "engine")
+        if side in row and row[side]["verdict"] == "wrong"
+    ]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The table of the page: the counts, then a row for each type."""
+    lines = ["| type | class | trainer | engine | variants |", "|---|---|---|---|---|"]
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_name.setdefault(row["name"], []).append(row)
+    counts = {"agrees": 0, "refused": 0, "not built": 0}
+    for name, (first, *others) in sorted(by_name.items()):
+        if "built" in first:
+            counts["not built"] += 1
+            lines.append(f"| {name} | {first.get('class', '')} | not built | | {_plain(first['built'])} |")
+            continue
+        counts["agrees" if first["trainer"]["verdict"] == "agrees" else "refused"] += 1
+        cells = [_cell(first[side], first["class"]) for side in ("trainer", "engine")]
+        if first["engine"].get("reason") == first["trainer"].get("reason") is not None:
+            cells[1] = "the same"
+        refused = [row["variant"] for row in others if row["trainer"]["verdict"] == "refused"]
+        agreed = [row["variant"] for row in others if row["trainer"]["verdict"] == "agrees"]
+        said = [f"{what}: {', '.join(each)}" for what, each in (("agree", agreed), ("refused", refused)) if each]
+        lines.append(f"| {name} | {first['class']} | {cells[0]} | {cells[1]} | {'; '.join(said)} |")
+    total = f"{len(by_name)} types: {counts['agrees']} agree in the trainer, {counts['refused']} are refused, "
+    total += f"{counts['not built']} can't be built tiny here."
+    return "\n".join([total, "", *lines]) + "\n"
+
+
+def _cell(found: dict[str, Any], name: str) -> str:
+    if found["verdict"] == "agrees":
+        return f"{found['how']}, {max(found['nats'], 1e-7):.0e}"
+    reason = found.get("reason", f"off by {found.get('nats', 0):.1e} nats").removeprefix(f"{name} is not supported: ")
+    return f"{found['verdict']}: {_plain(re.sub(r' ?[(].*', '', reason))}"
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "/").replace("\n", " ").replace("<", "&lt;")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    if not given.write:
+        for row in sweep(given.names or list(classes())):
+            print(json.dumps(row), flush=True)
+        return 0
+    rows = swept(list(classes()))
+    page = PAGE.read_text(encoding="utf-8")
+    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{after}", encoding="utf-8")
+    print("\n".join(wrong(rows)) or "none is wrong")
+    return bool(wrong(rows))
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "src")]
+    sys.exit(main())
