@@ -115,3 +115,13 @@ def test_reward_score_reads_lists(tmp_path):
     words = ["reward", "score", str(file), "--reward", "exact", "--json-out", str(tmp_path / "out.json")]
     subprocess.run([sys.executable, "-m", "proxima", *words], check=True, capture_output=True)
     assert [score["value"] for score in json.loads((tmp_path / "out.json").read_text())["rows"]] == [1.0, 0.0]
+
+
+def test_reward_score_reads_a_list_in_a_cell_where_it_is_told(tmp_path):
+    file, out = tmp_path / "answers.csv", tmp_path / "out.json"
+    file.write_text('question,answer,completion\nWho?,"[""Jane Austen"", ""Austen""]",Austen\n')
+    words = [sys.executable, "-m", "proxima", "reward", "score", str(file), "--reward", "exact", "--json-out", str(out)]
+    refused = subprocess.run(words, capture_output=True, text=True)
+    assert refused.returncode == 1 and "--json-column" in refused.stdout
+    subprocess.run([*words, "--json-column", "answer"], check=True, capture_output=True)
+    assert json.loads(out.read_text())["rows"][0]["value"] == 1.0

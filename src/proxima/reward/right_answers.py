@@ -6,7 +6,10 @@ from typing import Any
 
 from proxima.data import Score
 
-AS_LIST = "set task.json_columns=[COLUMN], or write the text as a list of one text if it is the answer itself"
+AS_LIST = (
+    "read it as JSON (task.json_columns=[COLUMN], --json-column of reward score), or write a list of this one text if "
+    "it is the answer itself"
+)
 _LIST_AS_TEXT = re.compile(r"""\s*\[\s*(["']).*\1\s*,?\s*\]\s*""", re.DOTALL)
 
 

@@ -30,6 +30,7 @@ NO_TOKENS = np.zeros(0, np.int32)
 EXAMPLE = "--reward ./my_reward.py:function, --reward math, or --reward RECIPE"
 REWARD = "FILE.py:FUNCTION, a kind of `proxima list reward`, {kind: …}, package.module:NAME, a recipe or a run"
 ANSWER = "what rewards compare with; default: answer, if present"
+JSON_COLUMN = "column whose texts are JSON, such as a list of right answers; repeatable"
 MODEL = "count tokens with this model's tokenizer; loads no weights"
 
 
@@ -48,13 +49,14 @@ class TextColumns:
     prompt: Annotated[str | None, Argument(f"default: {', else '.join(PROMPT)}", "COLUMN")] = None
     completion: Annotated[str | None, Argument(f"default: {', else '.join(COMPLETION)}", "COLUMN")] = None
     answer: Annotated[str | None, Argument(ANSWER, "COLUMN")] = None
+    json_column: Annotated[Sequence[str], Argument(JSON_COLUMN, "COLUMN", words="append")] = ()
 
 
 Texts = Sequence[tuple[Prompt, list[Completion]]]
 
 
 def score_file(
-    file: Annotated[str, Argument(".jsonl or .parquet file")],
+    file: Annotated[str, Argument(".jsonl, .json, .csv, .tsv or .parquet file")],
     override: Overrides = (),
     *,
     reward: Annotated[Sequence[str], Argument(f"{REWARD}; may be repeated", "REWARD", words="append")] = (),
@@ -159,7 +161,7 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
         prompt = chosen("prompt", columns.prompt, PROMPT, present, file)
         completion = chosen("completion", columns.completion, COMPLETION, present, file)
         answer = chosen("answer", columns.answer, (), present, file) if columns.answer else "answer"
-        rows = replace(task, prompt=prompt, answer=None).rows(0)
+        rows = replace(task, prompt=prompt, answer=None, json_columns=tuple(columns.json_column)).rows(0)
     except FieldError as error:  # it names a field of the task, which the user did not write
         raise UserError(f"{file} {error.requirement}") from None
     encode = tokens_of(model)

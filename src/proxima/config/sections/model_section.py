@@ -23,7 +23,7 @@ Attention = Literal["auto", "packed", "varlen", "padded"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    path: Annotated[str, "Hugging Face name, folder, or .gguf file"]
+    path: Annotated[str, "Hugging Face name, folder, .gguf file, or a run: its newest checkpoint"]
     revision: Annotated[str | None, "hub revision"] = None
     dtype: Annotated[Literal["float32", "bfloat16"], "dtype of the master weights"] = "float32"
     compute_dtype: Annotated[Literal["float32", "bfloat16"], "autocast dtype of forward and backward"] = "bfloat16"
