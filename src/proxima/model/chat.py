@@ -5,14 +5,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from proxima.data import Message, UserError
+from proxima.data import FieldError, Message, UserError
 from proxima.data.columns import Ints
 from proxima.data.flow import MARK
 from proxima.model.message_keys import PLAIN, THOUGHT, THOUGHT_NAMES, require_written, thought_name
+
+# how a chat ends: with the generation prompt; after its last turn; or inside that turn, whose text goes on
+Ending = Literal["prompt", "complete", "open"]
 
 
 class Tokenizer(Protocol):
@@ -36,11 +39,15 @@ def prompt_tokens(
     text, except an end-of-text token, because the answer continues from there. A message that is `raw` is a prompt of
     its own: its text as the tokenizer reads it, control tokens included, without template or newline.
 
+    If the last message is the assistant's, the answer continues it: the tokens end with its text, without generation
+    prompt, end of turn or final newline.
+
     Args:
         arguments: further inputs of the template, by name, such as Qwen3's `enable_thinking`.
 
     Raises:
-        UserError: the template fails, does not read one of the arguments, or makes a control token of a message.
+        UserError: the template fails, does not read one of the arguments, makes a control token of a message, or can't
+            leave the assistant's last message open.
     """
     return np.array(chat_tokens(messages, tokenizer, arguments, complete=False), np.int32)
 
@@ -53,7 +60,8 @@ def chat_tokens(
         return _raw_tokens(messages, tokenizer, arguments, complete=complete)
     require_written(messages, tokenizer, arguments, partial(rendered_text, tokenizer))
     safe = [SafeMessage(message, tokenizer) for message in messages]
-    ids = encode_opening(render_chat(safe, tokenizer, arguments, complete=complete), tokenizer)
+    ending: Ending = "complete" if complete else "open" if is_begun(messages) else "prompt"
+    ids = encode_opening(render_chat(safe, tokenizer, arguments, ending=ending), tokenizer)
     end = getattr(tokenizer, "eos_token_id", None) if complete and tokenizer.chat_template is None else None
     return ids if end is None else [*ids, end]
 
@@ -86,10 +94,15 @@ NOT_A_CHAT = "a prompt that is text, without a chat template, has no system prom
 def rendered_text(tokenizer: Tokenizer, messages: Sequence[Message], arguments: Mapping[str, Any]) -> str:
     """The text of a chat, complete if it ends with the assistant, to see what the template writes of it."""
     safe = [SafeMessage(message, tokenizer) for message in messages]
-    complete = messages[-1]["role"] == "assistant"
     if tokenizer.chat_template is None:
         return "\n".join(message.text for message in safe)
-    return _rendered([message.safe for message in safe], tokenizer, arguments, complete)
+    ending: Ending = "complete" if is_begun(messages) else "prompt"
+    return _rendered([message.safe for message in safe], tokenizer, arguments, ending)
+
+
+def is_begun(messages: Sequence[Message]) -> bool:
+    """True if a prompt ends with a message of the assistant, which its answer continues."""
+    return bool(messages) and messages[-1]["role"] == "assistant"
 
 
 class SafeMessage:
@@ -156,26 +169,29 @@ def _parts(texts: Sequence[str]) -> list[dict[str, str]]:
 
 
 def render_chat(
-    messages: Sequence[SafeMessage], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool = False
+    messages: Sequence[SafeMessage], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, ending: Ending = "prompt"
 ) -> str:
     """The text of a chat, with a stand-in (`with_stand_ins`) for each control text of its messages, so that all
     remaining ones are the template's.
 
     Raises:
-        UserError: the template fails, does not read one of the arguments, or makes a control token of a message.
+        UserError: the template fails, does not read one of the arguments, makes a control token of a message, or can't
+            leave the last message open.
     """
     if any(message.safe.get("raw") for message in messages):
         raise UserError(NOT_A_CHAT, remedy="map the rows with task.question or task.messages")
     if tokenizer.chat_template is not None:
-        chat = _rendered([message.safe for message in messages], tokenizer, arguments, complete)
-        _refuse_made_tokens(chat, messages, tokenizer, arguments, complete)
+        chat = _rendered([message.safe for message in messages], tokenizer, arguments, ending)
+        if ending == "open":
+            _require_open(chat, messages, tokenizer, arguments)
+        _refuse_made_tokens(chat, messages, tokenizer, arguments, ending)
         return _with_images(chat, messages, tokenizer)
     if any(message.images for message in messages):
         raise UserError("the tokenizer has no chat template that could show an image")
     if arguments:
         remedy = "remove data.template_arguments, or put a chat_template.jinja into the model's folder"
         raise UserError(f"the tokenizer has no chat template that could read {', '.join(arguments)}", remedy=remedy)
-    return "\n".join(message.text for message in messages) + ("" if complete else "\n")
+    return "\n".join(message.text for message in messages) + ("\n" if ending == "prompt" else "")
 
 
 def encode_opening(chat: str, tokenizer: Tokenizer) -> list[int]:
@@ -218,8 +234,8 @@ def _with_images(chat: str, messages: Sequence[SafeMessage], tokenizer: Any) -> 
     return opening + "".join(image + part for image, part in zip(shown, rest, strict=True))
 
 
-def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool) -> str:
-    """Render the messages with the chat template, with its generation prompt unless the chat is complete.
+def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], ending: Ending) -> str:
+    """Render the messages with the chat template.
 
     Raises:
         UserError: the template fails (it is a program and may raise anything), or does not read an argument.
@@ -228,10 +244,12 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapp
         from proxima.model.template_variables import require_read  # most runs pass none
 
         require_read(tokenizer, arguments)
-    options = {"add_generation_prompt": not complete, "tokenize": False}
+    options = {"add_generation_prompt": ending == "prompt", "continue_final_message": ending == "open"}
     try:
-        return str(tokenizer.apply_chat_template(list(messages), **arguments, **options))
+        return str(tokenizer.apply_chat_template(list(messages), **arguments, **options, tokenize=False))
     except Exception as error:
+        if ending == "open" and str(error).startswith("continue_final_message"):  # transformers does not find its text
+            raise _not_open(messages[-1], "the chat template changes its text") from error
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         remedy = "repair the template in the model's folder, or the row"
         raise UserError(
@@ -239,8 +257,39 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapp
         ) from error
 
 
+def _require_open(
+    chat: str, messages: Sequence[SafeMessage], tokenizer: Tokenizer, arguments: Mapping[str, Any]
+) -> None:
+    """Refuse a chat that does not end with exactly the text of its last message, or in which the template writes more
+    before that text than before an answer: Qwen3's puts an empty thought before a last turn.
+
+    Raises:
+        FieldError: names the message.
+    """
+    *before, begun = messages
+    content = begun.safe["content"]
+    text = content if isinstance(content, str) else str(content[-1].get("text", ""))
+    if not chat.endswith(text):
+        raise _not_open(begun.safe, "the chat template changes its text")
+    opened = chat.removesuffix(text)
+    if not before or not isinstance(content, str):
+        return
+    prompt = _rendered([message.safe for message in before], tokenizer, arguments, "prompt")
+    if not prompt.startswith(opened):
+        written = opened.removeprefix(prompt)[-40:]
+        raise _not_open(begun.safe, f"the chat template writes {written!r} before it")
+
+
+def _not_open(message: Message, why: str) -> FieldError:
+    content = message["content"]
+    shown = content if isinstance(content, str) else str(content[-1].get("text", ""))
+    remedy = "end the chat with the user's message and ask for that beginning there, or repair the template"
+    reason = f"ends the prompt with the assistant, whose text can't be continued: {why}"
+    return FieldError("messages", shown[:60], reason, remedy=remedy)
+
+
 def _refuse_made_tokens(
-    chat: str, messages: Sequence[SafeMessage], tokenizer: Any, arguments: Mapping[str, Any], complete: bool
+    chat: str, messages: Sequence[SafeMessage], tokenizer: Any, arguments: Mapping[str, Any], ending: Ending
 ) -> None:
     """Refuse a chat with more control tokens than the template writes around neutral words: a template that changes its
     text (`lower`, `replace`, `trim` between two contents) can form a control token from text that contains none.
@@ -250,7 +299,7 @@ def _refuse_made_tokens(
     """
     pattern = _any_of(control_texts(tokenizer))
     neutral = [message.neutral for message in messages]
-    written = Counter(pattern.findall(_rendered(neutral, tokenizer, arguments, complete)))
+    written = Counter(pattern.findall(_rendered(neutral, tokenizer, arguments, ending)))
     if made := Counter(pattern.findall(chat)) - written:
         what = f"the chat template makes the control token {next(iter(made))} of a message's own text"
         shown = " | ".join(message.text for message in messages)

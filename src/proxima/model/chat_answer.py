@@ -10,7 +10,7 @@ import numpy as np
 
 from proxima.data import FieldError, Message, UserError
 from proxima.data.columns import Ints
-from proxima.model.chat import Tokenizer, chat_tokens
+from proxima.model.chat import Tokenizer, chat_tokens, is_begun
 
 
 def completion_tokens(
@@ -21,7 +21,7 @@ def completion_tokens(
 ) -> Ints:
     """[T] token ids of the assistant's answer to a chat, a text or a message with its thought and tool calls, up to and
     including the token that ends its turn: what an engine would have generated after `prompt_tokens(prompt)`. Without a
-    chat template that token is the tokenizer's EOS.
+    chat template that token is the tokenizer's EOS. If the chat ends with the assistant, the answer continues its text.
 
     Raises:
         UserError: as `prompt_tokens`; the tokens of the whole chat do not begin with those of the prompt; or no control
@@ -51,7 +51,12 @@ def _with_answer(
 ) -> tuple[list[int], list[int], int]:
     """The tokens of the prompt, those of the chat with the answer up to the end of its turn, and the length of their
     common prefix."""
-    chat = [*prompt, {"role": "assistant", "content": answer} if isinstance(answer, str) else answer]
+    said = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+    if is_begun(prompt):
+        *prompt_before, begun = prompt
+        chat = [*prompt_before, {**begun, **said, "content": begun["content"] + said["content"]}]
+    else:
+        chat = [*prompt, said]
     before = chat_tokens(prompt, tokenizer, arguments, complete=False)
     tokens, special = chat_tokens(chat, tokenizer, arguments, complete=True), cast(Any, tokenizer)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, tokens, strict=False)))

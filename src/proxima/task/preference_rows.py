@@ -1,12 +1,12 @@
 """Builds preference pairs, and completions with a label, from rows: their columns, and their conversion to tokens.
 
 A side is a text, or a list of messages that ends with one of the assistant. The prompt is that of the row; messages of
-a side before its last must equal it. A bad row raises `FieldError`, which names the column's field; the caller adds the
-number of the row, and skips or refuses it.
+a side before its last must equal it. Text of the assistant at its end begins each side. A bad row raises `FieldError`,
+which names the column's field; the caller adds the number of the row, and skips or refuses it.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +24,7 @@ from proxima.data import (
     require,
 )
 from proxima.data.columns import LARGEST
-from proxima.model.chat import Tokenizer, prompt_tokens
+from proxima.model.chat import Tokenizer, is_begun, prompt_tokens
 from proxima.model.chat_answer import answer_excerpt, answer_tokens, row_excerpt
 from proxima.task.prompts import row_arguments, row_messages
 from proxima.task.protocol import Row
@@ -83,7 +83,9 @@ class PreferenceReader:
             FieldError: `chosen` or `rejected`: no such column, empty, not a chat, without end-of-turn token, too long
                 (`OverLengthError`), another prompt than the row's, or equal sides; `margin`: not a finite number.
         """
-        better, worse = _answer(row, "chosen", columns.chosen), _answer(row, "rejected", columns.rejected)
+        sides = _side(row, "chosen", columns.chosen), _side(row, "rejected", columns.rejected)
+        (_, better), (_, worse) = sides
+        row = replace(row, messages=_prompt(row, sides))
         margin = None if columns.margin is None else _number(_column(row, "margin", columns.margin))
         chosen = self._trajectory(number, 0, row, "chosen", better)
         rejected = self._trajectory(number, 1, row, "rejected", worse)
@@ -94,21 +96,22 @@ class PreferenceReader:
     def labeled(self, number: int, row: Row, columns: LabelColumns) -> LabeledCompletion:
         """Return the completion of a row, with its label; raises like `pair`, and for a label that is not true, false,
         1 or 0."""
-        answer = _answer(row, "completion", columns.completion)
+        side = _side(row, "completion", columns.completion)
         label = _column(row, "label", columns.label)
         if isinstance(label, str):  # of a CSV file
             label = _LABELS.get(label.strip().lower(), label)
         require(isinstance(label, int) and label in (0, 1), "label", label, "must be true, false, 1 or 0")
-        completion = self._trajectory(number, 0, row, "completion", answer)
+        row = replace(row, messages=_prompt(row, (side,)))
+        completion = self._trajectory(number, 0, row, "completion", side[1])
         return LabeledCompletion(row=number, completion=completion, good=bool(label))
 
     def _trajectory(self, number: int, sample: int, row: Row, field: str, answer: Message) -> Trajectory:
         said, shown = answer["content"].strip() or answer.get("tool_calls"), answer_excerpt(answer)
         require(bool(said), field, answer["content"], "is empty")
         require(bool(answer.get("weight", 1)), field, shown, "has weight 0: nothing of it would be trained")
-        prompt, arguments = _prompt(row), row_arguments(row, self.arguments, self.tokenizer)
-        require(bool(prompt), field, shown, "follows no prompt", remedy="map task.question to the prompt")
-        chat = row_messages(replace(row, messages=prompt), self.system, self.tokenizer)
+        arguments = row_arguments(row, self.arguments, self.tokenizer)
+        require(bool(row.messages), field, shown, "follows no prompt", remedy="map task.question to the prompt")
+        chat = row_messages(row, self.system, self.tokenizer)
         before = prompt_tokens(chat, self.tokenizer, arguments)
         tokens = answer_tokens(chat, answer, self.tokenizer, arguments, field)
         used = len(before) + len(tokens)
@@ -118,29 +121,38 @@ class PreferenceReader:
         return Trajectory(sample=sample, group=number, prompt_tokens=before, tokens=tokens)
 
 
-def _prompt(row: Row) -> tuple[Message, ...]:
-    """Return the messages before the completion. The task's `messages` may be one of the sides rather than a prompt."""
-    return row.messages[:-1] if row.messages[-1]["role"] == "assistant" else row.messages
+Side = tuple[
+    tuple[Message, ...], Message
+]  # the messages before a completion, if its column has any, and the completion
 
 
-def _answer(row: Row, field: str, column: str) -> Message:
+def _side(row: Row, field: str, column: str) -> Side:
     """Return the completion in a column, as the assistant's message."""
-    value, prompt = _column(row, field, column), _prompt(row)
+    value = _column(row, field, column)
     if isinstance(value, str):
         is_text = _CHAT_AS_TEXT.match(value) is None
         remedy = f"set task.json_columns=[{column.partition('.')[0]}]"
         require(is_text, field, row_excerpt(value), "holds a list of messages as JSON text", remedy=remedy)
-        return {"role": "assistant", "content": value}
+        return (), {"role": "assistant", "content": value}
     try:
         chat = as_messages(value, f"column {column!r}")
     except UserError as error:
         raise FieldError(field, row_excerpt(value), f"is not a chat: {error.reason}", remedy=error.remedy) from None
     require(chat[-1]["role"] == "assistant", field, row_excerpt(value), "must end with a message of the assistant")
     remedy = "map task.question or task.messages to the prompt, or task.messages to one of the chats"
-    require(
-        chat[:-1] in ((), prompt), field, row_excerpt(value), "begins with another prompt than its row", remedy=remedy
-    )
-    return chat[-1]
+    prompts = ((), row.messages, row.messages[:-1]) if is_begun(row.messages) else ((), row.messages)
+    require(chat[:-1] in prompts, field, row_excerpt(value), "begins with another prompt than its row", remedy=remedy)
+    return chat[:-1], chat[-1]
+
+
+def _prompt(row: Row, sides: Sequence[Side]) -> tuple[Message, ...]:
+    """Return the messages before the completions. The task's `messages` may be one of the sides, or another answer to
+    the same prompt, rather than a prompt."""
+    *before, last = row.messages
+    if not is_begun(row.messages):
+        return row.messages
+    is_answer = any(side["content"] == last["content"] or (chat and chat == tuple(before)) for chat, side in sides)
+    return tuple(before) if is_answer else row.messages
 
 
 def _column(row: Row, field: str, column: str) -> Any:

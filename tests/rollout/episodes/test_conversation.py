@@ -177,3 +177,32 @@ def test_tools_reach_the_template_as_text():
     assert conversation.prompt.tolist().count(tokenizer.convert_tokens_to_ids("<|im_start|>")) == 3
     assert TurnTemplate(tokenizer, {}).supports_tools
     assert not TurnTemplate(speaker("none"), {}, TOOLS).supports_tools
+
+
+BEGUN = [*OPENING, {"role": "assistant", "content": "Let me think.\n<think>"}]
+
+
+def test_the_first_turn_continues_an_opening_that_ends_with_the_assistant():
+    tokenizer = speaker("chatml")
+    conversation = converse(tokenizer, " 5?<|im_end|>", "7<|im_end|>", opening=BEGUN)
+    head = "<|im_start|>user\nGuess<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(conversation.prompt) == head + "Let me think.\n<think>"
+    between = "\n<|im_start|>user\nlower<|im_end|>\n<|im_start|>assistant\n"
+    assert shown(tokenizer, conversation) == [f"⟦ 5?<|im_end|>⟧{between}⟦7<|im_end|>⟧"]
+
+
+def test_a_begun_thought_that_the_template_removes_is_a_fork():
+    """Qwen3 forgets the thought, its beginning included, once a user has answered; the opening is then another one."""
+    tokenizer = speaker("qwen3")
+    opening = [*OPENING, {"role": "assistant", "content": "<think>\nLow"}]
+    with pytest.raises(UserError, match=r"can't be continued: the chat template writes '<think>"):
+        converse(tokenizer, "5", opening=opening)
+    forgets = CHATML.replace("m.role + '\\n' + m.content", "m.role + '\\n' + m.content.split('</think>')[-1]")
+    tokenizer = speaker("chatml", forgets)
+    conversation = converse(tokenizer, "er</think>5<|im_end|>", "7<|im_end|>", opening=opening)
+    first, second = conversation.paths()
+    assert tokenizer.decode(conversation.prompt).endswith("assistant\n<think>\nLow") and first.opening is None
+    assert tokenizer.decode(second.opening).endswith("<|im_start|>assistant\n")
+    assert shown(tokenizer, conversation)[1] == (
+        "5<|im_end|>\n<|im_start|>user\nlower<|im_end|>\n<|im_start|>assistant\n⟦7<|im_end|>⟧"
+    )

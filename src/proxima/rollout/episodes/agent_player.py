@@ -319,7 +319,7 @@ class AgentEpisodes(EpisodePlayer):
         messages = tuple(self._message(message, asked.tools) for message in asked.messages)
         if asked.tools and not template.supports_tools:
             messages = with_instructions(messages, describe_tools(asked.tools, self.tool_format))
-        conversation = Conversation(template, messages, self.settings.forks)
+        conversation = Conversation(template, messages, self.settings.forks, continues=False)  # as in OpenAI's API
         if not np.array_equal(prompt.tokens, conversation.prompt):
             opening = template.opening(messages, conversation.prompt)
             prompt = replace(prompt, messages=messages, tokens=conversation.prompt, opening=opening)

@@ -10,7 +10,7 @@ import numpy as np
 from proxima.data import Message, UserError
 from proxima.data.columns import Bools, Ints
 from proxima.data.episode import Span
-from proxima.model.chat import SafeMessage
+from proxima.model.chat import Ending, SafeMessage, is_begun
 from proxima.rollout.episodes.turn_template import TurnTemplate
 
 __all__ = ["Conversation", "ForkRefused", "Path", "TurnTemplate"]
@@ -59,21 +59,34 @@ class Conversation:
         template: the run's template.
         opening: the messages before the first turn.
         forks: `train`: continue on the new path; `refuse`: raise ForkRefused.
+        continues: the first turn continues an opening that ends with the assistant; false: it is a message of its own.
 
-    `prompt` are the tokens of the opening, with the generation prompt; `awaits_turn`: the next message is the
-    model's. A `copy.copy` continues independently of the original.
+    `prompt` are the tokens of the opening, with the generation prompt, or with the beginning of the first turn if the
+    opening ends with the assistant; `awaits_turn`: the next message is the model's. A `copy.copy` continues
+    independently of the original.
 
     Raises:
         UserError: the template fails for the opening, or makes nothing of it.
     """
 
     def __init__(
-        self, template: TurnTemplate, opening: Sequence[Message], forks: Literal["train", "refuse"] = "train"
+        self,
+        template: TurnTemplate,
+        opening: Sequence[Message],
+        forks: Literal["train", "refuse"] = "train",
+        *,
+        continues: bool = True,
     ) -> None:
         self._template, self._forks = template, forks
         self._messages = [template.message(message) for message in opening]
+        self._begun = ""  # the text of the opening that the first turn continues
+        ending: Ending = "prompt"
+        if continues and is_begun(opening):
+            self._begun, ending = opening[-1]["content"], "open"
+        self._opening = self._seen = template.render(self._messages, ending=ending)
+        if ending == "open":
+            self._messages.pop()  # it is part of the first turn
         self._first = len(self._messages)  # index of the first turn
-        self._opening = self._seen = template.render(self._messages)
         self.prompt = self._encoded_opening()
         self._own: Ints | None = None  # tokens of `_opening`, if they differ from `prompt`
         self._nodes: list[_MessageNode] = []
@@ -112,7 +125,9 @@ class Conversation:
         following = [template.message(message) for message in messages]
         length = template.without_end(turn.tokens, self._messages, following)
         wrote, end = turn.tokens[:length], template.decode(turn.tokens[length:])
-        history = [*self._messages, template.message({"role": "assistant", "content": template.decode(wrote)})]
+        begun = self._begun if turn.span.turn == 0 else ""
+        content = begun + template.decode(wrote, after_text=bool(begun))
+        history = [*self._messages, template.message({"role": "assistant", "content": content})]
         chat = template.render([*history, *following])
         turn = replace(turn, text=template.safe(template.decode(wrote, after_text=True)) + end)
         seen, nodes = self._seen + turn.text, [*self._nodes[:-1], turn]
@@ -141,9 +156,9 @@ class Conversation:
     def _rewrite_opening(self, messages: Sequence[SafeMessage], chat: str, turn: str) -> None:
         """Set the new path's opening to the text before the first turn in a chat, or to the whole chat if the template
         gives no such position. White space before a turn may belong to the turn."""
-        opening, _ = self._template.around(messages[: self._first], messages[self._first + 1 :])
-        if not chat.startswith(opening):
-            opening = chat
+        before, _ = self._template.around(messages[: self._first], messages[self._first + 1 :])
+        begun = before + self._template.safe(self._begun)
+        opening = next((text for text in (begun, before) if chat.startswith(text)), chat)
         variants = (text for text in (opening, opening.rstrip()) if chat.startswith(turn, len(text)))
         self._opening = next(variants, opening)
         self._own = self._encoded_opening()

@@ -40,13 +40,14 @@ class TurnTemplate:
         content = message["content"].encode(errors="replace").decode()
         return chat.SafeMessage({**message, "content": content}, self.tokenizer)
 
-    def render(self, messages: Sequence[chat.SafeMessage]) -> str:
-        """Render a chat with its generation prompt as text.
+    def render(self, messages: Sequence[chat.SafeMessage], *, ending: chat.Ending = "prompt") -> str:
+        """Render a chat as text, by default with its generation prompt.
 
         Raises:
-            UserError: the template fails, or turns a message's own text into a control token.
+            UserError: the template fails, turns a message's own text into a control token, or can't leave the last
+                message `open`.
         """
-        return chat.render_chat(messages, self.tokenizer, self._arguments)
+        return chat.render_chat(messages, self.tokenizer, self._arguments, ending=ending)
 
     def encode_opening(self, text: str) -> list[int]:
         """Encode the text of an opening."""
