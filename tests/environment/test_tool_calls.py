@@ -20,9 +20,11 @@ from proxima.environment.tool_calls import (
 )
 from proxima.model.template_variables import reads_tools
 from tests.rollout.episodes.chat_families import speaker
+from tests.tiny import tiny_tokenizer
 
 FORMATS = get_args(ToolFormat)
 PARAMETERS = {"properties": {"a": {"type": "integer", "description": "one"}, "b": {"enum": [1, 2]}}}
+TEXT = {"properties": {"s": {"type": "string"}}}
 FUNCTION = {"name": "add", "description": "Add\n  numbers.", "parameters": PARAMETERS}
 TOOLS = {"add": PARAMETERS}
 
@@ -42,6 +44,22 @@ READABLE = [
     ("llama", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "go"}', [call("add", a=1), call("go")]),
     ("llama", '{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}', [call("add", a=1)]),
     ("llama", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]', [call("add", a=1)]),
+    ("hermes", '<tool_call>[{"name": "go"}, {"name": "stay"}]</tool_call>', [call("go"), call("stay")]),
+    ("llama", '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|/tool_call|>', [call("add", a=1)]),
+    ("llama", '<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>', [call("add", a=1)]),
+    ("glm", "So: <tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", [call("add", a=1)]),
+    ("glm", "<tool_call>go</tool_call><tool_call>stay\n", [call("go"), call("stay")]),
+    ("glm", "<tool_call>add<arg_key>s</arg_key><arg_value>1</arg_value></tool_call>", [call("add", s="1")]),
+    ("glm", "<tool_call>f<arg_key>x</arg_key><arg_value> {a\n</arg_value>", [call("f", x=" {a\n")]),
+    ("glm", '<tool_call>f<arg_key>x</arg_key><arg_value>{"y": [true]}</arg_value>', [call("f", x={"y": [True]})]),
+    ("glm", "No call here.", []),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]go[ARGS]{}', [call("add", a=1), call("go")]),
+    ("mistral", 'I add. [TOOL_CALLS]add[CALL_ID]aB3[ARGS]{"a": 1}', [call("add", a=1)]),
+    ("mistral", 'add[ARGS]{"a": 1}', [call("add", a=1)]),
+    ("mistral", 'add{"a": 1}add{"a": 2}\nother{"x": "}"}', [call("add", a=1), call("add", a=2), call("other", x="}")]),
+    ("mistral", 'I add.\nadd{"a": 1}', [call("add", a=1)]),
+    ("mistral", 'With add {"a": 1} it is 1, I think.', []),
+    ("mistral", "It is \\boxed{7}.", []),
     ("llama", 'The object {"name": "Ann"} has a name.', []),
     ("llama", '{"answer": 3}', []),
     ("llama", "Seven.", []),
@@ -68,6 +86,15 @@ UNREADABLE = [
     ("hermes", '<tool_call>{"name": "x", "arguments": {"a": ' + "9" * 5000 + "}}", "is broken"),
     ("llama", '{"name": "add", "parameters": {"a"', "is broken"),
     ("llama", '<|python_tag|>search.call(query="x")', "must begin with {"),
+    ("glm", '<tool_call>{"name": "add", "arguments": {}}</tool_call>', "begin with its name"),
+    ("glm", "<tool_call>add<arg_key>a</arg_key></tool_call>", "is not <arg_key>"),
+    ("glm", "<tool_call>add<arg_key>a</arg_key><arg_value>1", "is not <arg_key>"),
+    ("glm", "<tool_call>f" + "<arg_key>a</arg_key><arg_value>1</arg_value>" * 2, "occurs twice"),
+    ("glm", "<tool_call>add<arg_kex", "is not <arg_key>"),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a"', "is broken"),
+    ("mistral", "[TOOL_CALLS]add(1)", "is not followed by a name"),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": NaN}', "NaN is not valid JSON"),
+    ("mistral", 'add{"a": ', "is broken"),
     ("xml", "<function=add><parameter=a>1</function>", "is not closed"),
     ("xml", "<function=add><parameter=a\nb>1", "<parameter=a b> of add is not closed"),
     ("xml", "<function=add", "is not complete"),
@@ -80,7 +107,8 @@ UNREADABLE = [
 
 @pytest.mark.parametrize(("tool_format", "text", "calls"), READABLE)
 def test_calls_that_can_be_read(tool_format, text, calls):
-    assert read_calls(text, tool_format, TOOLS) == ReadMessage(tuple(calls))
+    tools = {"add": {"properties": PARAMETERS["properties"] | TEXT["properties"]}}
+    assert read_calls(text, tool_format, tools) == ReadMessage(tuple(calls))
 
 
 @pytest.mark.parametrize(("tool_format", "text", "why"), UNREADABLE, ids=range(len(UNREADABLE)))
@@ -131,7 +159,7 @@ def test_what_is_written_is_read_xml(calls, between):
 
 MARKS = ["<tool_call>", "</tool_call>", '{"name": "x", "arguments": {', "}}", "<function=x>", "<parameter=y>", "```x\n"]
 MARKS += ["</parameter>", "</function>", "```", "\n", '"', "\\", "\\ud800", "[", "]", "<|python_tag|>", "NaN", "1e999"]
-MARKS += [";", "<parameter=\n"]
+MARKS += [";", "<parameter=\n", "<arg_key>", "</arg_key>", "<arg_value>", "[TOOL_CALLS]", "[ARGS]", "x{"]
 SCRAPS = st.lists(st.sampled_from(MARKS) | st.text(max_size=5), max_size=30).map("".join)
 
 
@@ -192,3 +220,61 @@ def test_a_text_in_a_fenced_block_stays_the_argument_that_it_was(name, text):
     written = write_call(call("add", **{name: text}), "code", TOOLS)
     assert read_calls(written, "code", TOOLS) == ReadMessage((call("add", **{name: text}),))
     assert written == "```add\n1 + 2\n```" or (name, text) != ("a", "1 + 2")
+
+
+# What a template writes for each call `c`, in the style of its models, and the format of its reader; or a refusal.
+EACH = "{% for k, v in c.function.arguments.items() %}PAIR{% endfor %}"
+NAME, GIVEN = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
+NAMED = '{"name": "NAME", "arguments": GIVEN}'
+FORMS = {
+    "Qwen2.5": (f"<tool_call>\n{NAMED}\n</tool_call>", "hermes"),
+    "a thought": ("<think>\n\n</think>\n\n<tool_call>{{ c.function | tojson }}</tool_call>", "hermes"),
+    "arguments as JSON": (
+        '<tool_call>{"name": "NAME", "arguments": {{ c.function.arguments + "" }}}</tool_call>',
+        "hermes",
+    ),
+    "Llama 3": (NAMED.replace("arguments\":", "parameters\":"), "llama"),
+    "Phi-4-mini": (f"<|tool_call|>[{NAMED}]<|/tool_call|>", "llama"),
+    "Nemotron": (f"<TOOLCALL>[{NAMED}]</TOOLCALL>", "llama"),
+    "Mistral before v11": (f"[TOOL_CALLS] [{NAMED}]", "llama"),
+    "Mistral": ("[TOOL_CALLS]NAME[ARGS]GIVEN", "mistral"),
+    "GLM": (
+        "<tool_call>NAME\n" + EACH.replace("PAIR", "<arg_key>{{ k }}</arg_key>\n<arg_value>"
+        "{{ v if v is string else v | tojson }}</arg_value>\n") + "</tool_call>", "glm",
+    ),
+    "Qwen3-Coder": (
+        "<tool_call>\n<function=NAME>\n" + EACH.replace("PAIR", "<parameter={{ k }}>\n{{ v }}\n"
+        "</parameter>\n") + "</function>\n</tool_call>", "xml",
+    ),
+    "GLM, without its arguments": ("<tool_call>NAME<arg_key>{{ k }}</arg_key><arg_value>", "glm"),
+    "DeepSeek": ("<｜tool▁call▁begin｜>NAME\n```json\nGIVEN\n```", "DeepSeek"),
+    "Kimi": ("<|tool_call_begin|>functions.NAME:0GIVEN", "Kimi K2"),
+    "gpt-oss": ("<|channel|>commentary to=functions.NAME GIVEN", "gpt-oss"),
+    "MiniMax": ('<minimax:tool_call><invoke name="NAME">{{ c.function.arguments }}</invoke>', "MiniMax"),
+    "a call in Hermes' tag": ("<tool_call>NAME(GIVEN)</tool_call>", ""),
+    "a function in a tag": ("<function=NAME>GIVEN</function>", ""),
+    "nested JSON": ('<tool_call>{"NAME": GIVEN}</tool_call>', ""),
+}  # fmt: skip
+CONTROLS = ("[TOOL_CALLS]", "[ARGS]", "<|channel|>", "<|tool_call_begin|>")
+
+
+@pytest.mark.parametrize("controls", [(), CONTROLS], ids=["tags", "control tokens"])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_format_is_chosen_if_its_reader_reads_the_call_back(name, controls):
+    written, expected = FORMS[name]
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": list(controls)})
+    written = written.replace("GIVEN", GIVEN).replace("NAME", NAME)
+    calls = "{% for c in m.tool_calls or [] %}CALL{% endfor %}".replace("CALL", written)
+    tokenizer.chat_template = (
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role + ': ' + m.content }}"
+        + calls + "\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )  # fmt: skip
+    if expected in FORMATS:
+        assert format_of(tokenizer) == expected
+        return
+    with pytest.raises(
+        UserError, match=f"isn't known here{expected and f', as {expected} does'}: a call becomes "
+    ) as e:
+        format_of(tokenizer)
+    assert "set episode.tool_format to one of hermes, llama, glm, mistral, xml, code" in str(e.value)

@@ -17,7 +17,8 @@ from proxima.data import FieldError, ToolCall, require
 from proxima.data.errors import abbreviated
 from proxima.data.suggestions import suggestion
 from proxima.environment import ENVIRONMENTS
-from proxima.environment.tool_calls import DECODER, parameters_of
+from proxima.environment.call_readers import DECODER
+from proxima.environment.tool_calls import parameters_of
 from proxima.process.keeper import KeptWorker
 from proxima.process.user_code import import_user_module
 from proxima.process.worker import JobResult, Worker

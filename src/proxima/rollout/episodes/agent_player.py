@@ -20,7 +20,14 @@ from proxima.data.episode import Cut, EpisodeLife
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.agents import AgentJob, Agents
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.environment.tool_calls import ToolFormat, describe_tools, parameters_of, read_calls, write_call
+from proxima.environment.tool_calls import (
+    ToolFormat,
+    before_calls,
+    describe_tools,
+    parameters_of,
+    read_calls,
+    write_call,
+)
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint, ChatMessage, ChatRefused, ChatRequest
 from proxima.rollout.episodes.played import (
@@ -36,8 +43,6 @@ from proxima.rollout.episodes.played import (
     with_instructions,
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
-
-MARKS = {"hermes": "<tool_call>", "xml": "<function=", "code": "```", "llama": "{"}  # the beginning of a call
 
 
 @dataclass(eq=False)
@@ -284,10 +289,12 @@ class AgentEpisodes(EpisodePlayer):
         """Add a turn to its conversation, and return it as the agent sees it."""
         turn = talk.played.add(completion)
         talk.numbers.append(completion.turn)
-        if asked.tools:
-            read = read_calls(completion.text, self.tool_format, parameters_of(asked.tools))
+        content, tools = completion.text, parameters_of(asked.tools)
+        if tools:
+            read = read_calls(content, self.tool_format, tools)
             turn.calls, turn.unreadable = read.calls, read.unreadable
-        content = completion.text.partition(MARKS[self.tool_format])[0].rstrip() if turn.calls else completion.text
+        if turn.calls:
+            content = before_calls(content, self.tool_format, tools)
         calls = {f"call_{completion.turn}_{i}": call for i, call in enumerate(turn.calls)}
         talk.history = [*asked.messages, ChatMessage(role="assistant", content=content, calls=turn.calls)]
         talk.answering, episode.last = False, talk

@@ -62,7 +62,8 @@ class World:
         rules = Rules(settings=settings, context=model.context, system=play.system)
         rules = replace(rules, responds=interface.responds, rewards=hosts.spec.kind is not None)
         if interface.schemas:
-            chosen = format_of(tokenizer) if settings.tool_format == "auto" else settings.tool_format
+            named = settings.tool_format
+            chosen = format_of(tokenizer, play.arguments) if named == "auto" else named
             rules = replace(rules, tool_format=chosen, tools=interface.tools)
             if not self.template.supports_tools:
                 rules = replace(rules, instructions=describe_tools(interface.schemas, chosen))
@@ -103,7 +104,8 @@ class AgentWorld:
 
         tokenizer, settings = self.model.tokenizer, self.play.settings
         template = partial(TurnTemplate, tokenizer, self.play.arguments)
-        tool_format = format_of(tokenizer) if settings.tool_format == "auto" else settings.tool_format
+        named = settings.tool_format
+        tool_format = format_of(tokenizer, self.play.arguments) if named == "auto" else named
         return AgentEpisodes(engine, self.agents, template, settings, self.model.context, tool_format, told)
 
     def close(self) -> None:

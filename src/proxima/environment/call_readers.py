@@ -1,0 +1,304 @@
+"""Readers of tool calls, one for each format: text → calls, and a reason for each call that is invalid. The formats
+are listed in `tool_calls`."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from proxima.data import ToolCall
+
+ToolFormat = Literal["hermes", "llama", "glm", "mistral", "xml", "code"]
+Parameters = Mapping[str, Mapping[str, Any]]  # the schema of each tool's parameters, by the tool's name
+MOST_CALLS = 32  # per message
+
+
+@dataclass(frozen=True)
+class ReadMessage:
+    """The calls in a message, in order, and a one-line reason for each call that could not be parsed."""
+
+    calls: tuple[ToolCall, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+
+ParsedCalls = Iterator[ToolCall | str]  # a call, or why it is invalid
+
+
+def _or_why(read: Callable[[Any], ToolCall], given: Any) -> ToolCall | str:
+    try:
+        return read(given)
+    except ValueError as error:
+        return str(error)
+
+
+def _hermes(text: str, tools: Parameters) -> ParsedCalls:
+    start = text.find("<tool_call>")
+    while start >= 0:
+        at = start + len("<tool_call>")
+        try:
+            value, end = _json_at(text, at)
+            rest = text[end : end + 200].lstrip()
+            if rest and not rest.startswith("</tool_call>"):
+                raise ValueError("</tool_call> does not follow the JSON of a call")
+            yield from (_or_why(_call, call) for call in (value if isinstance(value, list) else [value]))
+            at = end
+        except ValueError as error:
+            yield str(error)
+        start = text.find("<tool_call>", at)
+
+
+# of Llama 3, Mistral before v11, Phi-4-mini and Granite 3, Nemotron; the closing tag is often missing
+JSON_TAGS = {
+    "<|python_tag|>": "", "[TOOL_CALLS]": "", "<|tool_call|>": "<|/tool_call|>", "<TOOLCALL>": "</TOOLCALL>",
+}  # fmt: skip
+
+
+def _llama(text: str, tools: Parameters) -> ParsedCalls:
+    """Find calls only in a message that consists of nothing else: JSON within a sentence is an answer."""
+    body = text.strip()
+    tag = next((tag for tag in JSON_TAGS if body.startswith(tag)), "")
+    body = body.removeprefix(tag).removesuffix(JSON_TAGS.get(tag, "")).strip()
+    if not tag and not re.match(r'\[?\s*{\s*"(name|type|function|parameters|arguments)"', body):
+        return
+    at = 0
+    while at < len(body):
+        try:
+            value, at = _json_at(body, at)
+        except ValueError as error:
+            yield str(error)
+            return
+        yield from (_or_why(_call, call) for call in (value if isinstance(value, list) else [value]))
+        while at < len(body) and body[at] in ";, \t\r\n":
+            at += 1
+
+
+def _xml(text: str, tools: Parameters) -> ParsedCalls:
+    yield from (_or_why(_xml_call, part) for part in text.split("<function=")[1:])
+
+
+def _xml_call(part: str) -> ToolCall:
+    name, bracket, body = part.partition(">")
+    name = name.strip().strip("\"'")
+    if not bracket or not name or not re.fullmatch(r"[^\s<>]{1,200}", name):
+        raise ValueError("<function=NAME> is not complete")
+    body, closed, _ = body.partition("</function>")
+    arguments: dict[str, Any] = {}
+    first, *parameters = body.split("<parameter=")
+    for parameter in parameters:
+        key, bracket, rest = parameter.partition(">")
+        value, end, after = rest.partition("</parameter>")
+        key = key.strip().strip("\"'")
+        if not bracket or not end:
+            raise ValueError(f"<parameter={key[:40]}> of {name} is not closed")
+        if key in arguments:
+            raise ValueError(f"the parameter {key[:40]} of {name} occurs twice")
+        if after.strip():
+            raise ValueError(f"there is text between the parameters of {name}")
+        arguments[key] = value.removeprefix("\n").removesuffix("\n")
+    if first.strip() and not parameters:
+        raise ValueError(f"{name} has a text in place of <parameter=...>")
+    if not closed and not parameters:
+        raise ValueError(f"<function={name}> is not closed")
+    return ToolCall(name=name, arguments=arguments)
+
+
+GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+
+
+def _glm(text: str, tools: Parameters) -> ParsedCalls:
+    start = text.find("<tool_call>")
+    while start >= 0:
+        at = start + len("<tool_call>")
+        try:
+            call, at = _glm_call(text, at, tools)
+            yield call
+        except ValueError as error:
+            yield str(error)
+        start = text.find("<tool_call>", at)
+
+
+def _glm_call(text: str, at: int, tools: Parameters) -> tuple[ToolCall, int]:
+    """Read a call that begins at a position, and return it with its end; the closing tag may be missing at the end of
+    the text."""
+    opening = re.compile(r"\s*([^\s<>{}\[\]()]{1,200})\s*(?=<|$)").match(text, at)
+    if opening is None:
+        raise ValueError("a call must begin with its name, followed by <arg_key>")
+    name, at = opening[1], opening.end()
+    arguments: dict[str, Any] = {}
+    while (argument := GLM_ARGUMENT.match(text, at)) is not None:
+        key, at = argument[1].strip(), argument.end()
+        if key in arguments:
+            raise ValueError(f"the argument {key[:40]} of {name[:60]} occurs twice")
+        schema = (tools.get(name, {}).get("properties") or {}).get(key)
+        arguments[key] = _plain_or_json(argument[2], schema)
+    rest = text[at:].lstrip()
+    if rest and not rest.startswith("</tool_call>"):
+        raise ValueError(f"{name[:60]} has an argument that is not <arg_key>…</arg_key><arg_value>…</arg_value>")
+    return ToolCall(name=name, arguments=arguments), at
+
+
+def _plain_or_json(text: str, schema: Any) -> Any:
+    """The value that a text stands for: a text where the schema says so, or where it is no JSON of another type."""
+    if isinstance(schema, Mapping) and schema.get("type") == "string":
+        return text
+    try:
+        value = DECODER.decode(text.strip())
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, str) else value
+
+
+MISTRAL_NAME = r"[^\s\[\]{}]{1,200}(?:\[CALL_ID\]\s*\w*)?$"
+MISTRAL_CALL = re.compile(
+    r"\s*(?:\[TOOL_CALLS\])?\s*([^\s\[\]{}]{1,200})\s*(?:\[CALL_ID\]\s*\w*)?\s*(?:\[ARGS\])?\s*(?=\{)"
+)
+
+
+def _mistral(text: str, tools: Parameters) -> ParsedCalls:
+    """Find `[TOOL_CALLS]name[ARGS]{…}`. The tags are control tokens, which a decoded text may lack: without them, calls
+    are one after the other up to the end of the message."""
+    at = mistral_start(text, tools)
+    if at < 0:
+        return
+    tagged, found, end = "[TOOL_CALLS]" in text or "[ARGS]" in text, list[ToolCall](), len(text.rstrip(" \t\r\n;,"))
+    while at < end:
+        call = MISTRAL_CALL.match(text, at)
+        if call is None:
+            if tagged:
+                yield from found
+                yield "[TOOL_CALLS] is not followed by a name, [ARGS] and {"
+            return  # JSON within a sentence is an answer
+        try:
+            value, at = _json_at(text, call.end())
+        except ValueError as error:
+            yield from found
+            yield str(error)
+            return
+        found.append(ToolCall(name=call[1], arguments=value))
+        while at < end and text[at] in ";, \t\r\n":
+            at += 1
+    yield from found
+
+
+def mistral_start(text: str, tools: Parameters) -> int:
+    """The position of the first call of a message in Mistral's format; -1: there is none."""
+    if (at := text.find("[TOOL_CALLS]")) >= 0:
+        return at
+    names = "|".join(map(re.escape, sorted(tools, key=len, reverse=True)))
+    if (at := text.find("[ARGS]")) >= 0 and (name := re.search(MISTRAL_NAME, text[max(0, at - 300) : at])):
+        return max(0, at - 300) + name.start()
+    first = re.match(r"\s*[A-Za-z_][\w.-]{0,200}\{\"", text)
+    first = first or (re.search(rf"(?<!\S)(?:{names})\s*\{{", text) if names else None)
+    return -1 if first is None else first.start()
+
+
+FENCE = re.compile(r"^[ \t]*```[ \t]*([^\s`]*)[ \t]*$", re.MULTILINE)
+
+
+def _code(text: str, tools: Parameters) -> ParsedCalls:
+    opened: re.Match[str] | None = None
+    for fence in FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+            continue
+        if fence[1]:
+            continue  # within a block, a fence with a word is part of the text
+        if opened[1] in tools:
+            body = text[opened.end() : fence.start()].strip("\n")
+            yield _code_call(opened[1], body, tools[opened[1]])
+        opened = None
+    if opened is not None and opened[1] in tools:
+        yield f"the block ```{opened[1][:40]} is not closed"
+
+
+def _code_call(name: str, body: str, parameters: Mapping[str, Any]) -> ToolCall:
+    """Read the block's text as the first argument, or as JSON of all arguments."""
+    if body.lstrip().startswith("{"):
+        try:
+            value, end = _json_at(body, 0)
+            if not body[end:].strip() and isinstance(value, dict):
+                return ToolCall(name=name, arguments=value)
+        except ValueError:
+            pass
+    first = next(iter(parameters.get("properties", {})), "")
+    return ToolCall(name=name, arguments={first: body} if body.strip() else {})
+
+
+READERS: dict[str, Callable[[str, Parameters], ParsedCalls]] = {
+    "hermes": _hermes, "llama": _llama, "glm": _glm, "mistral": _mistral, "xml": _xml, "code": _code,
+}  # fmt: skip
+
+
+def _call(value: Any) -> ToolCall:
+    if not isinstance(value, dict):
+        raise ValueError("a call must be an object with name and arguments")
+    value = value["function"] if isinstance(value.get("function"), dict) else value
+    name = value.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError("a call must have a name")
+    arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
+    if isinstance(arguments, str):  # as in the OpenAI API
+        arguments, _ = _json_at(arguments, 0)
+    if not isinstance(arguments, dict):
+        raise ValueError(f"the arguments of {name[:60]} must be an object")
+    return ToolCall(name=name.strip(), arguments=arguments)
+
+
+def _json_at(text: str, at: int) -> tuple[Any, int]:
+    """Decode the JSON at a position and return it with its end; ValueError, in one line for the model, if it is invalid
+    or other programs would read it differently."""
+    start = len(text) - len(text[at:].lstrip()) if text[at : at + 1].isspace() else at
+    if text[start : start + 1] not in ("{", "["):
+        raise ValueError("a call must begin with {")
+    try:
+        value, end = DECODER.raw_decode(text, start)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("the JSON of a call has half a surrogate pair") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the JSON of a call is broken: {error.msg} at character {error.pos - start}") from None
+    except RecursionError:
+        raise ValueError("the JSON of a call is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"the JSON of a call is broken: {str(error)[:100]}") from None
+    return value, end
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return made
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not valid JSON")
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(value := float(number)):
+        raise ValueError("a number is too large")
+    return value
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+
+
+def read_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> ReadMessage:
+    """Parse the tool calls in a message of the model, after its thinking. A fenced block is a call only if a tool's
+    name follows the fence; its text is the tool's first argument."""
+    before, thought, after = text.partition("</think>")
+    text = after if thought else "" if "<think>" in text else before
+    calls, unreadable = list[ToolCall](), list[str]()
+    for call in READERS[tool_format](text, tools):
+        if len(calls) + len(unreadable) == MOST_CALLS:
+            unreadable.append(f"only {MOST_CALLS} calls of a message are read")
+            break
+        if isinstance(call, str):
+            unreadable.append(" ".join(call.split()))
+        else:
+            calls.append(call)
+    return ReadMessage(tuple(calls), tuple(unreadable))

@@ -1,0 +1,128 @@
+"""The tool format of a chat template: the one whose reader reads a call back from what the template makes of it.
+
+A tag does not tell: `<tool_call>` holds JSON in Hermes' format, XML in Qwen3-Coder's and keys and values in GLM's. A
+template that does not render calls is recognised by the form that its source or its instructions show.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, get_args
+
+from proxima.data import ToolCall, UserError
+from proxima.environment.call_readers import ToolFormat, read_calls
+
+TRIAL = ToolCall(name="trial_tool", arguments={"text": 'say "{x}"\nto [him]', "count": 7})
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "description": "a text"},
+        "count": {"type": "integer", "description": "a number"},
+    },
+    "required": ["text", "count"],
+}
+FUNCTION = {"name": TRIAL.name, "description": "Tries a call.", "parameters": PARAMETERS}
+SCHEMA = {"type": "function", "function": FUNCTION}
+READ_BACK: tuple[ToolFormat, ...] = ("hermes", "llama", "glm", "mistral", "xml")
+
+# Marks in the source of a template, the most particular first: all of an entry must be there. The last part is the
+# format, or the name of the models whose form is not read here.
+FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<arg_key>", "<arg_value>"), "glm"),
+    (("[TOOL_CALLS]", "[ARGS]"), "mistral"),
+    (("DSML",), "DeepSeek V3.2"),
+    (("tool▁call",), "DeepSeek"),
+    (("tool_calls_begin",), "DeepSeek"),
+    (("<|tool_call_begin|>",), "Kimi K2"),
+    (("<|tool_call_start|>",), "LFM2"),
+    (("<|channel|>",), "gpt-oss"),
+    (("<minimax:tool_call>",), "MiniMax"),
+    (("<seed:tool_call>",), "Seed-OSS"),
+    (("<start_function_call>",), "FunctionGemma"),
+    (("<|START_ACTION|>",), "Command R7B"),
+    (("Action: ```json",), "Command R"),
+    (("<|action_start|>",), "InternLM"),
+    (("<function_calls>",), "OLMo 3"),
+    (("<invoke name=",), "MiniMax"),
+    (("<function=", "<parameter="), "xml"),
+    (("<function=",), "xml"),
+    (("<tool_calls>",), "Hunyuan or Jamba"),
+    (("<tool_call>",), "hermes"),
+    (("<|python_tag|>",), "llama"),
+    (("[TOOL_CALLS]",), "llama"),
+    (("<|tool_call|>",), "llama"),
+    (("<TOOLCALL>",), "llama"),
+    (('"parameters":',), "llama"),
+)
+
+
+def format_of(tokenizer: Any, arguments: Mapping[str, Any] = MappingProxyType({})) -> ToolFormat:
+    """Return the format in which a tokenizer's chat template shows calls; `xml` if it doesn't support tools.
+
+    Args:
+        arguments: of the template.
+
+    Raises:
+        UserError: it shows calls in a form that no reader here supports.
+    """
+    from proxima.model.template_variables import reads_tools  # environment processes must not load torch
+
+    if not reads_tools(tokenizer):
+        return "xml"
+    template, turns = tokenizer.get_chat_template(tools=[{}]), list(rendered_calls(tokenizer, arguments))
+    for turn in turns:
+        for tool_format in READ_BACK:
+            if _reads_back(turn, tool_format):
+                return tool_format
+    named = next((name for marks, name in FORMS if all(mark in template for mark in marks)), "")
+    values = any(f"{TRIAL.arguments['count']}" in turn and TRIAL.name in turn for turn in turns)
+    if named in get_args(ToolFormat) and not values and _may_be(named, turns):
+        return named  # type: ignore[return-value]
+    shown = next((turn for turn in turns if TRIAL.name in turn), "")
+    looks = f", as {named} does" if named and named not in get_args(ToolFormat) else ""
+    written = f": a call becomes {shown.strip()!r:.200}" if shown else ""
+    what = f"the chat template shows tools in a form that isn't known here{looks}{written}"
+    readable = ", ".join(get_args(ToolFormat))
+    raise UserError(what, remedy=f"set episode.tool_format to one of {readable} if the model writes its calls so")
+
+
+def rendered_calls(tokenizer: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """What the template writes for a turn with the call, as it is decoded: without control tokens. Templates differ in
+    how they take a call's arguments, as an object or as JSON, and some fail for one of them."""
+    from proxima.model.chat import control_texts
+
+    asked = {"role": "user", "content": "Try it."}
+    options = {**arguments, "tools": [SCHEMA], "tokenize": False}
+    controls = re.compile("|".join(map(re.escape, control_texts(tokenizer))) or r"(?!)")
+    for given in (TRIAL.arguments, json.dumps(TRIAL.arguments)):
+        call = {"id": "trial0001", "type": "function", "function": {"name": TRIAL.name, "arguments": given}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            before = tokenizer.apply_chat_template([asked], add_generation_prompt=True, **options)
+            whole = tokenizer.apply_chat_template([asked, turn], **options)
+        except Exception:  # a template is a program and may raise anything
+            continue
+        same = next((i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
+        tag = whole.rfind("<", 0, same)
+        if tag >= 0 and ">" not in whole[tag:same]:  # <think> of the generation prompt, and <tool_call>
+            same = tag
+        yield controls.sub("", whole[same:])
+
+
+def _reads_back(turn: str, tool_format: ToolFormat) -> bool:
+    """True if the reader of a format reads the call, and nothing else, from a turn."""
+    read = read_calls(turn, tool_format, {TRIAL.name: PARAMETERS})
+    if read.unreadable or len(read.calls) != 1 or read.calls[0].name != TRIAL.name:
+        return False
+    given = read.calls[0].arguments
+    same = (given.get(name) in (value, str(value)) for name, value in TRIAL.arguments.items())  # XML has texts only
+    return given.keys() == TRIAL.arguments.keys() and all(same)
+
+
+def _may_be(tool_format: str, turns: list[str]) -> bool:
+    """False if the template writes the name of a call otherwise than the format does."""
+    before = {"glm": r"<tool_call>\s*", "mistral": r"\[TOOL_CALLS\]\s*", "xml": "<function="}
+    pattern = before.get(tool_format, r'"name"\s*:\s*"') + TRIAL.name
+    named = [turn for turn in turns if TRIAL.name in turn]
+    return not named or any(re.search(pattern, turn) for turn in named)
