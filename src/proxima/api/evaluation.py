@@ -17,6 +17,7 @@ from proxima.config.tree import COMMAND_LINE
 from proxima.data import UserError
 from proxima.evaluate.question_sets import EvalSuite, load_suites, named_suite, recipe_suites
 from proxima.evaluate.suites import parse_tasks, suite
+from proxima.model.template_clock import fixed_clock
 
 if TYPE_CHECKING:
     from proxima.evaluate.eval_run import EvalOutcome
@@ -123,8 +124,8 @@ def run_evaluation(
 
     folder = folder or _evaluation_folder(given)
     check_folder(folder, overwrite=overwrite)
-    with resolved.locating():
-        config = resolved.config
+    config = resolved.config
+    with resolved.locating(), fixed_clock(config.data.template_date):
         named = _named_suites(resolved, parse_tasks(tasks), data) if tasks else None
         suites = load_suites(config, named or recipe_suites(config.eval, config.reward), ks)
         view = None if stream is None else EvalProgress(stream, show_results=len(suites) > 1)

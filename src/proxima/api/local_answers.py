@@ -14,8 +14,9 @@ from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import load
 from proxima.model.quiet import quiet_transformers
-from proxima.task.prompts import template_note, to_prompt
+from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, user_message
+from proxima.task.template_traps import template_note
 
 if TYPE_CHECKING:
     from PIL.Image import Image

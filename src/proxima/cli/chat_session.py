@@ -23,8 +23,10 @@ def converse_with(model: str, inference: Inference) -> None:
     Raises:
         UserError: the model or an option is wrong.
     """
+    from proxima.model.template_clock import fixed_clock
+
     asked = model_asked(model, inference)
-    with open_table(asked) as table:
+    with fixed_clock(asked.data.template_date), open_table(asked) as table:
         return _talk(asked, inference) if table is None else EpisodeTalk(asked, table, inference).run()
 
 

@@ -160,7 +160,8 @@ def compare_sets(
     print(comparison_table(comparisons, names, sys.stdout))
     for name in first.suites:
         if first.sampled_alike(second, name) is False:
-            how = "the two were not sampled alike (see `sampling`, `system` and `template_arguments` in result.json)"
+            where = "`sampling`, `system`, `template_arguments` and `template_date` in result.json"
+            how = f"the two were not sampled alike (see {where})"
             print(f"{name}: {how}: the difference is of model and settings")
 
 

@@ -61,7 +61,9 @@ def complete_prompts(
     asked = model_asked(model, inference)
     if shown and asked.played is not None:
         raise UserError("--image can't be shown to a model with tools or an environment", remedy="leave it out")
-    with open_table(asked) as table:
+    from proxima.model.template_clock import fixed_clock
+
+    with fixed_clock(asked.data.template_date), open_table(asked) as table:
         completions, seconds = _completed(asked, table, prompts, samples, inference, shown)
     tokens = sum(int(path.tokens.size if path.sampled is None else path.sampled.sum()) for path in _paths(completions))
     rate = tokens / seconds if seconds else 0.0

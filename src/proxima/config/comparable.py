@@ -55,7 +55,7 @@ _PATHS: Mapping[FieldClass, str] = {
     FieldClass.RESUMABLE: """algorithm.dynamic_sampling.exhausted algorithm.dynamic_sampling.max_num_gen_batches
         algorithm.mismatch engine.max_running engine.prefill_tokens eval model.device model.gradient_checkpointing
         model.log_prob_chunk placement.sharding rollouts""",
-    FieldClass.REPLICATION: "seed",
+    FieldClass.REPLICATION: "data.template_date seed",
 }
 FIELD_CLASSES = {path: kind for kind, paths in _PATHS.items() for path in paths.split()}
 ABSENT = object()  # the value of a field that one of the two configs lacks
@@ -80,6 +80,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], purpose: Purp
     first, second = compared(before, purpose), compared(now, purpose)
     for path in dict.fromkeys([*second, *first]):
         pair = first.get(path, ABSENT), second.get(path, ABSENT)
+        if path == "data.template_date" and (pair[0] is ABSENT or pair[1] is None):
+            continue  # the date is that of the run
         if pair[0] != pair[1] and not (path == "model.path" and _same_place(*pair)):
             yield path, *pair
 

@@ -3,6 +3,7 @@ of its data and the tokenizer. Memory and time are forecast by `proxima plan`, a
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from proxima.data import FieldError, Trajectory
 from proxima.data.columns import Ints
 from proxima.model.demo_path import is_downloadable
 from proxima.model.micro_batch import micro_batches
+from proxima.model.template_clock import clock_notes, fixed_clock
 from proxima.task import TASKS
 from proxima.task.prompts import to_prompt
 
@@ -47,7 +49,9 @@ class StepEstimate:
             self.notes.append(f"{Path(path).name}: it is not downloaded yet; `proxima train` downloads it (93 MB)")
         self._here = reads_model and not downloadable
         self.batch: StepSize | ExampleStep
-        self.batch = self._groups(config) if isinstance(config, RunConfig) else self._examples(config)
+        with fixed_clock(config.data.template_date) if self._here else nullcontext() as clock:
+            self.batch = self._groups(config) if isinstance(config, RunConfig) else self._examples(config)
+        self.notes += clock_notes(clock, config.data.template_date)
 
     def _read(self, read: Callable[[], Value], name: str) -> Value | None:
         try:
@@ -59,7 +63,7 @@ class StepEstimate:
     def _groups(self, config: RunConfig) -> StepSize:
         """The step of a run that generates; adds notes on what its figures leave out."""
         if self._here:
-            prompt = self._read(lambda: longest_prompt(config), "prompt length")
+            prompt = self._read(lambda: longest_prompt(config, self.notes), "prompt length")
             self.prompt = None if prompt is None else max(1, len(prompt))
             if prompt is not None and (shown := int((prompt < 0).sum())):
                 self.notes.append(f"the longest prompt read has {len(prompt)} tokens, {shown} of them of images")
@@ -77,7 +81,7 @@ class StepEstimate:
     def _examples(self, config: OfflineConfig) -> ExampleStep:
         """The step of a run on a fixed data set, from the lengths of its first rows."""
         train = config.train
-        counted = self._read(lambda: example_lengths(config), "example length") if self._here else None
+        counted = self._read(lambda: example_lengths(config, self.notes), "example length") if self._here else None
         rows, lengths = counted or (0, [])
         if not lengths:
             self.notes.append(f"examples are taken to have {ASSUMED_EXAMPLE} tokens")
@@ -94,21 +98,24 @@ class StepEstimate:
         )
 
 
-def longest_prompt(config: RunConfig) -> Ints:
+def longest_prompt(config: RunConfig, notes: list[str] | None = None) -> Ints:
     """The longest prompt among the first questions, in tokens, chat template included; ValueError, with the reason, if
-    the data or the tokenizer can't be read."""
+    the data or the tokenizer can't be read. `notes` receives what the template does to the rows."""
     model = config.model.unloaded([config.task, config.episode])
     rows = config.task.rows(config.seed)
+    if notes is not None:
+        notes += config.data.template_notes(model, rows, config.sampling.stop)
     count = min(SAMPLE_PROMPTS, len(rows))
     asked = config.data.system, config.data.template_arguments
     prompts = [to_prompt(rows[i], i, model.tokenizer, *asked).tokens for i in range(count)]
     return max(prompts, key=len, default=np.empty(0, np.int32))
 
 
-def example_lengths(config: OfflineConfig) -> tuple[int, list[int]]:
-    """The number of rows, and the lengths in tokens of the first usable ones."""
+def example_lengths(config: OfflineConfig, notes: list[str]) -> tuple[int, list[int]]:
+    """The number of rows, and the lengths in tokens of the first usable ones; `notes` as in `longest_prompt`."""
     model = config.model.unloaded([config.task])
     rows, lengths = config.task.rows(config.seed), list[int]()
+    notes += config.data.template_notes(model, rows)
     for number in range(min(SAMPLE_EXAMPLES, len(rows))):
         try:
             lengths.append(sum(map(len, config.sequences_of(number, rows[number], model.tokenizer, model.context))))

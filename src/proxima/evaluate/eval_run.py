@@ -29,6 +29,7 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import model_files
 from proxima.model.quiet import quiet_transformers
+from proxima.model.template_clock import current_clock
 from proxima.reward import REWARDS
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.system.atomic_files import atomic_writer, write_atomic
@@ -148,6 +149,7 @@ def _suite_facts(config: Any, loaded: LoadedSuite, groups: Sequence[Group], ks: 
         "sampling": asdict(questions.groups.sampling),
         "system": config.data.system,
         "template_arguments": dict(config.data.template_arguments),
+        **({"template_date": clock.date} if (clock := current_clock()) is not None and clock.read else {}),
         "task": _spec_facts(suite.task, TASKS),
         "rewards": [_spec_facts(reward, REWARDS) for reward in suite.rewards],
         "data": {

@@ -20,12 +20,13 @@ from proxima.evaluate.held_out import HeldOutSet
 from proxima.evaluate.suites import Suite
 from proxima.model.pretrained import UnloadedModel
 from proxima.model.quiet import quiet_transformers
+from proxima.model.template_clock import clock_notes, current_clock
 from proxima.reward import REWARDS
 from proxima.rollout.generator import GroupSpec
 from proxima.rollout.reference_answers import ReferenceAnswers
 from proxima.system.machine import usable_cores
 from proxima.task import TASKS
-from proxima.task.prompts import key_notes, template_note
+from proxima.task.prompts import key_notes
 from proxima.task.protocol import Rows, is_played
 
 
@@ -141,7 +142,8 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     )  # no log-probs are read
     engine = EngineChoice(spec=config.engine, needs=needs)
     data[0][2].extend(engine.check())
-    data[0][2].extend(template_note(model.tokenizer, model.path))  # once, whatever the number of suites
+    stops = {text for sampling in samplings for text in sampling.stop}
+    data[0][2].extend(config.data.template_notes(model, data[0][1], tuple(stops)))  # once, for all suites
     loaded = [
         LoadedSuite(
             suite=suite,
@@ -152,12 +154,14 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
         )
         for suite, rows, notes in data
     ]
+    warned = clock_notes(current_clock(), config.data.template_date)
+    loaded = [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
     played = {part.suite.path: part for part in loaded if is_played(part.suite.task)}
     if not played:
         return loaded
     tasks = {path: part.suite.task for path, part in played.items()}
     prompts = {path: part.questions.prompts for path, part in played.items()}
-    warned: list[str] = []
+    warned = []
     from proxima.rollout.episodes.worlds import Play, make_worlds
 
     worlds = make_worlds(tasks, prompts, model, Play.of(config), warned)

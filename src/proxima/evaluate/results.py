@@ -132,12 +132,12 @@ class EvalResult:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def sampled_alike(self, other: "EvalResult", name: str) -> bool | None:
-        """True if both used the same sampling settings, system prompt and template arguments; None if one of them is
-        unknown."""
+        """True if both used the same sampling settings, system prompt, template arguments and template date; None if
+        one of them is unknown."""
         first, second = (result.facts.get("suites", {}).get(name, {}) for result in (self, other))
         if "sampling" not in first or "sampling" not in second:
             return None
-        given = ("sampling", "system", "template_arguments")
+        given = ("sampling", "system", "template_arguments", "template_date")
         return all((first.get(key) or None) == (second.get(key) or None) for key in given)
 
 

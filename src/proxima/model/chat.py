@@ -13,6 +13,8 @@ from proxima.data import FieldError, Message, UserError
 from proxima.data.columns import Ints
 from proxima.data.flow import MARK
 from proxima.model.message_keys import PLAIN, THOUGHT, THOUGHT_NAMES, require_written, thought_name
+from proxima.model.template_clock import NAME as CLOCK
+from proxima.model.template_clock import current_clock
 
 # how a chat ends: with the generation prompt; after its last turn; or inside that turn, whose text goes on
 Ending = Literal["prompt", "complete", "open"]
@@ -244,6 +246,8 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapp
         from proxima.model.template_variables import require_read  # most runs pass none
 
         require_read(tokenizer, arguments)
+    if (clock := current_clock()) is not None and CLOCK in str(tokenizer.chat_template):
+        clock.named = True
     options = {"add_generation_prompt": ending == "prompt", "continue_final_message": ending == "open"}
     try:
         return str(tokenizer.apply_chat_template(list(messages), **arguments, **options, tokenize=False))
@@ -252,6 +256,8 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapp
             raise _not_open(messages[-1], "the chat template changes its text") from error
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         remedy = "repair the template in the model's folder, or the row"
+        if any(message["role"] == "system" for message in messages):
+            remedy += "; if it has no system role, set data.system=null, and put that text into the question"
         raise UserError(
             f"the chat template fails for {messages[-1]['content']!r:.60}: {what}", remedy=remedy
         ) from error

@@ -12,6 +12,7 @@ import torch
 from proxima.data import FieldError, UserError, require
 from proxima.model.files import is_adapter
 from proxima.model.lora import SCALAR_HEAD, adapter_names, is_adapted
+from proxima.model.turn_end import turn_end
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -69,7 +70,7 @@ class LoadedModel:
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """Token ids that end a completion, from the generation config, the model config and the tokenizer."""
+        """Token ids that end a completion; see `stop_tokens_of`."""
         return stop_tokens_of(getattr(self.model, "generation_config", None), self.model.config, self.tokenizer)
 
 
@@ -103,6 +104,11 @@ class UnloadedModel:
         return cls(path=path, revision=revision, config=config, tokenizer=tokenizer, context=context)
 
     @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Token ids that end a completion by the model's own files."""
+        return own_stop_tokens(load_generation_config(self.path, self.revision), self.config, self.tokenizer)
+
+    @property
     def vocabulary(self) -> int:
         """The rows of the output layer."""
         return int(self.config.get_text_config().vocab_size)
@@ -131,8 +137,15 @@ def rowless_ids(vocabulary: Mapping[str, int], rows: int) -> str | None:
     return f"has a tokenizer of {last + 1:,} ids and an embedding of {rows:,} rows: {which}"
 
 
-def stop_tokens_of(*sources: Any) -> tuple[int, ...]:
-    """The ids that end a completion, from generation config, model config and tokenizer."""
+def stop_tokens_of(generation: Any, config: Any, tokenizer: Any) -> tuple[int, ...]:
+    """The ids that end a completion: those of `own_stop_tokens`, and the token with which the chat template ends a turn
+    of the assistant, which base models, and some others, lack in their files."""
+    own, end = own_stop_tokens(generation, config, tokenizer), turn_end(tokenizer)
+    return own if end is None or end.token is None else tuple(dict.fromkeys((*own, end.token)))
+
+
+def own_stop_tokens(*sources: Any) -> tuple[int, ...]:
+    """The ids that end a completion by a model's files: generation config, model config and tokenizer."""
     stop: list[Any] = []
     for source in sources:
         ids = getattr(source, "eos_token_id", None)

@@ -23,14 +23,6 @@ NOTED_ROWS = 1000  # in which keys of messages are looked for that the template 
 EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
 
 
-def template_note(tokenizer: Tokenizer, model: str) -> list[str]:
-    """Return a warning if the tokenizer has no chat template, else an empty list."""
-    if tokenizer.chat_template is not None:
-        return []
-    what = f"{model} has no chat template: a prompt is the contents of its messages, one a line, without roles"
-    return [f"{what}; if the model was trained on a template, put its chat_template.jinja into the model's folder"]
-
-
 def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
     """Return the chat with the system prompt in front, unless it has its own or `system` is None; FieldError for a text
     without a chat template, which has no place for one."""

@@ -164,8 +164,8 @@ def test_a_turn_that_ends_with_another_token_than_generation_is_reported(tiny_mo
     go(tmp_path / "run", recipe(model, tmp_path / "rows", train__steps=1, eval__every=0), observer=watcher)
     (warning,) = watcher.warnings
     assert warning.startswith(
-        "the model learns to end its turns with <|im_end|>, and engines stop at <|endoftext|>; set"
-    )
+        "the chat template ends turns with <|im_end|>, and the model's files stop only at <|endoftext|>: here"
+    ) and warning.endswith("set eos_token_id in its generation_config.json to [2, 0]")
 
 
 def test_an_adapter_is_trained_and_saved_alone(runs):

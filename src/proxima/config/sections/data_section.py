@@ -9,6 +9,7 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.slots import require_at_least
 from proxima.data import require
 from proxima.model.pretrained import UnloadedModel
+from proxima.model.template_clock import require_moment
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
 from proxima.task import TASKS
@@ -16,6 +17,7 @@ from proxima.task.cursor import Cursor
 from proxima.task.file_formats import SUFFIXES
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import Rows
+from proxima.task.template_traps import template_notes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,26 @@ class RowsConfig:
     template_arguments: Annotated[
         Mapping[str, Any], "what the chat template reads beside the messages, as {enable_thinking: false} for Qwen3"
     ] = field(default_factory=dict)
+    template_date: Annotated[
+        str | None,
+        "today for the chat template, as 2024-07-26; null: the day of the run's start, if it reads the clock",
+    ] = None
     shuffle: Annotated[bool, "shuffle each epoch by the run's seed"] = True
+
+    def __post_init__(self) -> None:
+        require_moment(self.template_date)
+
+    def template_notes(self, model: UnloadedModel, rows: Rows, stop_texts: Sequence[str] = ()) -> list[str]:
+        """Warnings about what the model's chat template does to the rows; `stop_texts`: at which an answer ends."""
+        return template_notes(
+            model.tokenizer,
+            model.path,
+            rows,
+            system=self.system,
+            arguments=self.template_arguments,
+            stops=model.stop_tokens,
+            stop_texts=stop_texts,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +57,7 @@ class DataConfig(RowsConfig):
     max_unreadable: Annotated[float, "share of unreadable ones above which the run is refused; 1: never"] = 0.01
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_at_least(self, 0, "check_answers", remedy="0 reads all")
         share = self.max_unreadable
         require(0 <= share <= 1, "max_unreadable", share, "must be a share in [0, 1]", remedy="1 never refuses")

@@ -20,7 +20,7 @@ from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
 from proxima.runtime.loop.services import RunServices
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.observer import Observer, RunInfo
-from proxima.task.prompts import key_notes, template_note
+from proxima.task.prompts import key_notes
 from proxima.train.checkpoint import Checkpoint
 from proxima.train.offline.method import OfflineMethod
 from proxima.train.ranks import Ranks
@@ -45,7 +45,7 @@ class OfflineWorkload:
         self.method.check()
         self.data = OfflineData(config, self.method, observer)
         self.steps = config.train.steps_of(len(self.data.items))
-        self.notes = [*template_note(model.tokenizer, model.path), *self.data.notes]
+        self.notes = [*config.data.template_notes(model, self.data.rows["task: its rows"]), *self.data.notes]
         for name, opened in self.data.rows.items():
             task = name.partition(":")[0]
             self.notes += key_notes(task, opened, model.tokenizer, config.data.template_arguments)

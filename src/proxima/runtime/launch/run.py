@@ -13,8 +13,10 @@ from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.quiet import quiet_transformers
+from proxima.model.template_clock import clock_notes, fixed_clock
 from proxima.runtime.launch.inputs import check_inputs, start_notes
 from proxima.runtime.launch.models import load_models
+from proxima.runtime.launch.template_date import date_of_run, with_date
 from proxima.runtime.loop.services import RunServices
 from proxima.runtime.placement.process_group import ranks_of
 from proxima.runtime.state.folder import RunFolder, new_run_folder
@@ -67,17 +69,23 @@ def train(
         RunEnded: the run can't continue.
     """
     observer, clock = observer or Observer(), clock or Clock()
-    make_work = partial(_workload, config, observer)
     with ranks_of(config) as ranks, quiet_transformers(), ExitStack() as opened:
         if ranks.rank > 0:
             from proxima.runtime.launch.run_on_ranks import start_rank
             from proxima.runtime.placement.follower import follow
 
-            return follow(partial(start_rank, make_work, ranks), ranks)
+            return follow(partial(start_rank, partial(_workload, config, observer), ranks), ranks)
         folder = RunFolder(new_run_folder(config.folder, resolved.recipe if resolved else None, clock))
         folder.check(resume=resume, overwrite=overwrite)
+        if resume and config.data.template_date is None and (date := date_of_run(folder)) is not None:
+            config, resolved = with_date(config, resolved, date)
+        given = config.data.template_date
+        template_clock = opened.enter_context(fixed_clock(given))
         # reads the data; its errors leave the folder untouched
-        workload = opened.enter_context(closing(make_work()))
+        workload = opened.enter_context(closing(_workload(config, observer)))
+        if template_clock.named and given is None:
+            workload.config, resolved = with_date(config, resolved, template_clock.date)
+        workload.notes += clock_notes(template_clock, given)
         opened.callback(folder.release)
         resuming = folder.begin(resume=resume, overwrite=overwrite)
         mode: Mode = "new" if not resuming else "change" if accept_changes else "resume"

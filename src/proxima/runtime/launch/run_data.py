@@ -21,7 +21,7 @@ from proxima.runtime.launch.inputs import check_replayed_rewards
 from proxima.runtime.placement.placed_engine import starts_later
 from proxima.runtime.placement.process_group import is_first
 from proxima.system.machine import usable_cores
-from proxima.task.prompts import PromptSource, key_notes, template_note
+from proxima.task.prompts import PromptSource, key_notes
 from proxima.task.protocol import is_played, open_tasks
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ def load_run_data(config: "RunConfig") -> RunData:
     source: PromptSource | StoredRollouts
     tasks = {f"{path}.task": spec.task for path, spec in config.eval.all_sets.items()}
     if config.replayed is None:
-        notes += template_note(model.tokenizer, model.path)
         tasks = {"task": config.task} | tasks
     rows_of = open_tasks(tasks, config.seed)
     if config.replayed is not None:
@@ -89,6 +88,7 @@ def load_run_data(config: "RunConfig") -> RunData:
             check_replayed_rewards(source.inputs, config.reward, str(config.rollouts))
     else:
         rows = rows_of["task"]
+        notes += config.data.template_notes(model, rows, config.sampling.stop)
         source = config.data.prompt_source(rows, model, config.seed, shuffle=config.data.shuffle)
         notes += _too_long(source) + key_notes("task", rows, model.tokenizer, config.data.template_arguments)
         if len(rows) < config.train.prompts_per_step:

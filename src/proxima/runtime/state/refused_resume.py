@@ -13,6 +13,7 @@ BOUND = {  # why not even a user who accepts it may change a field, by section
     "critic": "the checkpoint has the weights of that critic",
     "seed": "the order of the data and all draws come from it",
     "task": "the data cursor counts its rows",
+    "data.template_date": "the prompts of its steps show it",
     "data": "the data cursor counts its rows",
     "train.optimizer.kind": "the checkpoint has the state of that optimizer",
     "train.completions_per_prompt": "the groups that wait in the checkpoint have that many",

@@ -6,11 +6,10 @@ from functools import cached_property
 
 import numpy as np
 
-from proxima.data import FieldError, Message, Prompt, Trajectory
+from proxima.data import FieldError, Prompt, Trajectory
 from proxima.evaluate.ratios import ratio_of_sums
-from proxima.model import LoadedModel
 from proxima.model.chat import prompt_tokens
-from proxima.model.chat_answer import completion_tokens, shown_answer
+from proxima.model.chat_answer import shown_answer
 from proxima.task.chat_rows import ChatReader
 from proxima.task.prompts import EVAL_UID, row_arguments
 from proxima.task.protocol import Row
@@ -32,17 +31,6 @@ class SftMethod(OfflineMethod[Trajectory]):
 
     def item(self, row: Row, number: int) -> Trajectory:
         return self.reader.example(number, row)
-
-    def notes(self, loaded: LoadedModel) -> list[str]:
-        """Warn about a base model with another model's chat template: engines stop at its EOS, but turns end with
-        another token."""
-        chat: Message = {"role": "user", "content": "Hello"}
-        end = int(completion_tokens([chat], "Hello", self.tokenizer, self.reader.arguments)[-1])
-        if end in loaded.stop_tokens:
-            return []
-        shown = self.tokenizer.convert_ids_to_tokens([end, *loaded.stop_tokens])
-        what = f"the model learns to end its turns with {shown[0]}, and engines stop at {', '.join(shown[1:])}"
-        return [f"{what}; set eos_token_id in its generation_config.json to {end}"]
 
     def objective(self) -> SftObjective:
         return SftObjective()

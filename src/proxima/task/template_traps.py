@@ -1,0 +1,119 @@
+"""Traps of chat templates: what they do to the rows of a run without an error. A run names each once, at its start."""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from proxima.data import Message, UserError
+from proxima.model.chat import SafeMessage, Tokenizer, control_texts, render_chat
+from proxima.model.turn_end import ANSWER, ASKED, turn_end
+from proxima.task.protocol import Rows
+
+READ = 100  # rows, evenly spaced
+SYSTEM: Message = {"role": "system", "content": "Be brief!"}
+# Where a turn begins in the templates of well-known families: a row that holds one was rendered before.
+TURNS = (
+    "<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|turn>", "[INST]", "<|user|>", "<|assistant|>",
+    "<|system|>", "<｜User｜>", "<｜Assistant｜>", "<|start|>user", "<|start|>assistant", "<|START_OF_TURN_TOKEN|>",
+    "<|start_of_role|>",
+)  # fmt: skip
+
+
+def template_note(tokenizer: Tokenizer, model: str) -> list[str]:
+    """Return a warning if the tokenizer has no chat template, else an empty list."""
+    if tokenizer.chat_template is not None:
+        return []
+    what = f"{model} has no chat template: a prompt is the contents of its messages, one a line, without roles"
+    return [f"{what}; if the model was trained on a template, put its chat_template.jinja into the model's folder"]
+
+
+def template_notes(
+    tokenizer: Any,
+    model: str,
+    rows: Rows,
+    *,
+    system: str | None,
+    arguments: Mapping[str, Any],
+    stops: Sequence[int],
+    stop_texts: Sequence[str] = (),
+) -> list[str]:
+    """Return a warning for each trap.
+
+    Args:
+        rows: of the task; a few of them are read.
+        system, arguments: the system prompt of rows without one, and the arguments of the template.
+        stops: the ids at which the model's own files let an answer end.
+        stop_texts: the texts at which an answer ends.
+    """
+    read = _some_chats(rows)
+    chats = [chat for chat in read if not any(message.get("raw") for message in chat)]
+    notes = _rendered_rows(tokenizer, chats)
+    if tokenizer.chat_template is None:
+        return [*template_note(tokenizer, model), *notes] if chats or not read else notes
+    notes += stop_note(tokenizer, stops, stop_texts)
+    if system is not None or any(message["role"] == "system" for chat in chats for message in chat):
+        notes += system_note(tokenizer, arguments)
+    return notes
+
+
+def _some_chats(rows: Rows) -> list[tuple[Message, ...]]:
+    chats = []
+    for number in sorted({i * len(rows) // READ for i in range(READ)} if len(rows) else ()):
+        with suppress(UserError):  # said where the row is used
+            chats.append(rows[number].messages)
+    return chats
+
+
+def _rendered_rows(tokenizer: Any, chats: Sequence[Sequence[Message]]) -> list[str]:
+    """A warning if rows hold control tokens of a turn: they were rendered by a template before."""
+    written = ""
+    if tokenizer.chat_template is not None:
+        with suppress(UserError):
+            written = _text((ASKED, ANSWER, ASKED), tokenizer, {})
+    turns = {*TURNS, *(text for text in control_texts(tokenizer) if text in written)}
+    pattern = re.compile("|".join(map(re.escape, sorted(turns, key=len, reverse=True))))
+    texts = ("\n".join(str(message["content"]) for message in chat) for chat in chats)
+    found = [mark for text in texts if (mark := pattern.search(text))]
+    if not found:
+        return []
+    what = f"{len(found)} of {len(chats)} rows read hold the control token {found[0][0]} in their text"
+    why = "it is plain text there, within a turn of the chat template"
+    remedy = "if these chats are rendered already, name their column in task.prompt, or map task.messages to chats"
+    return [f"{what}: {why}; {remedy}"]
+
+
+def stop_note(tokenizer: Any, stops: Sequence[int], stop_texts: Sequence[str]) -> list[str]:
+    """A warning if the model's own files don't let an answer end where the chat template ends a turn."""
+    end = turn_end(tokenizer)
+    if end is None or end.token in stops or any(text in end.text for text in stop_texts):
+        return []
+    named = ", ".join(tokenizer.convert_ids_to_tokens(list(stops))) or "no token"
+    if end.token is not None:
+        token, ids = tokenizer.convert_ids_to_tokens(end.token), [*stops, end.token]
+        what = f"the chat template ends turns with {token}, and the model's files stop only at {named}"
+        remedy = f"for other engines, set eos_token_id in its generation_config.json to {ids}"
+        return [f"{what}: here completions stop at both; {remedy}"]
+    if not end.text:
+        what = f"the chat template writes nothing after an answer: completions end at {named} or sampling.max_tokens"
+        return [f"{what}; repair the template, or name a text in sampling.stop"]
+    what = f"the chat template ends turns with the text {end.text!r:.60}, and completions go on after it"
+    return [f"{what}, to {named} or sampling.max_tokens; set sampling.stop=[{end.text.splitlines()[0]!r:.60}]"]
+
+
+def system_note(tokenizer: Any, arguments: Mapping[str, Any]) -> list[str]:
+    """A warning if the chat template has no role for a system prompt."""
+    try:
+        chat, plain = (_text(messages, tokenizer, arguments) for messages in ((SYSTEM, ASKED), (ASKED,)))
+    except UserError:  # said where a row is rendered
+        return []
+    if SYSTEM["content"] not in chat:
+        remedy = "set data.system=null, and put that text into the question"
+        return [f"the chat template drops the system prompt: the model never sees it; {remedy}"]
+    if chat.partition(SYSTEM["content"])[0] == plain.partition(ASKED["content"])[0]:
+        return ["the chat template has no system role: it writes the system prompt into the user's message"]
+    return []
+
+
+def _text(messages: Sequence[Message], tokenizer: Any, arguments: Mapping[str, Any]) -> str:
+    return render_chat([SafeMessage(message, tokenizer) for message in messages], tokenizer, arguments)
