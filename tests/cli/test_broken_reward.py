@@ -20,7 +20,8 @@ def mine(completion: str, answer):
         return 0.0
     raise RuntimeError("no opinion")
 """
-REPAIRED = "def mine(completion: str):\n    return float(len(set(completion)))\n"
+DIFFERS = "return float(len(set(completion)))\n"
+REPAIRED = f"def mine(completion: str):\n    {DIFFERS}"
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def test_dynamic_sampling_without_scores_ends_early_and_blames_the_reward(comman
 
 
 def test_a_reward_that_refuses_made_up_texts_rightly_is_let_through(command, tmp_path):
-    source = f"def mine(completion: str, answer):\n    assert completion not in (answer, {PLAIN!r})\n    return 1.0\n"
+    source = f"def mine(completion: str, answer):\n    assert completion not in (answer, {PLAIN!r})\n    {DIFFERS}"
     assert command(source)[0] == 2
     code, _ = command(source, runtime__reward_trial="warn", train__steps=1)
     assert code == 0 and "none of 8 synthetic completions such as" in (tmp_path / "run" / "log.txt").read_text()
@@ -113,7 +114,7 @@ def test_a_reward_that_refuses_made_up_texts_rightly_is_let_through(command, tmp
 
 
 def test_a_reward_that_fails_on_one_of_the_texts_alone_is_fine(command):
-    source = "def mine(completion: str, answer):\n    assert completion != answer\n    return 1.0\n"
+    source = f"def mine(completion: str, answer):\n    assert completion != answer\n    {DIFFERS}"
     assert command(source, train__steps=1)[0] == 0
 
 
@@ -121,6 +122,7 @@ def test_a_reward_that_compares_groups_is_tried_on_several(command):
     """One group has no deviation, so the first prompt gets no score."""
     spread = "statistics.stdev(len(group.completions[0].text) for group in groups)"
     source = (
-        f"import statistics\ndef mine(groups):\n    return [[{spread}] * len(group.completions) for group in groups]\n"
+        "import statistics\ndef mine(groups):\n"
+        f"    return [[i + {spread} for i in range(len(group.completions))] for group in groups]\n"
     )
     assert command(source, train__steps=1, fields={"kind": "function_batch"})[0] == 0

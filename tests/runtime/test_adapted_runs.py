@@ -46,7 +46,7 @@ def two_steps(folder, tree):
 def tree_of(model, world, seeds=False, **changes):
     own = {"task__environment": world, "train__steps": 2, "train__prompts_per_step": 2, **NO_EVAL}
     own |= {"task": {**SEEDS, "environment": world}} if seeds else {}
-    if world["kind"] == "mcp":
+    if world["kind"] in ("mcp", "reasoning_gym"):
         own["reward"] = [{"kind": "tests.runtime.tiny_run:Even"}]
     return episode_recipe(model, **{k: v for k, v in own.items() if not (seeds and k.startswith("task__"))}, **changes)
 

@@ -5,12 +5,16 @@ import torch
 from safetensors.torch import load_file
 
 from proxima.api.local_answers import generate, local_engine
+from proxima.config import resolve
 from proxima.core.advantage.group import Grpo
 from proxima.data import NotFiniteError
 from proxima.engine.protocol import Sampling
+from proxima.runtime.launch.run import train
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.train import TrainStack
+from proxima.train.batch_builder import BatchBuilder
 from proxima.view.diagnostics import warnings_about
+from proxima.view.log_lines import closing_line
 from tests.model.rows import same
 from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, saved_in, steps_of, summary_of, traces
 
@@ -45,8 +49,39 @@ def test_a_diverging_run_ends_as_failed(lr, what, tiny_model, tmp_path):
     said = f"^step 1: {what}.*; there is no checkpoint to resume from. Training diverges: start another"
     with pytest.raises(RunEnded, match=said):
         go(tmp_path / "run", tree)
-    assert summary_of(tmp_path / "run")["status"] == "failed"
+    summary = summary_of(tmp_path / "run")
+    assert summary["status"] == "failed" and "--resume" not in closing_line(summary, None)
     assert saved_in(tmp_path / "run") == []
+
+
+def test_a_run_that_diverges_after_a_checkpoint_resumes_with_a_lower_rate(tiny_model, tmp_path):
+    """The command of the message works; the same settings would compute the same step again."""
+    steps = {"train__warmup_steps": 0, "train__schedule": "constant", "checkpoint__every": 1}
+    folder = tmp_path / "run"
+    go(folder, recipe(tiny_model("llama"), **steps, train__steps=1))
+    rising = resolve(
+        {**recipe(tiny_model("llama"), **steps, train__optimizer__lr=1e3), "folder": str(folder)}, root=None
+    )
+    said = r"^step 2: the norm .*; the checkpoint of step 1 is finite. Resume from it with a lower train.optimizer.lr "
+    for _ in range(2):
+        with pytest.raises(RunEnded, match=said + r"or .*\(--resume --accept-changes train.optimizer.lr=LR\)"):
+            train(rising.config, resolved=rising, resume=True, accept_changes=True)
+    lower = resolve({**recipe(tiny_model("llama"), **steps), "folder": str(folder)}, root=None)
+    assert train(lower.config, resolved=lower, resume=True, accept_changes=True).status == "done"
+
+
+def test_weights_that_give_nan_are_not_resumed_from(tiny_model, tmp_path, monkeypatch):
+    """Nothing has moved them since their checkpoint, so a resume would end at the same place."""
+
+    def fails(self, *arguments):
+        raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
+
+    go(tmp_path / "run", recipe(tiny_model("llama"), train__steps=1, **NO_EVAL))
+    monkeypatch.setattr(BatchBuilder, "step_batch", fails)
+    said = "^step 2: .*; the checkpoint of step 1 has these weights, and a resume would end here again. Training div"
+    with pytest.raises(RunEnded, match=said):
+        go(tmp_path / "run", recipe(tiny_model("llama"), train__steps=2, **NO_EVAL), resume=True)
+    assert "--resume" not in closing_line(summary_of(tmp_path / "run"), None)
 
 
 def test_weights_that_grow_threefold_in_several_updates_of_a_step_have_not_exploded(tiny_model, tmp_path, monkeypatch):

@@ -198,7 +198,9 @@ def test_a_scorer_that_is_down_costs_its_groups_and_not_the_run(metric, tmp_path
     def score(prompt, completion):
         if prompt.uid < 3:
             return Score.failed("number: down")
-        return Score(value=0.0, correct=completion.sample > 1, parts={"number": float(completion.sample)})
+        return Score(
+            value=float(completion.sample), correct=completion.sample > 1, parts={"number": float(completion.sample)}
+        )
 
     world.rewards.score = each(score)
     world.run()
@@ -282,8 +284,9 @@ def test_the_limits_that_ended_a_run_may_be_changed_to_go_on(tiny_model, tmp_pat
 
 def test_without_a_limit_steps_without_scores_go_on(tmp_path):
     world = World(tmp_path / "run", "train.steps=4", "runtime.max_unscored_steps=0")
-    refused, scored = Score.failed("http: connection refused"), Score(value=1.0)
-    world.rewards.score = each(lambda prompt, completion: scored if 6 <= prompt.uid < 9 else refused)  # the third step
+    refused = Score.failed("http: connection refused")
+    third = range(6, 9)  # the prompts of the third step
+    world.rewards.score = each(lambda prompt, c: Score(value=float(c.sample)) if prompt.uid in third else refused)
     assert world.run() is True and world.journal.step == 4
 
 

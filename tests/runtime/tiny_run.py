@@ -71,13 +71,14 @@ class Share(WeightedReward):
 
 
 class BySource(WeightedReward):
-    """1 or 2, by the source of a mix that the prompt is from."""
+    """1 or 2, by the source of a mix that the prompt is from; half less for the first completion."""
 
     kind: ClassVar[str] = "by_source"
     where: ClassVar[Where] = "inline"
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        return Score(value={"add": 1.0, "times": 2.0}[prompt.metadata["source"]])
+        of_source = {"add": 1.0, "times": 2.0}[prompt.metadata["source"]]
+        return Score(value=of_source - 0.5 * (completion.sample == 0))
 
 
 NO_EVAL = {"eval__task": None, "eval__every": 0}

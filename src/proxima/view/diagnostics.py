@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from proxima.runtime.loop.untrained import VARIED
 from proxima.runtime.watch.observer import Record
 from proxima.view.formatting import fixed, percent
 
@@ -18,7 +19,7 @@ def nothing_learned(record: Record) -> str | None:
     weights = "the weights are unchanged" if record.get("updates/skipped") else moved
     reward = fixed(record.get("reward/mean"))
     text = f"every advantage is 0 (mean reward {reward}), so the step taught nothing and {weights}"
-    remedy = "use questions that are neither always right nor always wrong, or more completions per prompt"
+    remedy = VARIED
     if "episode/cut" in record and not record.get("reward/mean"):
         sources = "get_reward, reward or Reply.reward; an agent returns it"
         remedy = f"check that the environment gives a reward ({sources}), or {remedy}"

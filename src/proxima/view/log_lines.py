@@ -288,7 +288,7 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
         run = "" if info is None or launched else f"proxima train {quote(str(info.folder))} --resume"
         how = run or "the same command with --resume"
         told_already = any(word in str(summary.get("error")) for word in ("--resume ", STARTED_AGAIN))  # the next step
-        parts += [] if told_already else [f"resume: {how}"]
+        parts += [] if told_already or not summary.get("resumable", True) else [f"resume: {how}"]
     elif info is not None:
         parts.append(str(info.folder / "report.html"))
     trackers = [(name, link) for name, link in (summary.get("links") or {}).items() if name != "report"]

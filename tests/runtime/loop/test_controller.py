@@ -21,6 +21,7 @@ from proxima.runtime.launch.rl_workload import device_turns
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.services import RunServices
+from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.restored_journal import RestoredJournal
 from proxima.runtime.state.rollouts import read_rows
@@ -204,7 +205,8 @@ def test_an_engine_on_the_devices_of_the_trainer_sleeps_during_updates(sleeps, t
 def test_a_step_without_an_update_wakes_the_engine_too(tmp_path):
     world = World(tmp_path / "run", *SHARED, "train.steps=1", engine={"sleeps": True})
     world.stack.update = lambda *a, **k: UpdateResult()
-    world.run()
+    with pytest.raises(RunEnded, match="no step of 1 trained anything"):
+        world.run()
     assert world.engine.calls[3:] == ["pause", "sleep", "wake", "resume"]
     assert [r["policy_version"] for r in world.records()] == [0]
 

@@ -168,16 +168,18 @@ async def _run(
             observer.started(work.info(loaded, folder.path, journal.step))
             for note in work.notes:
                 observer.warning(note)
-            status, error = "failed", None
+            status, error, resumable = "failed", None, True
             try:
                 stop_on_interrupt(loop.stop, observer.warning, compute, ranks.losing if ranks.size > 1 else None)
                 status = "done" if await loop.run() else "stopped"
             except BaseException as problem:
                 status, error = _ending(problem, ranks, disk)
+                resumable = getattr(problem, "resumable", True)
                 raise
             finally:
                 opened.close()
-                summary = summarise_run(work, folder, journal, observer, (status, loop.now(), error))
+                end = status, loop.now(), error
+                summary = summarise_run(work, folder, journal, observer, end, resumable=resumable)
                 await _write_summary(summary, folder, disk, observer)
                 observer.finished(asdict(summary))
                 if not ranks.losing():

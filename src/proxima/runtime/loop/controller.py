@@ -80,7 +80,7 @@ class Controller(TrainingLoop):
             await self.checkpoint_if_due(step)
             self.review.stop_if_unscored(record)
         await self.evaluate_last()
-        self.review.end_if_untrained()
+        self.end_if_untrained()
 
     # ---- its stages, in order ----------------------------------------------------------------------------------------
 
@@ -230,6 +230,9 @@ class Controller(TrainingLoop):
             **{f"time/{name}": value for name, value in times.items()},
             "policy_version": version,
         }
+
+    def why_untrained(self, record: Mapping[str, Any]) -> str:
+        return self.review.nothing_left or super().why_untrained(record)
 
     def on_health(self, health: Health) -> None:
         self.publisher.report_health(health, min(self.journal.step + 1, self.steps))

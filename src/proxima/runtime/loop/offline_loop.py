@@ -84,6 +84,7 @@ class OfflineLoop(TrainingLoop):
             await self.evaluate_if_due(step)
             await self.checkpoint_if_due(step)
         await self.evaluate_last()
+        self.end_if_untrained()
 
     async def prepare(self) -> None:
         """Let the method prepare the items, once, and only those that the run reaches."""

@@ -28,7 +28,8 @@ class StepReview:
     ) -> None:
         self.store, self.observer, self.limit = services.store, services.observer, max_unscored_steps
         self.learner, self.guard = learner, learner.guard
-        self.selection, self._score_error, self._nothing_left = selection, "", ""
+        self.selection, self._score_error = selection, ""
+        self.nothing_left = ""  # why the last step had no update, with a remedy; empty if it had one
         self._accuracy_missing = False  # and said
 
     def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: TrainingBatch) -> None:
@@ -53,11 +54,12 @@ class StepReview:
         for verdict in health(record, self.guard, self.learner.known_mismatch):
             if verdict.level == "act":
                 self.observer.lasting(f"step {step}: {verdict.sentence}")
+        self.nothing_left = ""
         if not batch.updates:
             from proxima.runtime.loop.nothing_left import nothing_left
 
-            self._nothing_left = nothing_left(batch, self.selection)
-            self.observer.warning(f"step {step}: {self._nothing_left}")
+            self.nothing_left = nothing_left(batch, self.selection)
+            self.observer.warning(f"step {step}: {self.nothing_left}")
 
     def _missing_accuracy(self, groups: Sequence[Group]) -> str:
         """A warning if a selection compares accuracies and no reward gives one; otherwise empty."""
@@ -69,13 +71,6 @@ class StepReview:
             f"no reward says which answers are right: algorithm.selection.{named[0]} compares the rewards of a group "
             "in place of their accuracy; set its metric=reward to say so, or give a reward that sets `correct`"
         )
-
-    def end_if_untrained(self) -> None:
-        """Raises RunEnded if the last step is finished and none had anything to train on: such a run is not done."""
-        journal = self.store.journal
-        if journal.step and not any(record.get("prompts_used", 1) for record in journal.history()):
-            last = self._nothing_left or "nothing was left to train on"
-            raise RunEnded(f"no step of {journal.step} trained anything; in the last one, {last}")
 
     def stop_if_unscored(self, record: Mapping[str, Any]) -> None:
         """End a run that learns nothing, or learns from log-probs that are not the policy's.

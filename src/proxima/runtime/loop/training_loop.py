@@ -6,6 +6,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +16,7 @@ from proxima.engine.protocol import Health
 from proxima.model.compute_thread import Progress
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.services import RunServices
+from proxima.runtime.loop.untrained import why_untrained
 from proxima.runtime.state.best_checkpoint import prune_checkpoints
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.disk import StoppedWaiting
@@ -42,11 +44,12 @@ class RunEnded(Exception):
 
     Args:
         reported: the message is already on standard error.
+        resumable: a plain resume may continue the run; False if it would only end in the same way.
     """
 
-    def __init__(self, message: str, *, reported: bool = False) -> None:
+    def __init__(self, message: str, *, reported: bool = False, resumable: bool = True) -> None:
         super().__init__(message)
-        self.reported = reported
+        self.reported, self.resumable = reported, resumable
 
 
 def evaluation_is_due(settings: Any, step: int) -> bool:
@@ -129,7 +132,7 @@ class TrainingLoop:
                 done = False
             except NotFiniteError as error:  # the weights may be in the middle of a step: no checkpoint
                 await self._end_writing()
-                raise RunEnded(self.diverged(error)) from error
+                raise RunEnded(self.diverged(error), resumable=False) from error
             except (RunEnded, UserError, RankError) as error:
                 if self.step_complete and not isinstance(error, RankError):
                     with suppress(StoppedWaiting):
@@ -241,13 +244,32 @@ class TrainingLoop:
             await self.write_aside(self.store.write_checkpoint, step, self.stack, facts, files, self.others)
 
     def diverged(self, error: NotFiniteError) -> str:
-        """Describe the step that could not be finished, and what to do."""
-        resume = "there is no checkpoint to resume from. Training"
-        if saved := checkpoints(self.folder.checkpoints):
-            resume = f"the checkpoint of step {saved[-1].step} is finite. Resume (--resume) to continue from there; if "
-            resume += "it happens again, training"
-        remedy = "diverges: start another run with a lower train.optimizer.lr or train.max_grad_norm"
-        return f"step {self.journal.step + 1}: {error}; {resume} {remedy}"
+        """Describe the step that could not be finished, and what to do. A resume with the same settings computes the
+        same step again, so none is offered."""
+        done, saved = self.journal.step, [checkpoint.step for checkpoint in checkpoints(self.folder.checkpoints)]
+        lower = "a lower train.optimizer.lr or train.max_grad_norm"
+        if not saved:
+            remedy = f"there is no checkpoint to resume from. Training diverges: start another run with {lower}"
+        elif self.step_complete and saved[-1] == done:  # no update of this step has moved the weights
+            remedy = f"the checkpoint of step {done} has these weights, and a resume would end here again. "
+            remedy += f"Training diverges: start another run with {lower}"
+        else:
+            remedy = f"the checkpoint of step {saved[-1]} is finite. Resume from it with {lower} "
+            remedy += "(--resume --accept-changes train.optimizer.lr=LR), or start another run with it"
+        return f"step {done + 1}: {error}; {remedy}"
+
+    def end_if_untrained(self) -> None:
+        """Raises RunEnded if the last step is finished and none had a gradient: such a run is not done."""
+        newest_first = self.journal.history()
+        last = next(newest_first, None)
+        if last is None or any(record.get("grad_norm") for record in chain((last,), newest_first)):
+            return
+        reason = f"no step of {last['step']} trained anything; in the last one, {self.why_untrained(last)}"
+        raise RunEnded(reason, resumable=False)
+
+    def why_untrained(self, record: Mapping[str, Any]) -> str:
+        """Why the step with this record, which had no gradient, trained nothing."""
+        return why_untrained(record)
 
     async def write_aside(self, write: Callable[..., object], *arguments: Any) -> None:
         """Write a large file in the compute thread, as soon as there is space for it."""

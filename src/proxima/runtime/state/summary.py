@@ -41,6 +41,7 @@ class Summary:
     warnings: Sequence[Mapping[str, Any]] = ()  # `step`, `last`, `text` and `times` of each: see `WarningList`
     links: Mapping[str, str] = field(default_factory=dict)  # where to look at the run: its report, its trackers
     error: str | None = None
+    resumable: bool = True  # a plain resume may continue a run that is not done; False: it would end in the same way
     plateau: str = ""  # why the run ended before its last step
 
 
@@ -57,7 +58,13 @@ def algorithm_name(config: "RunConfig") -> str:
 
 
 def summarise_run(
-    work: Any, folder: RunFolder, journal: Journal, observer: Observer, end: tuple[str, float, str | None]
+    work: Any,
+    folder: RunFolder,
+    journal: Journal,
+    observer: Observer,
+    end: tuple[str, float, str | None],
+    *,
+    resumable: bool = True,
 ) -> Summary:
     """The outcome of a run of any kind that ended with a status, after some seconds, perhaps with an error; with the
     facts of its workload, the links of the views, and their warnings, which follow those from before a resume."""
@@ -89,6 +96,7 @@ def summarise_run(
         warnings=warnings.records(),
         links=links,
         error=error,
+        resumable=resumable,
         plateau=plateau,
         **work.facts(journal),
     )
