@@ -16,7 +16,7 @@ from proxima.cli.main import main
 TINY = """\
 model: {{path: {model}, compute_dtype: float32}}
 task: {{kind: arithmetic, low: 1, high: 9, size: 20}}
-reward: number
+reward: [number, {{kind: format, pattern: '[!-?]', weight: 0.1}}]
 algorithm: cppo
 engine: {{slots: 8, dtype: float32}}
 sampling: {{max_tokens: 4}}

@@ -1,5 +1,6 @@
 """proxima compare, as a user types it."""
 
+import csv
 import json
 
 import pytest
@@ -95,3 +96,34 @@ def test_a_metric_under_the_name_of_another_framework(done, proxima, refusal, he
     assert next(iter(output["metrics"]["rollout_corr/k3_kl"].values()))["mean"] == 0.002
     near = "it; the nearest: mismatch/k3_kl, time/generate, length/mean; all are keys of runs/1/metrics.jsonl"
     assert near in refusal("compare", "runs/1", "--metric", "mismatch/k3_lk")
+
+
+def test_out_is_a_page_a_figure_or_a_table_by_its_suffix(done, proxima, sweep, here):
+    for name, begins in {
+        "a.svg": b"<svg ", "a.png": b"\x89PNG", "a.pdf": b"%PDF", "a.html": b"<!doctype html>",
+        "a.csv": b"cell,seeds,runs,before,", "a.json": b"{", "a.md": b"| cell | seeds |",
+    }.items():  # fmt: skip
+        assert done("compare", "runs/s", "--out", name).rstrip().endswith(name)
+        assert (here / name).read_bytes().startswith(begins), name
+    svg = (here / "a.svg").read_text()
+    assert ">held-out accuracy</text>" in svg and ">reward/mean</text>" in svg and "grpo  n=2" in svg
+    assert json.loads((here / "a.json").read_text())["cells"][0]["cell"] == "grpo"
+    for name in ("a.jpg", "a"):
+        code, out, err = proxima("compare", "runs/s", "--out", name)
+        assert (code, out) == (2, "") and not (here / name).exists() and err.count("\n") == 1
+        assert f"--out {name} has " in err and "write one of .html, .svg, .png, .pdf, .csv, .json, .md" in err
+    assert proxima("compare", "runs/s", "--out", "b.csv", "--over", "seed")[0] == 2 and not (here / "b.csv").exists()
+
+
+def test_formats_of_the_table(done, proxima, sweep):
+    numbers = [*csv.DictReader(done("compare", "runs/s", "--format", "csv").splitlines())]
+    assert [(row["cell"], row["seeds"], float(row["after"])) for row in numbers] == [
+        ("grpo", "2", 0.9),
+        ("cppo", "2", 0.9),
+    ]
+    head, rule, *rows = done("compare", "runs/s", "--format", "md").splitlines()
+    assert head.startswith("| cell | seeds | accuracy before |") and rule.startswith("|---|---:|") and len(rows) == 2
+    assert done("compare", "runs/s", "--format", "json") == done("compare", "runs/s", "--json")
+    assert not (sweep / "compare.html").exists()
+    code, out, err = proxima("compare", "runs/s", "--json", "--format", "csv")
+    assert (code, out) == (2, "") and "--format='csv' excludes --json; give one of them" in err

@@ -8,7 +8,7 @@ import pytest
 
 from proxima.cli.eval import _shown
 from proxima.data import Group, Score
-from proxima.evaluate.results import completions_table
+from proxima.evaluate.results import completions_table, read_result
 from tests.evaluate.test_group_metrics import FAILED, RIGHT, WRONG, group
 from tests.experiments.runs import make_run, make_sweep, step
 from tests.prepare.published import gsm8k_folder, write_parquet
@@ -141,6 +141,28 @@ def test_compare_several_samples_and_suites(done, proxima, here):
     assert output["all"]["questions"] == 10 and output["all"]["p"] == pytest.approx(2 / 2**9)
     out = proxima("eval", "--compare", "a", "b")[1]
     assert "two: B is better by 1.000 (p = 0.016)" in out and "one: 1 questions with an unknown result" in out
+
+
+def test_compare_names_what_was_lost_and_gained(done, proxima, here):
+    write(here / "a", "one", [[True], [True], [False], [False]])
+    write(here / "b", "one", [[True], [False], [True], [None]])
+    out = done("eval", "--compare", "a", "b", "--show", "3")
+    lost, gained = out.index("one: B lost 1 questions:"), out.index("one: B gained 1 questions:")
+    (first, *_), (second, *_) = (read_result(here / name).suites["one"].values() for name in "ab")
+    assert first.question == second.question
+    asked = {uid: question.question for uid, question in read_result(here / "a").suites["one"].items()}
+    assert asked[1] in out[lost:gained] and asked[2] in out[gained:] and lost < gained
+    assert [line.split()[:2] for line in out[lost:gained].splitlines()[2:4]] == [["A", "right"], ["B", "wrong"]]
+    assert "lost" not in done("eval", "--compare", "a", "b").partition("one: ")[2]
+    suite = json.loads(done("eval", "--compare", "a", "b", "--show", "3", "--json"))["suites"]["one"]
+    assert [(row["question"], row["first"][0], row["second"][0]) for row in suite["lost"]] == [
+        (asked[1], [True], [False])
+    ]
+    assert len(suite["gained"]) == 1 and suite["questions"] == 3
+    csv = done("eval", "--compare", "a", "b", "--format", "csv").splitlines()
+    assert csv[0].startswith("name,metric,questions,left_out,") and csv[1].startswith("one,accuracy,3,1,")
+    assert done("eval", "--compare", "a", "b", "--format", "md").startswith("|  | n | A | B | B − A |")
+    assert proxima("eval", "--compare", "a", "b", "--show", "-1")[0] == 2
 
 
 def test_compare_two_evaluations_of_runs(done, run):

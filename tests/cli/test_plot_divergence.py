@@ -149,8 +149,8 @@ def test_bad_input_of_a_run(proxima, refusal, calibrated):
         (["plot", "threshold", run, "--surrogate", "dppo"], "--surrogate dppo: only cppo"),
     ):
         assert line in refusal(*words)
-    code, _, err = proxima("plot", "divergence", run, "--out", "a.pdf")  # its figures are told before
-    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1 and "a.pdf has the suffix .pdf" in err
+    code, _, err = proxima("plot", "divergence", run, "--out", "a.jpg")  # its figures are told before
+    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1 and "a.jpg has the suffix .jpg" in err
 
 
 def test_values_take_the_place_of_overrides_of_the_same_fields():

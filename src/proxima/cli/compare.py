@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from proxima.cli.output import print_json, terminal_width
+from proxima.cli.output import AsJson, TableFormat, chosen_format, terminal_width
 from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from proxima.experiments.seed_statistics import SeedMean
 
 WIDTH = 100
-OUT = "the page; default: compare.html in the sweep's folder, else in the current one"
+OUT = (
+    "by its suffix: the page (.html), its curves as a figure (.svg, .png, .pdf), or the table (.csv, .json, .md); "
+    "default: compare.html in the sweep's folder, else in the current one"
+)
 TARGET = "also print the cost of reaching this held-out accuracy or reward"
 BASELINE = "the variant that the others are compared with; default: the first"
 OVER = "also draw what each variant reached and took over its value of this field of the recipe"
@@ -35,15 +38,17 @@ def compare(
     baseline: Annotated[str | None, Argument(BASELINE, "NAME")] = None,
     over: Annotated[str | None, Argument(OVER, "FIELD")] = None,
     metric: Annotated[Sequence[str], Argument(METRIC, "NAME", words="append")] = (),
-    as_json: Annotated[
-        bool, Argument("print the numbers for programs; the page only with --out", flag="--json")
-    ] = False,
+    format: TableFormat = "text",
+    as_json: AsJson = False,
 ) -> None:
-    """Write the page, and print the final table."""
+    """Write the page, and print the final table; in another format than text, the page only with `--out`."""
     from proxima.experiments import compare_runs, find_runs
     from proxima.experiments.cell_statistics import final_value
-    from proxima.view.comparison_page import write_comparison
+    from proxima.view.comparison_files import comparison_file, table_text_as, write_comparison_file
 
+    form = chosen_format(format, as_json)
+    if out is not None:
+        comparison_file(out)
     folders = find_runs(run)
     runs, unread = _read(folders)
     keys = {name: _recorded(name, runs) for name in metric}
@@ -51,24 +56,24 @@ def compare(
     headline = next((key for key in keys.values() if key in evaluated), None)
     comparison = compare_runs(runs, baseline=baseline, target=target, metric=headline)
     page = out
-    if page is None and not as_json:
+    if page is None and form == "text":
         place = Path(run[0])
         page = (place if len(run) == 1 and place.is_dir() and place not in folders else Path()) / "compare.html"
     replaced = out is None and page is not None and page.exists()
-    if page is not None:
-        if page.is_dir() or not page.absolute().parent.is_dir():
-            raise UserError(f"--out {page}: must be a file in a folder that exists")
-        title = Path(run[0]).resolve().name if len(run) == 1 else "Comparison"
-        write_comparison(comparison, page, title=title, over=over)
+    if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
+        raise UserError(f"--out {page}: must be a file in a folder that exists")
     means: dict[str, dict[str, SeedMean]] = {}
     for name, key in keys.items():
         ends = {cell.name: cell.over_seeds(final_value(key)) for cell in comparison.cells}
         if recorded := {cell: mean for cell, mean in ends.items() if mean is not None}:
             means[name] = recorded
-    if as_json:
-        numbers = {name: {cell: vars(mean) for cell, mean in cells.items()} for name, cells in means.items()}
-        more = {"metrics": numbers} if numbers else {}
-        print_json({**comparison.as_json(), **more, "unread": unread, "page": None if page is None else str(page)})
+    numbers = {name: {cell: vars(mean) for cell, mean in cells.items()} for name, cells in means.items()}
+    more = {**({"metrics": numbers} if numbers else {}), "unread": unread, "page": None if page is None else str(page)}
+    if page is not None:
+        title = Path(run[0]).resolve().name if len(run) == 1 else "Comparison"
+        write_comparison_file(comparison, page, title=title, over=over, more=more)
+    if form != "text":
+        print(table_text_as(form, comparison, more), end="")
         return
     _show(comparison, unread)
     for name, cells in means.items():

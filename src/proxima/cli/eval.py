@@ -12,11 +12,11 @@ Figures with intervals, every answer and the settings are written to a folder.""
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from proxima.cli.output import print_json
+from proxima.cli.output import FORMAT, Format, chosen_format, print_json
 from proxima.cli.parameters import Argument
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 from proxima.system.recipe_files import FILE
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ CHECKPOINT = "of a run: last, best, or a step (default: last)"
 K = "k of pass@k and maj@k (default: powers of two up to --samples)"
 METRIC = "what is reported and compared (default: accuracy, or else the mean reward): reward, length, a reward's name"
 OUT = "where to write (default: evals/MODEL-TIME)"
-SHOW = "print N questions of each set with their answers"
+SHOW = "print N questions of each set with their answers; with --compare: N that B lost, and N that it gained"
 COMPARE = "two folders that this command wrote, or two runs: a paired test; nothing is generated"
 
 
@@ -58,6 +58,7 @@ def evaluate_model(
     out: Annotated[Path | None, Argument(OUT, "FOLDER", group=OUTPUT)] = None,
     overwrite: Annotated[bool, Argument("replace the evaluation in the folder", group=OUTPUT)] = False,
     show: Annotated[int, Argument(SHOW, "N", group=OUTPUT)] = 0,
+    format: Annotated[Literal["text", "json", "csv", "md"], Argument(FORMAT, group=OUTPUT)] = "text",
     as_json: Annotated[bool, Argument("print everything for programs", flag="--json", group=OUTPUT)] = False,
     compare: Annotated[Sequence[str] | None, Argument(COMPARE, ("A", "B"), words=2, group=OUTPUT)] = None,
 ) -> None:
@@ -66,10 +67,13 @@ def evaluate_model(
     Raises:
         UserError: as for `proxima.evaluate`.
     """
+    form = chosen_format(format, as_json)
+    if show < 0:
+        raise FieldError("--show", show, "must be >= 0")
     if compare:
         if model is not None:
             raise UserError(f"--compare takes two results and no model; leave {model!r} out")
-        return compare_sets(*compare, metric=metric, seed=seed or 0, as_json=as_json)
+        return compare_sets(*compare, metric=metric, seed=seed or 0, form=form, show=show)
     if model is None:
         say = "proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B"
         raise UserError(f"name a model: {say}")
@@ -97,9 +101,15 @@ def evaluate_model(
         overwrite=overwrite,
         stream=sys.stderr,
     )
-    if as_json:
+    if form == "json":
         return print_result(outcome)
-    from proxima.view.eval_tables import results_table
+    from proxima.view.eval_tables import result_numbers, results_rows, results_table
+
+    if form != "text":
+        from proxima.view.table_formats import table_as
+
+        rows = results_rows(outcome.result, outcome.seconds)
+        return print(table_as(form, rows, result_numbers(outcome.result), None), end="")
 
     shown = [line for groups in outcome.groups.values() for line in _shown(groups[:show])]
     table = results_table(outcome.result, outcome.seconds, sys.stdout)
@@ -131,9 +141,10 @@ def print_result(outcome: "EvalOutcome") -> None:
 
 
 def compare_sets(
-    first_name: str, second_name: str, *, metric: str | None = None, seed: int = 0, as_json: bool = False
+    first_name: str, second_name: str, *, metric: str | None = None, seed: int = 0, form: Format = "text", show: int = 0
 ) -> None:
-    """Print the paired comparison of two results, each a folder of an evaluation or a run.
+    """Print the paired comparison of two results, each a folder of an evaluation or a run, and up to `show` questions
+    of each set that the second lost, and as many that it gained, with both answers.
 
     Raises:
         UserError: a folder has no result, or neither has the metric.
@@ -142,9 +153,10 @@ def compare_sets(
 
     from proxima.data.outcomes import METRIC_ALIASES
     from proxima.data.suggestions import suggestion
-    from proxima.evaluate.question_pairs import compare_results, metrics_of
+    from proxima.evaluate.question_pairs import changed_questions, compare_results, metrics_of
     from proxima.evaluate.results import read_result
-    from proxima.view.eval_tables import comparison_table
+    from proxima.view.eval_tables import changed_lines, comparison_rows, comparison_table
+    from proxima.view.table_formats import table_as
 
     names = (first_name, second_name)
     first, second = map(read_result, names)
@@ -153,16 +165,30 @@ def compare_sets(
         if metric not in (measured := metrics_of(first) | metrics_of(second)):
             raise UserError(f"--metric {metric}: neither result has it", remedy=suggestion(metric, measured))
     comparisons = compare_results(first, second, metric=metric, seed=seed)
-    if as_json:
+    changed = [changed_questions(first, second, comparison) for comparison in comparisons if comparison.name != "all"]
+    if form != "text":
         suites = {comparison.name: asdict(comparison) for comparison in comparisons}
-        print_json({"first": first_name, "second": second_name, "suites": suites})
-        return
+        for each in changed if show else ():
+            suites[each.name] |= {"lost": each.as_json(each.lost[:show]), "gained": each.as_json(each.gained[:show])}
+        facts = {"first": first_name, "second": second_name, "suites": suites}
+        numbers = [_flat(asdict(comparison)) for comparison in comparisons]
+        return print(table_as(form, comparison_rows(comparisons), numbers, facts), end="")
     print(comparison_table(comparisons, names, sys.stdout))
+    for each in changed if show else ():
+        print("\n" + "\n".join(changed_lines(each, show)))
     for name in first.suites:
         if first.sampled_alike(second, name) is False:
             where = "`sampling`, `system`, `template_arguments` and `template_date` in result.json"
             how = f"the two were not sampled alike (see {where})"
             print(f"{name}: {how}: the difference is of model and settings")
+
+
+def _flat(facts: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a comparison by column, those of an interval as `first/value`, `first/low` …"""
+    flat: dict[str, Any] = {}
+    for name, value in facts.items():
+        flat |= {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def _shown(groups: Sequence["Group"]) -> list[str]:

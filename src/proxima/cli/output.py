@@ -4,9 +4,10 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from proxima.cli.parameters import Argument
+from proxima.data.errors import require
 from proxima.system.recipe_files import find_recipe, shipped_recipes
 
 RECIPE = "YAML file, run folder (its config.yaml), or a name of `proxima list recipes`"
@@ -26,7 +27,16 @@ def named_recipe(word: str) -> str:
 Recipe = Annotated[str, Argument(RECIPE, read=named_recipe)]
 Overrides = Annotated[Sequence[str], Argument(OVERRIDE, "key=value", words="*")]
 ImportCode = Annotated[bool, Argument(IMPORT_CODE)]
+FORMAT = "for programs and documents: csv has the numbers unrounded, md is a table for a README; default: text"
+Format = Literal["text", "json", "csv", "md"]
+TableFormat = Annotated[Literal["text", "json", "csv", "md"], Argument(FORMAT)]
 AsJson = Annotated[bool, Argument("print everything for programs", flag="--json")]
+
+
+def chosen_format(form: Format, as_json: bool) -> Format:
+    """The format of a table; `--json` is `--format json`."""
+    require(not as_json or form in ("text", "json"), "--format", form, "excludes --json", remedy="give one of them")
+    return "json" if as_json else form
 
 
 def print_json(value: Any) -> None:

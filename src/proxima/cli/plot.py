@@ -31,7 +31,7 @@ AS_JSON = "print the thresholds for programs, and draw nothing"
 IMPORT_CODE = "import what the run's algorithm names outside proxima, which runs its code"
 
 OneStep = Annotated[int | None, Argument("one step of the run; default: every step", "N")]
-Out = Annotated[str, Argument("an .svg or a .png; default: %(default)s in the current folder", "FILE")]
+Out = Annotated[str, Argument("an .svg, a .png or a .pdf; default: %(default)s in the current folder", "FILE")]
 
 
 def surrogates_figure(

@@ -1,8 +1,22 @@
 """The declarations that a spec makes besides its fields."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
+
+from proxima.data.errors import require
+
+
+def names_in(declared: str, value: Any) -> frozenset[str]:
+    """The names in a declaration: any collection of them, or the keys of a mapping from names to reasons.
+
+    Raises:
+        FieldError: it is a single text, or has something else than texts.
+    """
+    is_names = isinstance(value, Collection) and not isinstance(value, str | bytes)
+    is_names = is_names and all(isinstance(name, str) for name in value)
+    require(is_names, declared, value, "must be a set of names", remedy="such as frozenset({'scale'})")
+    return frozenset(value)
 
 
 class Spec(Protocol):
@@ -23,3 +37,10 @@ class Spec(Protocol):
     @property
     def exempt_laws(self) -> frozenset[str]:
         return frozenset()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take `needs` and `exempt_laws` in any collection of names."""
+        super().__init_subclass__(**options)
+        for name in ("needs", "exempt_laws"):
+            if (value := cls.__dict__.get(name)) is not None and not isinstance(value, property):
+                setattr(cls, name, names_in(f"{cls.__name__}.{name}", value))

@@ -1,8 +1,10 @@
 """Two results compared question by question."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from proxima.data import UserError
 from proxima.evaluate.headline import ACCURACY
@@ -69,6 +71,48 @@ def compare_results(
     if len(comparisons) == 1 or len(of_all) > 1:
         return comparisons
     return [*comparisons, _compared("all", together, of_all.pop(), seed)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedQuestions:
+    """The questions of a suite on which the second result differs from the first: `lost` ones, the largest loss first,
+    and `gained` ones, the largest gain first; each the two results."""
+
+    name: str
+    metric: str
+    lost: Pairs
+    gained: Pairs
+
+    def as_json(self, pairs: Pairs) -> list[dict[str, Any]]:
+        """Questions with the values and the answers of both results."""
+        return [
+            {
+                "question": a.question,
+                "answer": json.loads(a.answer),
+                "first": [a.values(self.metric), a.texts],
+                "second": [b.values(self.metric), b.texts],
+            }
+            for a, b in pairs
+        ]
+
+
+def changed_questions(first: EvalResult, second: EvalResult, comparison: PairedComparison) -> ChangedQuestions:
+    """The questions that won or lost in the comparison of a suite."""
+    metric = comparison.metric
+    (sides,) = ((a, b) for name, a, b in shared_suites(first, second) if name == comparison.name)
+    pairs = [(question, sides[1][uid]) for uid, question in sides[0].items()]
+    means = [(fmean(known[1]) - fmean(known[0]), pair) for pair in pairs if all(known := _both(pair, metric))]
+    ordered = sorted(means, key=lambda item: item[0])
+    return ChangedQuestions(
+        name=comparison.name,
+        metric=metric,
+        lost=[pair for change, pair in ordered if change < -1e-12],
+        gained=[pair for change, pair in reversed(ordered) if change > 1e-12],
+    )
+
+
+def _both(pair: tuple[QuestionResult, QuestionResult], metric: str) -> tuple[list[float], list[float]]:
+    return _known(pair[0], metric), _known(pair[1], metric)
 
 
 def shared_suites(first: EvalResult, second: EvalResult) -> list[tuple[str, Questions, Questions]]:

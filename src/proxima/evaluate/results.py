@@ -104,6 +104,7 @@ class QuestionResult:
 
     Args:
         correct: None if no reward decides, or the score is invalid.
+        texts: the answers.
         metrics: name → value of each sample, None if it is unknown: `reward`, `length`, `truncated`, each reward
             by its name, and for episodes `turns` and `calls`.
     """
@@ -112,6 +113,7 @@ class QuestionResult:
     answer: str
     correct: tuple[bool | None, ...]
     metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
 
     def values(self, metric: str) -> tuple[float | None, ...]:
         """Return the values of the samples; all None for a metric that the question lacks."""
@@ -168,7 +170,7 @@ def read_result(path: str | Path) -> EvalResult:
 
 def read_completions(file: Path) -> dict[int, QuestionResult]:
     """Read uid → the question with the scores of its samples, in order; UserError if the file can't be read."""
-    columns = ["prompt_uid", "sample", "question", "answer", "correct", "reward", "tokens", "finish_reason"]
+    columns = ["prompt_uid", "sample", "question", "answer", "text", "correct", "reward", "tokens", "finish_reason"]
     try:
         stored = pq.read_schema(file).names
         columns += [name for name in ("parts", "length", "sampled", "episode") if name in stored]
@@ -185,7 +187,8 @@ def read_completions(file: Path) -> dict[int, QuestionResult]:
         names = dict.fromkeys(name for sample in metrics for name in sample)
         values = {name: tuple(sample.get(name) for sample in metrics) for name in names}
         facts = {name: samples[0][name] for name in ("question", "answer")}
-        results[uid] = QuestionResult(**facts, correct=correct, metrics=values)
+        texts = tuple(row["text"] for row in samples)
+        results[uid] = QuestionResult(**facts, correct=correct, metrics=values, texts=texts)
     return results
 
 

@@ -1,13 +1,14 @@
 """Checks a spec of `core` against every law of its slot, and against its own examples."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from proxima.core.advantage.protocol import Advantage
 from proxima.core.distillation import Distillation
 from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate
 from proxima.core.selection.protocol import Selection
+from proxima.core.spec import names_in
 from proxima.laws.by_hand import require_example
 from proxima.laws.distillation_laws import DISTILLATION_LAWS
 from proxima.laws.law import Law, LawResult, Violation, check_exemption, check_law, check_laws, not_tried, require_that
@@ -47,10 +48,10 @@ def check_spec(slot: str, spec: Any) -> Iterator[LawResult]:
     for name, variant in variants_of(spec).items():
         laws = [law for law in laws_of(slot, variant) if not (name and law.defaults_only)]
         for law in laws:
-            if law.name in variant.exempt_laws:
+            if law.name in exempt_of(variant):
                 exempt.setdefault(law.name, (law, []))[1].append(variant)
         results = []
-        for result in check_laws([law for law in laws if law.name not in variant.exempt_laws], variant):
+        for result in check_laws([law for law in laws if law.name not in exempt_of(variant)], variant):
             results.append(result)
             yield dataclasses.replace(result, variant=name)
         if any(result.fails_all for result in results):
@@ -70,6 +71,7 @@ def _declared(slotted: tuple[str, Any], _: None) -> None:
         require_that(hasattr(spec, "per_token"), f"per_token is missing: {kinds}")
     parameters = getattr(type(spec), "__dataclass_params__", None)
     require_that(parameters is not None and parameters.frozen, "decorate the class with @dataclass(frozen=True)")
+    _check_containers(spec)
     for name, fields in spec.test_fields.items():
         try:
             dataclasses.replace(spec, **fields)
@@ -77,9 +79,23 @@ def _declared(slotted: tuple[str, Any], _: None) -> None:
             raise Violation(f"test_fields {name!r}: {error}") from None
     for name, variant in variants_of(spec).items():
         allowed = {law.name for law in laws_of(slot, variant) if law.exemptible}
-        unknown = sorted(variant.exempt_laws - allowed)
+        unknown = sorted(exempt_of(variant) - allowed)
         names = ", ".join(sorted(allowed)) or "no law"
         require_that(not unknown, f"{name}exempt_laws: {', '.join(unknown)}: a {slot} can be exempt from {names}")
+
+
+def exempt_of(spec: Any) -> frozenset[str]:
+    """The laws that a spec is exempt from; a property may return any collection."""
+    return names_in("exempt_laws", spec.exempt_laws)
+
+
+def _check_containers(spec: Any) -> None:
+    fields, examples = spec.test_fields, spec.examples
+    named = isinstance(fields, Mapping) and all(isinstance(values, Mapping) for values in fields.values())
+    require_that(named, f"test_fields={fields!r} must map names to fields, as {{'wide': {{'epsilon': 0.4}}}} does")
+    listed = isinstance(examples, Sequence) and not isinstance(examples, str)
+    listed = listed and all(isinstance(each, Mapping) and {"inputs", "expected"} <= {*each} for each in examples)
+    require_that(listed, "examples must be a tuple of mappings, each with `inputs` and `expected`")
 
 
 DECLARATION = Law(

@@ -27,6 +27,7 @@ from proxima.model.lora import NAME, SCALAR_HEAD, Lora, trained_names
 from proxima.model.lora_layers import attach, merge_adapter
 from proxima.model.parallel.sharded import plain_type
 from proxima.model.pretrained import LoadedModel, check_path, load_config, load_tokenizer, require_rows
+from proxima.system.atomic_files import ordinary_modes
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # peft's own, before the name in the Hugging Face model
@@ -196,6 +197,7 @@ def save_adapter(loaded: LoadedModel, folder: Path, trained: Mapping[str, Tensor
         config.architectures, config._attn_implementation = [plain_type(model).__name__], None
         config.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
+    ordinary_modes(folder)
     return folder
 
 

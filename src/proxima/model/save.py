@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from proxima.model.parallel.sharded import plain_type
 from proxima.model.pretrained import LoadedModel, untie_config
+from proxima.system.atomic_files import ordinary_modes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,6 +35,7 @@ def save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", 
     model.save_pretrained(folder)
     model.config.dtype = dtype  # save_pretrained leaves its name there
     save_settings(model, tokenizer, Path(folder))  # also over the config, which names our attention
+    ordinary_modes(Path(folder))
     return Path(folder)
 
 

@@ -82,6 +82,15 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
+def ordinary_modes(folder: Path) -> None:
+    """Give all files below `folder` the mode that a new file has here, where the folder has that of a new folder: some
+    libraries write files that only their owner can read."""
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode | (path.stat().st_mode & 0o111))
+
+
 def flush_to_disk(path: Path) -> None:
     """Make a file, or the renames and new files in a folder, survive a power failure.
 

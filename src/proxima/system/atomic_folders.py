@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from proxima.system.atomic_files import flush_to_disk, make_folder, remove_empty
+from proxima.system.atomic_files import flush_to_disk, make_folder, ordinary_modes, remove_empty
 
 
 @contextmanager
@@ -29,6 +29,7 @@ def atomic_folder(target: Path, check: Callable[[Path], object] = Path.exists) -
     try:
         part.mkdir()
         yield part
+        ordinary_modes(part)
         for path in (*part.rglob("*"), part):
             flush_to_disk(path)
         check(target)

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from proxima.model import save
 from proxima.model.save import save_trained
-from proxima.system.atomic_files import flush_to_disk
+from proxima.system.atomic_files import flush_to_disk, ordinary_modes
 from proxima.system.checksum import Checksum
 from proxima.system.full_disk import as_disk_full
 from proxima.train.stack import TrainStack
@@ -112,9 +112,7 @@ def finish_checkpoint(
     }
     state["state_crc32"] = _state_crc32(state)
     (temporary / "state.json").write_text(json.dumps(state, indent=1) + "\n")
-    mode = (temporary / "state.json").stat().st_mode & 0o777  # safetensors lets only the owner read its files
-    for path in files_below(temporary):
-        path.chmod(mode)
+    ordinary_modes(temporary)
     for path in (*temporary.rglob("*"), temporary):  # folders too: they hold the names
         flush_to_disk(path)
     if final.exists():  # the same step again, after a rewind

@@ -189,11 +189,12 @@ class TrainStack:
                 if progress is not None:
                     progress(tokens, to_feed)
 
-            at_start = True  # no forward pass yet, and no step
+            at_start, moved = True, 0  # no forward pass yet, and no step; updates that moved the weights
             for update in shared:
                 first, measured = update.accumulate(f"update {self.updates + 1}", loss, fed)
                 for trajectory, values in first:
-                    result.token_statistics.setdefault(trajectory.key, values)
+                    if trajectory.key not in result.token_statistics:
+                        result.token_statistics[trajectory.key] = replace(values, updates_before=moved)
                 if at_start:
                     measured.append(update.measure_first(first, before_first))
                 metrics += measured
@@ -201,7 +202,7 @@ class TrainStack:
                 result.skipped += update.skipped
                 at_start = at_start and not first and self._skips(norm)
                 if not self._skips(norm):
-                    before = self._check_weights(before)
+                    before, moved = self._check_weights(before), moved + 1
                 if should_continue is not None and not should_continue(update.items, merge_metrics(measured)):
                     break
             result.updates = len(norms)

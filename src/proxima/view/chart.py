@@ -1,8 +1,7 @@
-"""The figures of `proxima plot`, drawn by matplotlib and written as an .svg or a .png. The colours of an .svg are CSS
-variables, so that it follows the reader's light or dark scheme.
+"""The figures of `proxima plot` and `proxima compare`, drawn by matplotlib and written as an .svg, a .png or a .pdf.
 
-matplotlib writes plain hex colours; each name of `PALETTE` has a placeholder colour that becomes `var(--name)` in the
-text. matplotlib, of the extra `plot`, is imported when a figure is drawn.
+An .svg has plain colours, which every program reads, those of `PALETTE` on a light page; in a browser, rules replace
+them where the reader's scheme is dark. matplotlib, of the extra `plot`, is imported when a figure is drawn.
 """
 
 import io
@@ -25,12 +24,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FONT = 'system-ui, -apple-system, "Segoe UI", sans-serif'
+FIGURES = (".svg", ".png", ".pdf")
 STEPS = [1, 2, 5, 10]  # ticks are at multiples of these
 LOOK: dict[str, Any] = {f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")}
 LOOK |= {"svg.fonttype": "none", "font.family": "DejaVu Sans", "lines.scale_dashes": False, "figure.dpi": 72.0}
 LOOK |= {"xtick.bottom": False, "ytick.left": False, "axes.facecolor": "none", "figure.facecolor": "none"}
 LOOK |= {"axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 1.0, "axes.axisbelow": True}
 LOOK |= {"axes.unicode_minus": False, "text.parse_math": False}
+LOOK |= {"pdf.fonttype": 42}  # whole fonts: text stays text
 LOOK |= {"axes.titlelocation": "left", "axes.titleweight": "bold"}
 
 Margins = tuple[float, float, float, float]  # left, right, top and bottom, in pixels
@@ -71,27 +72,33 @@ class Drawing(Protocol):
             yield figure
 
 
-def variable(name: str) -> str:
-    """Return the placeholder colour that is replaced by `var(--name)` in the SVG text."""
-    return f"#fe00{list(PALETTE).index(name):02x}"
+def light(name: str) -> str:
+    """Return a colour of `PALETTE` on a light page."""
+    return PALETTE[name][0]
+
+
+def dark_rules() -> str:
+    """Return the CSS that replaces the colours of a light page by those of a dark one."""
+    pairs = [(light, dark) for light, dark in PALETTE.values() if light != dark]
+    rules = "".join(
+        f'[style*="{name}: {light}"]{{{name}:{dark}!important}}' for light, dark in pairs for name in ("fill", "stroke")
+    )
+    return f"@media (prefers-color-scheme: dark) {{{rules}}}"
 
 
 def svg_file(drawing: Drawing) -> str:
     """Return the figure as the text of an .svg file, with its title and its colours for light and dark, without fonts
     or ids that nothing refers to."""
     width, height = drawing.size
-    light, dark = (" ".join(f"--{name}: {pair[i]};" for name, pair in PALETTE.items()) for i in (0, 1))
-    colors = f"svg {{ {light} }}\n@media (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}\n"
-    style = f"{colors}svg {{ font-family: {FONT}; }} path {{ stroke-linejoin: round; }}"
+    style = f"{dark_rules()}\nsvg {{ font-family: {FONT}; }} path {{ stroke-linejoin: round; }}"
     stream = io.StringIO()
-    with drawing.opened(variable) as figure:
-        figure.patch.set_facecolor(variable("paper"))
+    with drawing.opened(light) as figure:
+        figure.patch.set_facecolor(light("paper"))
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = stream.getvalue().partition("</defs>")[2]
     path = re.compile(r'(?<= d=")[^"]*')  # its data with two decimals, on one line
     text = path.sub(lambda m: " ".join(re.sub(r"(\.\d\d)\d+", r"\1", m[0]).split()), text)
     text = re.sub(r' id="[\w.]+_\d+"| transform="rotate\(-0 [^"]*"|(?<="| )font-family: [^;"]*;? ?', "", text)
-    text = re.sub(r"#fe00([0-9a-f]{2})", lambda m: f"var(--{list(PALETTE)[int(m[1], 16)]})", text)
     text = re.sub(r">\s+<", "><", text.replace("xlink:href", "href")).strip().removesuffix("</svg>")
     opening = f'<svg role="img" viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg"'
     head = f"<title>{escape(drawing.title)}</title><style>{style}</style>"
@@ -99,22 +106,24 @@ def svg_file(drawing: Drawing) -> str:
 
 
 def figure_file(out: Path | str) -> Path:
-    """The file for a figure. Raises: UserError for a suffix that is neither .svg nor .png."""
+    """The file for a figure. Raises: UserError for a suffix that is not one of `FIGURES`."""
     out = Path(out)
-    if (suffix := out.suffix.lower()) not in (".svg", ".png"):
-        raise UserError(f"{out} has {f'the suffix {suffix}' if suffix else 'no suffix'}; write an .svg or a .png")
+    if (suffix := out.suffix.lower()) not in FIGURES:
+        written = f"the suffix {suffix}" if suffix else "no suffix"
+        raise UserError(f"{out} has {written}", remedy="write an .svg, a .png or a .pdf")
     return out
 
 
 def write_figure(drawing: Drawing, out: Path | str) -> Path:
     """Write a figure to `out`, see `figure_file`, and return the path."""
-    if (file := figure_file(out)).suffix.lower() == ".svg":
+    if (kind := (file := figure_file(out)).suffix.lower()) == ".svg":
         write_atomic(file, svg_file(drawing))
-    else:
-        stream = io.BytesIO()
-        with drawing.opened(lambda name: PALETTE[name][0]) as figure:
-            figure.savefig(stream, format="png", dpi=150, facecolor=PALETTE["paper"][0])
-        write_atomic(file, stream.getvalue())
+        return file
+    how: dict[str, Any] = {"metadata": {"CreationDate": None}} if kind == ".pdf" else {"dpi": 150}
+    stream = io.BytesIO()
+    with drawing.opened(light) as figure:
+        figure.savefig(stream, format=kind[1:], facecolor=light("paper"), **how)
+    write_atomic(file, stream.getvalue())
     return file
 
 

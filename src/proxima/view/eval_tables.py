@@ -1,5 +1,6 @@
 """An evaluation on the terminal: its progress, the table of its sets, and two results side by side."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TextIO
 
@@ -8,13 +9,15 @@ from rich.text import Text
 from proxima.evaluate.eval_observer import EvalObserver
 from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.evaluate.intervals import Interval
-from proxima.evaluate.question_pairs import PairedComparison
+from proxima.evaluate.question_pairs import ChangedQuestions, PairedComparison
+from proxima.evaluate.results import QuestionResult
 from proxima.runtime.watch.clock import Clock
 from proxima.view.episode_lines import limits_reached
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed
 from proxima.view.log_lines import why_unknown
 from proxima.view.terminal import StageProgress, table_text
 
+LINE = 300  # characters of a question, and of an answer, on a line
 MUCH = 0.05  # minimum share of truncated or unanswered texts that is reported
 SIGNIFICANT = 0.05  # p below which a difference is reported
 PAIR_FIGURES = {
@@ -71,6 +74,25 @@ def results_table(result: Mapping[str, Any], seconds: Mapping[str, float], strea
     settings = dict.fromkeys(_sampling(facts) for facts in suites.values())
     table = table_text(_rows(suites, seconds, result.get("k") or ()), stream)
     return "\n".join([head, *settings, "", table, *(["", *remarks] if (remarks := caveats(suites)) else [])])
+
+
+def results_rows(result: Mapping[str, Any], seconds: Mapping[str, float]) -> list[dict[str, str | Text]]:
+    """Build the rows of the table."""
+    return _rows(result["suites"], seconds, result.get("k") or ())
+
+
+def result_numbers(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the unrounded numbers of each set: every estimate with its interval."""
+    return [
+        {"set": name, "questions": facts["questions"], "samples": facts["samples"]}
+        | {
+            f"{key}{end}": figure[part]
+            for key, figure in facts["estimates"].items()
+            for end, part in (("", "value"), ("/low", "low"), ("/high", "high"))
+        }
+        | {"truncated": facts["truncated"], "failed": facts["invalid"]}
+        for name, facts in result["suites"].items()
+    ]
 
 
 def _sampling(facts: Mapping[str, Any]) -> str:
@@ -175,9 +197,9 @@ def caveats(suites: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-def comparison_table(pairs: Sequence[PairedComparison], names: tuple[str, str], stream: TextIO) -> str:
-    """Compare the second result with the first: a row per set, and the verdicts."""
-    rows: list[dict[str, str | Text]] = [
+def comparison_rows(pairs: Sequence[PairedComparison]) -> list[dict[str, str | Text]]:
+    """Compare the second result with the first: a row per set."""
+    return [
         {
             "": pair.name,
             "n": count(pair.questions),
@@ -192,9 +214,13 @@ def comparison_table(pairs: Sequence[PairedComparison], names: tuple[str, str], 
         }
         for pair in pairs
     ]
+
+
+def comparison_table(pairs: Sequence[PairedComparison], names: tuple[str, str], stream: TextIO) -> str:
+    """Format the rows and the verdicts."""
     metrics = " and ".join(dict.fromkeys(pair.metric for pair in pairs))
     head = [f"A  {names[0]}", f"B  {names[1]}", "", f"{metrics} of each question"]
-    lines = [*head, "", table_text(rows, stream), ""]
+    lines = [*head, "", table_text(comparison_rows(pairs), stream), ""]
     for pair in pairs:
         if pair.left_out:
             lines.append(f"{pair.name}: {pair.left_out} questions with an unknown result on one side are left out")
@@ -203,6 +229,32 @@ def comparison_table(pairs: Sequence[PairedComparison], names: tuple[str, str], 
     intervals = dict.fromkeys(score if pair.difference.method == "score" else resampled for pair in pairs)
     how = f"p: {' and '.join(tests)}, two-sided; the interval of the difference: {' and '.join(intervals)}"
     return "\n".join([*lines, *(verdict(pair) for pair in pairs), how])
+
+
+def changed_lines(changed: ChangedQuestions, most: int) -> list[str]:
+    """Name the questions that B lost, and those that it gained, with both answers; up to `most` of each."""
+    lines = []
+    for title, pairs in (("lost", changed.lost), ("gained", changed.gained)):
+        rest = f", {count(most)} of them:" if len(pairs) > most else ":" if pairs else ""
+        lines.append(f"{changed.name}: B {title} {count(len(pairs))} questions{rest}")
+        for first, second in pairs[:most]:
+            answer = json.loads(first.answer)
+            expected = "" if answer is None else f"  ({printable(str(answer).rpartition('####')[2].strip(), LINE)})"
+            lines.append(f"  {printable(' '.join(first.question.split()), LINE)}{expected}")
+            lines += [f"    {side} {_judged(result, changed.metric)}" for side, result in (("A", first), ("B", second))]
+    return lines
+
+
+def _judged(result: QuestionResult, metric: str) -> str:
+    """`wrong  It is 4.`: of several samples the share or mean, and the first that has the lower value."""
+    values = result.values(metric)
+    known = [(float(value), text) for value, text in zip(values, result.texts, strict=True) if value is not None]
+    mean = sum(value for value, _ in known) / len(known)
+    mark = f"{metric} {fixed(mean, 3)}"
+    if metric == ACCURACY:
+        mark = {1.0: "right", 0.0: "wrong"}.get(mean, mark)
+    text = " ".join(min(known, key=lambda pair: abs(pair[0] - round(mean)))[1].split())
+    return f"{mark:<5}  {printable(text, LINE)}"
 
 
 def verdict(pair: PairedComparison) -> str:

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from proxima.core import CORRECTIONS, SURROGATES
 from proxima.core.token_reasons import band_of
@@ -179,3 +180,46 @@ def test_an_episode_counts_once_in_its_group_with_the_tokens_that_the_model_wrot
     assert group["length_mean"] == sum(sizes.values()) / 8
     scored = [page.row["reward"] for (uid, sample, _), page in played.items() if uid == 7 and sample < 7]
     assert file.groups()[7]["mean"] == pytest.approx(np.mean(scored))
+
+
+def test_the_mismatch_is_of_the_weights_that_wrote_the_token(tmp_path):
+    """Of a forward pass before any update of the step; after one, the policy's own movement would be in it."""
+    make_step(tmp_path, SURROGATES["cppo"]())
+    page = next(iter(pages(tmp_path).values()))
+    behavior, given = page.row["behavior_log_prob"], dict(page.run.recipe)
+    np.testing.assert_array_equal(page.columns["mismatch"], np.abs(page.row["log_prob"] - behavior))
+
+    def changed(recipe=None, **row):
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({**given, **(recipe or {})}))
+        other = next(iter(pages(tmp_path).values()))
+        other.row.update(row)
+        assert other.columns  # read now: the next call writes another config
+        return other
+
+    several = {"train": {"updates_per_step": 4, "epochs_per_step": 1}}
+    for page_, why in (
+        (changed(several), "its first forward pass came after others of the step, which had moved the weights"),
+        (changed(several, updates_before=2), "its first forward pass came after 2 updates of the step, which"),
+        (changed({"rollouts": "runs/other"}), "this run is a replay: the weights of another run wrote the completion"),
+        (changed(log_prob=None, keep=None), "not stored: the trainer ran no forward pass of it"),
+        (changed(policy_version=page.row["policy_version"] + 1), "older weights wrote the completion: the step began"),
+    ):
+        assert page_.columns["mismatch"] is None and page_.token(0)["missing"]["mismatch"].startswith(why)
+        assert "mismatch" not in page_.answer()["columns"]
+    assert changed(several, updates_before=0).columns["mismatch"] is not None
+    before = behavior + np.float32(0.25)  # of the pass before the step's updates
+    recomputed = {"algorithm": {**given["algorithm"], "proximal": "recompute"}, **several}
+    shown = changed(recomputed, proximal_log_prob=before, updates_before=3)
+    np.testing.assert_allclose(shown.columns["mismatch"], 0.25, atol=1e-6)
+    mixed = page.row["policy_version"].copy()
+    mixed[0] += 1
+    half = changed(policy_version=mixed).columns["mismatch"]
+    assert np.isnan(half[0]) and not np.isnan(half[1:]).any()
+
+
+def test_a_step_names_the_masked_tokens_and_the_beginning_of_each_answer(tmp_path):
+    make_step(tmp_path, SURROGATES["cppo"]())
+    step, rows = ViewedRun(0, RunFolder(tmp_path)).step(1), pq.read_table(tmp_path / "rollouts" / "000001.parquet")
+    columns = step.answer()["completions"]
+    assert columns["masked"] == [row.count(False) for row in rows["keep"].to_pylist()] and any(columns["masked"])
+    assert columns["beginning"] == [" ".join(text.split())[:80] for text in rows["text"].to_pylist()]

@@ -581,3 +581,53 @@ def test_the_key_of_the_address_goes_with_each_request(browser, runs):
         page.goto(f"http://127.0.0.1:{port}/?key=secret#/0/compare?step=1&c=3.2.1&run2=1&step2=1")
         page.wait_for_selector("text=The tokens are the same.")
     assert said == [] and asked and all("key=secret" in url for url in asked)
+
+
+def test_help_opens_wherever_no_text_is_written(page):
+    page.visit("trend")
+    assert page.evaluate("document.activeElement.type") == "range"  # the slider over the steps
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog.keys[open]")
+    assert "open the step" in page.inner_text("dialog.keys")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog.keys", state="detached")
+    page.visit("step")
+    page.locator('[aria-label="Outcome"]').focus()  # a list
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog.keys[open]")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog.keys", state="detached")
+    page.locator('[aria-label="Text of the answers"]').focus()
+    page.keyboard.press("?")
+    assert page.input_value('[aria-label="Text of the answers"]') == "?" and page.locator("dialog.keys").count() == 0
+
+
+def test_a_print_has_every_chart(page):
+    page.visit("trend")
+    drawn = page.locator(".charts figure svg")
+    assert drawn.count() < page.locator(".charts figure").count()
+    page.pdf()
+    assert drawn.count() == page.locator(".charts figure").count()
+
+
+def test_the_first_screen_has_the_learning_curves(page):
+    page.visit("runs")
+    curves = page.locator(".runs li").first.locator(".learning figure")
+    page.wait_for_selector(".runs li .learning svg")
+    assert [text.split("\n")[0] for text in curves.all_inner_texts()] == ["held-out accuracy", "reward/mean"]
+    assert "0.25 → 0.75" in curves.first.inner_text()
+    assert page.locator(".runs li").first.inner_text().count("finished, ") == 1
+
+
+def test_masked_tokens_filter_the_completions(page, rows):
+    page.visit("step")
+    page.fill('[aria-label="masked, at least"]', "1")
+    some = sum((row["keep"] or []).count(False) > 0 for row in rows if row["sampled"] is None)
+    shown = page.locator('[aria-label="Completions"]')
+
+    def count():
+        return int(shown.get_attribute("aria-rowcount")) - 1
+
+    eventually(lambda: page.wait_for_timeout(10) or count() < len(rows))
+    assert some <= count()
+    assert "answer" in shown.locator(".row.head").inner_text()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from proxima.data import UserError
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
 from proxima.engine.shared_weights import model_as_files, unique_weights
+from proxima.system.atomic_files import ordinary_modes
 
 INDEX = "model.safetensors.index.json"
 SHARD = 1 << 28  # bytes of weights per file: a server is given one after the other, and a copy is made of one at a time
@@ -63,6 +64,7 @@ class WeightFolders:
             for file, content in model_as_files(model, tokenizer).items():
                 (folder / file).write_bytes(content)
             _write_weights(model, folder, written_as)
+            ordinary_modes(folder)  # the server may run as another user
         except (OSError, SafetensorError) as error:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -72,6 +72,7 @@ OPTIONAL: dict[str, tuple[pa.DataType, str]] = {
     "next_log_prob": (_FLOATS, "nats, under the version after the sampling one, of proximal=next; NaN: none"),
     "log_prob": (_FLOATS, "nats, the trainer's first forward; null where it made none"),
     "keep": (_BOOLS, "the token stayed in the trust region at the first update"),
+    "updates_before": (_INT, "updates of this step before that forward pass; 0: the weights of its beginning"),
     "entropy": (_FLOATS, "nats, of the policy at the position, first forward"),
     "proximal_log_prob": (_FLOATS, "nats, of a separate forward pass; null where it follows from the others"),
     "selected": (_BOOLS, "what clip_cov, kl_cov or m2po selected over the whole batch; else null"),

@@ -56,6 +56,7 @@ class RunFolder:
         self.log = self.path / "log.txt"
         self.engine_log = self.path / "engine.log"
         self.trackers = self.path / "trackers"
+        self.lock = self.path / ".lock"
         self._lock: FolderLock | None = None
         self._made: list[Path] = []  # by `begin`, the innermost first
         self.earlier_warnings: list[dict[str, Any]] = []  # of the run before a rewind, up to its step
@@ -119,7 +120,7 @@ class RunFolder:
         """
         self.check(resume=resume, overwrite=overwrite)
         self._made = make_folder(self.path)
-        self._lock = FolderLock(self.path / ".lock")
+        self._lock = FolderLock(self.lock)
         if overwrite:
             self._clear()
         for folder in (self.rollouts, self.evals, self.checkpoints):
@@ -133,8 +134,8 @@ class RunFolder:
         Raises:
             UserError: a process writes to the folder.
         """
-        if (self.path / ".lock").is_file():  # a copy may lack it
-            self._lock = FolderLock(self.path / ".lock", shared=True)
+        if self.lock.is_file():  # a copy may lack it
+            self._lock = FolderLock(self.lock, shared=True)
 
     @property
     def is_gone(self) -> bool:
@@ -203,7 +204,7 @@ class RunFolder:
     def _is_empty(self) -> bool:
         """True when the folder contains nothing but what `begin` creates, and the logs of servers and ranks that a
         supervisor has started before."""
-        skeleton = {".lock", self.log.name, self.rollouts.name, self.evals.name, self.checkpoints.name}
+        skeleton = {self.lock.name, self.log.name, self.rollouts.name, self.evals.name, self.checkpoints.name}
         return not self.has_run and all(
             entry.name in skeleton or entry.name.endswith(".part") or entry.suffix == ".log"
             for entry in self.path.iterdir()

@@ -43,7 +43,8 @@ OF_FORWARD = (
 )  # of the trainer's first forward
 OF_RECORD = (*OF_TRAJECTORY, *OF_FORWARD)
 OF_ADVANTAGE = ("advantage", "token_advantage", "token_reward")
-TRAINING = ("prompt_tokens", "baseline", *OF_ENGINE, *MASK_COLUMNS, "outcome", "used", *OF_RECORD, *OF_ADVANTAGE)
+OF_COMPLETION = ("outcome", "used", "updates_before")
+TRAINING = ("prompt_tokens", "baseline", *OF_ENGINE, *MASK_COLUMNS, *OF_COMPLETION, *OF_RECORD, *OF_ADVANTAGE)
 EVAL_SCHEMA = schema("evals 3", COMMON)
 ROLLOUT_SCHEMA = schema("rollouts 5", COMMON + TRAINING)
 
@@ -138,6 +139,7 @@ def _training(group: Group, completion: Completion, record: CompletionRecord) ->
         "baseline": group.baseline,
         "outcome": record.outcome,
         "used": record.used,
+        "updates_before": getattr(record.statistics, "updates_before", None),
         **{name: getattr(record, name) for name in OF_ADVANTAGE},
         **per_token,
     }

@@ -31,6 +31,7 @@ class TokenStatistics:
         proximal_log_prob: [T] float32, nats; None where it follows from the other columns.
         selected: [T] bool, True if the surrogate selected the token over the whole update; None if it does not select.
         top_k_divergence: [T] float32, for a surrogate that measures it by top-k; else None.
+        updates_before: how often the call had moved the weights before this pass; None if unknown.
     """
 
     log_prob: Floats
@@ -39,11 +40,12 @@ class TokenStatistics:
     proximal_log_prob: Floats | None = None
     selected: Bools | None = None
     top_k_divergence: Floats | None = None
+    updates_before: int | None = None
 
     @classmethod
     def of_forward(cls, log_prob: Floats) -> "TokenStatistics":
         """Those of a trajectory that no update has seen: none of its tokens is kept."""
-        return cls(log_prob=log_prob, keep=np.zeros(len(log_prob), np.bool_))
+        return cls(log_prob=log_prob, keep=np.zeros(len(log_prob), np.bool_), updates_before=0)
 
 
 class Measured:
@@ -72,7 +74,7 @@ class Measured:
             ends = np.cumsum(lengths)[:-1]
             split = {name: np.split(values.numpy(), ends) for name, values in columns.items()}
             for i, trajectory in enumerate(trajectories):
-                statistics = {name: values[i] for name, values in split.items()}
+                statistics: dict[str, Any] = {name: values[i] for name, values in split.items()}
                 if (codes := statistics.pop(INVALID, None)) is not None:
                     _require_valid(trajectory, codes, statistics)
                 out.append(TokenStatistics(**statistics))

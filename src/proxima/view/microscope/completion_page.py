@@ -47,7 +47,7 @@ COLUMNS: dict[str, tuple[str, str]] = {  # name: unit and description
     "advantage": ("reward units", "of the token"),
     "sampled": ("", "the model wrote the token, and it is trained in this path"),
     "log_ratio": ("nats", "log π - log μ"),
-    "mismatch": ("nats", "|log π - log μ| of the trainer's first forward and the engine"),
+    "mismatch": ("nats", "|log π - log μ| of trainer and engine under the same weights, those of the step's beginning"),
     "divergence": ("probability", "|π - μ|"),
 }
 DERIVED = {
@@ -95,12 +95,44 @@ class CompletionPage:
         """The stored columns and those derived by the algorithm, [T] each. Tokens that the model did not write have no
         behavior policy, no advantage and no place in the trust region: NaN."""
         columns = dict.fromkeys(DERIVED) | stored_columns(self.row) | dict(self.explained.columns)
+        columns["mismatch"] = self.mismatch[0]
         sampled = self.row.get("sampled")
         if sampled is None or sampled.all():
             return columns
         absent = {name for name, values in columns.items() if values is not None and values.dtype.kind == "f"}
         absent -= {"log_prob", "entropy"}
         return columns | {name: np.where(sampled, columns[name], np.nan).astype(np.float32) for name in absent}
+
+    @cached_property
+    def mismatch(self) -> tuple[NDArray[Any] | None, str]:
+        """[T] nats, |log π - log μ| of trainer and engine under the same weights, NaN for tokens of other weights; and
+        why it is unknown. A forward pass after an update, or of older tokens, would measure how far the policy has
+        moved too."""
+        row, version = self.row, self.run.version_before(self.file.step)
+        first, behavior = row.get("log_prob"), row.get("behavior_log_prob")
+        if self.run.algorithm.get("proximal") in ("recompute", "next") and row.get("proximal_log_prob") is not None:
+            first = row["proximal_log_prob"]  # of a pass before the step's updates
+        elif first is not None and (moved := self.updates_before) != 0:
+            moves = "others" if moved is None else f"{moved} update{'s' * (moved != 1)}"
+            return None, f"its first forward pass came after {moves} of the step, which had moved the weights"
+        if first is None or behavior is None:
+            return None, f"not stored: {'the trainer ran no forward pass of it' if first is None else 'there is no μ'}"
+        if self.run.recipe.get("rollouts"):
+            return None, "this run is a replay: the weights of another run wrote the completion"
+        fresh = np.ones(len(first), bool) if version is None else row["policy_version"] == version
+        if len(fresh) and not fresh.any():
+            return None, f"older weights wrote the completion: the step began with version {version}"
+        return np.where(fresh, np.abs(first - behavior), np.nan).astype(np.float32), ""
+
+    @property
+    def updates_before(self) -> int | None:
+        """Updates of the step before the trainer's first forward pass of the completion; None if there are several and
+        the file does not say."""
+        if (stored := self.row.get("updates_before")) is not None:
+            return int(stored)
+        train = self.run.recipe.get("train")
+        settings = train if isinstance(train, dict) else {}
+        return 0 if all((settings.get(f"{name}_per_step") or 1) == 1 for name in ("updates", "epochs")) else None
 
     def answer(self) -> dict[str, Any]:
         """Return everything except the explanations of its tokens."""
@@ -151,7 +183,7 @@ class CompletionPage:
             "text": self.run.text.each([id])[0],
             "log_probs": log_probs,
             "probabilities": {name: None if value is None else math.exp(value) for name, value in log_probs.items()},
-            "missing": {name: MISSING[name] for name, value in log_probs.items() if value is None and name in MISSING},
+            "missing": self._missing(log_probs),
             "ratio": None if at["log_ratio"] is None else math.exp(min(at["log_ratio"], 700.0)),
             "advantage": at["advantage"],
             "gradient_weight": at.get("loss_weight"),
@@ -162,6 +194,11 @@ class CompletionPage:
             "top_k": self._top_k(token),
             "version": at["policy_version"],
         }
+
+    def _missing(self, log_probs: Mapping[str, float | None]) -> dict[str, str]:
+        """Explain why the log-probs of policies, and the mismatch, are unknown."""
+        missing = {name: MISSING[name] for name, value in log_probs.items() if value is None and name in MISSING}
+        return missing | ({"mismatch": self.mismatch[1]} if self.mismatch[1] else {})
 
     def _reason(self, token: int, keep: bool | None) -> str:
         """Explain why a token was kept or dropped; if that is unknown, say only what was recorded."""
@@ -196,7 +233,6 @@ def stored_columns(row: Mapping[str, Any]) -> dict[str, NDArray[Any] | None]:
     current, behavior = row.get("log_prob"), row.get("behavior_log_prob")
     if current is not None and behavior is not None:
         columns["log_ratio"] = current - behavior
-        columns["mismatch"] = np.abs(current - behavior)
         columns["divergence"] = np.abs(np.exp(current) - np.exp(behavior))
     columns["advantage"] = row.get("token_advantage")
     if columns["advantage"] is None and row.get("advantage") is not None:

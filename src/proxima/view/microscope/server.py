@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import threading
@@ -28,7 +29,28 @@ def open_runs(folders: Sequence[str | Path], *, recompute: bool = False) -> list
     Raises:
         UserError: a folder leads to no run. Files missing in a run are reported on its page.
     """
-    return [ViewedRun(number, RunFolder(run), recompute) for number, run in enumerate(find_runs(folders))]
+    found = find_runs(folders)
+    return [
+        ViewedRun(i, RunFolder(run), recompute, name)
+        for i, (run, name) in enumerate(zip(found, distinct(found), strict=True))
+    ]
+
+
+def distinct(folders: Sequence[Path]) -> list[str]:
+    """Return a name for each run: that of its folder, with as many folders above it as tell it from the others. The
+    runs of a sweep are `CELL/seed-1`."""
+    parts = [folder.resolve().parts for folder in folders]
+
+    def name(own: tuple[str, ...]) -> str:
+        for depth in range(1, len(own)):
+            end = own[-depth:]
+            if sum(other[-depth:] == end for other in parts) == 1 and not (
+                depth == 1 and re.fullmatch(r"seed-\d+", end[0])
+            ):
+                return "/".join(end)
+        return "/".join(own[-2:])
+
+    return [name(own) for own in parts]
 
 
 def listen(host: str, port: int, otherwise: int | None = None) -> socket.socket:

@@ -25,8 +25,19 @@ FORMAT = "rollouts 5"
 SCALARS = ("prompt_uid", "sample", "turn", "reward", "valid", "correct", "finish_reason", "outcome", "advantage")
 TEXTS = ("question", "answer")  # the same for all completions of a group
 GROUP = ("sample", "turn", "text", "reward", "parts", "advantage", "outcome", "finish_reason", "correct", "error")
+BEGINNING = 80  # characters of an answer in the table of a step
 MESSAGE = 240  # characters of a message shown in a view of several episodes
-REQUIRED = {*SCALARS, *TEXTS, "tokens", "policy_version", "sampled_log_prob", "behavior_log_prob", "log_prob", "keep"}
+REQUIRED = {
+    *SCALARS,
+    *TEXTS,
+    "text",
+    "tokens",
+    "policy_version",
+    "sampled_log_prob",
+    "behavior_log_prob",
+    "log_prob",
+    "keep",
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,8 @@ class StepFile:
     @cached_property
     def table(self) -> dict[str, list[Any]]:
         """One value per completion, by column name, for drawing and filtering a step."""
-        table: dict[str, list[Any]] = {name: [] for name in (*SCALARS, "length", "version_min", "version_max")}
+        derived = ("length", "masked", "beginning", "version_min", "version_max")
+        table: dict[str, list[Any]] = {name: [] for name in (*SCALARS, *derived)}
         for group in range(len(self.starts) - 1):
             for name in SCALARS:
                 table[name] += self.column(group, name).to_pylist()
@@ -96,6 +108,9 @@ class StepFile:
                         version[some] = pick.reduceat(flat, edges[:-1][some])
                     table[name] += version.tolist()
             table["length"] += self._lengths(group)
+            table["masked"] += self._masked(group)
+            texts = pc.utf8_slice_codeunits(self.column(group, "text"), 0, 4 * BEGINNING)
+            table["beginning"] += [" ".join((text or "").split())[:BEGINNING] for text in texts.to_pylist()]
         return table
 
     def _lengths(self, group: int) -> list[int]:
@@ -109,6 +124,15 @@ class StepFile:
             counts += np.diff(total[chunk.offsets.to_numpy()]).tolist()
         given = self.column(group, "sampled").is_valid().to_pylist()
         return [count if has else length for count, has, length in zip(counts, given, lengths, strict=True)]
+
+    def _masked(self, group: int) -> list[int | None]:
+        """Count the tokens of each completion that the model wrote and the update masked; None if it was not
+        trained."""
+        kept = array_rows(pa.table({"keep": self.column(group, "keep")}))
+        wrote = kept
+        if "sampled" in self.columns:
+            wrote = array_rows(pa.table({"sampled": self.column(group, "sampled")}))
+        return [_count_masked(row["keep"], other.get("sampled")) for row, other in zip(kept, wrote, strict=True)]
 
     @cached_property
     def rows(self) -> dict[Key, int]:
@@ -217,6 +241,12 @@ class StepFile:
             hits = np.logical_or(*(hit.to_numpy(zero_copy_only=False).astype(bool) for hit in either))
             matching += (start + hits.nonzero()[0]).tolist()
         return matching
+
+
+def _count_masked(keep: NDArray[np.bool_] | None, sampled: NDArray[np.bool_] | None) -> int | None:
+    if keep is None:
+        return None
+    return int((~keep if sampled is None else ~keep & sampled).sum())
 
 
 def short_episode(text: str | None) -> dict[str, Any] | None:

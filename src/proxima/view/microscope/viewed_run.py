@@ -12,6 +12,7 @@ from proxima.data import UserError
 from proxima.experiments.growing_records import GrowingRecords
 from proxima.experiments.run_reader import read_config, read_summary
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.folder_lock import is_locked
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups
 from proxima.view.microscope.trend import guard_of, trend_of
 
@@ -30,11 +31,13 @@ class ViewedRun:
     Args:
         number: number of the run, in the order of the command line.
         recompute: compute columns that are not stored from the weights of the run.
+        name: that tells it from the others; default: its folder's.
     """
 
     number: int
     files: RunFolder
     recompute: bool = False
+    name: str = ""
     _known: dict[Path, tuple[Any, Any]] = field(default_factory=dict, repr=False)
 
     @property
@@ -124,16 +127,28 @@ class ViewedRun:
                 problem = str(error)
         return {
             "run": self.number,
-            "name": self.files.path.resolve().name,
+            "name": self.name or self.files.path.resolve().name,
             "folder": str(self.files.path),
             "kind": "offline" if self.offline else "rl",
             "algorithm": summary.get("algorithm") or self.algorithm.get("preset") or self.surrogate,
             "model": Path(str(summary.get("model") or self.model or "unknown model")).name,
             "steps": steps,
-            "finished": summary.get("status") in ("done", "stopped", "failed"),
-            "status": summary.get("status", "unfinished"),
+            "state": self.state_text(summary, steps),
+            "error": summary.get("error"),
             "problem": problem,
         }
+
+    def state_text(self, summary: Mapping[str, Any], steps: int) -> str:
+        """`finished, 50 steps`, `stopped after 41 of 50 steps`: how the run ended, or that it did not."""
+        planned = _mapping(self.recipe.get("train")).get("steps") or steps  # a recipe of whole epochs has none
+        of = f"{steps} of {planned} steps" if steps != planned else f"{steps} step{'s' * (steps != 1)}"
+        if summary.get("status") == "done":
+            plateau = summary.get("plateau")
+            return f"ended early, {of}: {plateau}" if plateau else f"finished, {of}"
+        if summary:
+            return f"{summary.get('status', 'ended')} after {of}"
+        running = is_locked(self.files.lock)  # a run that was killed holds no lock
+        return f"running, {of}" if running else f"unfinished, {of}"
 
     def problem(self) -> str | None:
         """Describe a problem of the folder as a whole; damaged steps other than the last are reported when opened."""
@@ -154,6 +169,14 @@ class ViewedRun:
     def last_step(self) -> int:
         """Return the last step in metrics.jsonl, 0 without one. Raises: UserError for a damaged file."""
         return next((int(r["step"]) for r in reversed(self.records()) if r["kind"] == "train"), 0)
+
+    def version_before(self, step: int) -> int | None:
+        """Return the version of the weights at the beginning of a step; None if metrics.jsonl does not say."""
+        if step == 1:
+            return 0
+        return next(
+            (r.get("policy_version") for r in self.records() if r["kind"] == "train" and r["step"] == step - 1), None
+        )
 
     def state(self) -> dict[str, Any]:
         """Return the state that a page polls while the run continues."""

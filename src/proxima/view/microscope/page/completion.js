@@ -149,5 +149,5 @@ export async function completionView(route) {
     { key: "/", text: "search; Enter and Shift+Enter go to the places" },
   ];
   const settle = () => view.select(route.query.t === undefined ? 0 : +route.query.t, true);
-  return { element: view.element, keys, focus: view.text.element, search: view.find, settle, update: (query) => view.update(query), leave: () => view.text.leave(), redraw: () => view.band.draw() };
+  return { element: view.element, keys, focus: view.text.element, search: view.find, settle, update: (query) => view.update(query), leave: () => view.text.leave(), print: () => view.text.print(), redraw: () => view.band.draw() };
 }

@@ -5,7 +5,7 @@ import { get, isFile } from "./api.js";
 import { isNumber, words } from "./format.js";
 import { stepPath } from "./router.js";
 
-const RANGES = { reward: ["reward"], length: ["length"], version: ["version_min", "version_max"] };
+const RANGES = { reward: ["reward"], length: ["length"], masked: ["masked"], version: ["version_min", "version_max"] };
 const TYPED = 160; // ms after the last key until a text is searched
 
 export class Filters {

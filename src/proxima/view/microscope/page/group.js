@@ -40,6 +40,11 @@ class Group {
     this.mark();
   }
 
+  /** Fill what nobody has scrolled to. */
+  print() {
+    for (const [i, card] of this.cards.entries()) if (!this.group.completions[i].episode) this.fill(card);
+  }
+
   card(one, i) {
     const id = completionId(this.group.uid, one.sample, one.turn), parts = Object.entries(one.parts || {});
     const verdict = one.correct === true ? "✓ right" : one.correct === false ? "✕ wrong" : one.error ? "! no score" : "";
@@ -122,5 +127,5 @@ export async function groupView(route) {
     { key: "n", text: "next group, by spread", run: () => view.beside(1) },
     { key: "p", text: "group before", run: () => view.beside(-1) },
   ];
-  return { element: view.element, keys, focus: view.place, settle: () => view.move(0), leave: () => view.watch.disconnect() };
+  return { element: view.element, keys, focus: view.place, settle: () => view.move(0), print: () => view.print(), leave: () => view.watch.disconnect() };
 }

@@ -93,6 +93,8 @@ export class Inspector {
       return [name === "loss_weight" ? "gradient weight" : titleOf(name), isKnown(value) ? (SIGNED.has(name) ? signed(value, 5) : figure(value, 5)) : null, this.columns.doc(name)];
     });
     const rows = shown.filter(([, value]) => value !== null).map(([name, value, doc]) => h("tr", { title: doc }, h("th", { scope: "row" }, name), h("td", {}, value)));
+    const unknown = told && told.missing && told.missing.mismatch;
+    if (unknown) rows.push(h("tr", {}, h("th", { scope: "row" }, titleOf("mismatch")), h("td", { class: "missing muted" }, unknown)));
     return h("table", {}, h("tbody", {}, rows));
   }
 

@@ -9,8 +9,10 @@ export function setKeys(keys) {
   ofView = keys;
 }
 
-function isTyping(target) {
-  return target.isContentEditable || ["TEXTAREA", "SELECT"].includes(target.tagName) || (target.tagName === "INPUT" && target.type !== "checkbox");
+/** The key writes, or chooses in a list by its letter; a slider and a checkbox take no letters. */
+function isTyping({ key, target }) {
+  if (target.tagName === "SELECT") return key !== "?";
+  return target.isContentEditable || target.tagName === "TEXTAREA" || (target.tagName === "INPUT" && !["checkbox", "range"].includes(target.type));
 }
 
 const NAMES = { ArrowUp: "↑", ArrowDown: "↓", ArrowLeft: "←", ArrowRight: "→", Escape: "Esc", " ": "space" };
@@ -40,7 +42,7 @@ export function listen(keys) {
   everywhere = keys;
   document.addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-    if (isTyping(event.target)) {
+    if (isTyping(event)) {
       if (event.key === "Escape") event.target.blur();
       return;
     }

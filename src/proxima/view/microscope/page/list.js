@@ -3,12 +3,13 @@
 import { h } from "./dom.js";
 
 const ROW = 27; // pixels, as in the stylesheet
+const PRINTED = 1000; // rows
 const SPARE = 8; // rows above and below the visible ones
 let made = 0;
 
 /**
  * Columns are `{title, text(item), sort?(item), narrow?, className?, width}`; `items` are anything.
- * `onopen(item)` on click or Enter. Rows that a phone has no room for have `wide: true`.
+ * `onopen(item)` on click or Enter. Columns that a phone has no room for have `room`: `middle`, `wide` or `roomy`.
  */
 export class List {
   constructor({ label, columns, onopen, sorted, empty }) {
@@ -22,7 +23,12 @@ export class List {
     this.head = h("div", { class: "row head", role: "row", "aria-rowindex": 1 });
     this.grid = h("div", { class: "list", role: "grid", tabindex: 0, "aria-label": label, "aria-readonly": "true" }, h("div", { role: "rowgroup", class: "top" }, this.head), this.space);
     this.grid.style.setProperty("--columns", columns.map((column) => column.width).join(" "));
-    this.grid.style.setProperty("--narrow", columns.filter((column) => !column.wide).map((column) => column.width).join(" "));
+    const tiers = { roomy: "--wide", wide: "--narrow", middle: "--least" }; // the widths of the columns that are left
+    const left = new Set([undefined, ...Object.keys(tiers)]);
+    for (const [room, name] of Object.entries(tiers)) {
+      left.delete(room);
+      this.grid.style.setProperty(name, columns.filter((column) => left.has(column.room)).map((column) => column.width).join(" "));
+    }
     this.grid.addEventListener("scroll", () => this.draw());
     this.grid.addEventListener("keydown", (event) => this.key(event));
     this.space.addEventListener("click", (event) => this.click(event));
@@ -91,7 +97,7 @@ export class List {
   }
 
   classOf(column) {
-    return [column.className, column.wide ? "wide" : ""].filter(Boolean).join(" ") || null;
+    return [column.className, column.room].filter(Boolean).join(" ") || null;
   }
 
   row(index) {
@@ -105,11 +111,16 @@ export class List {
     return row;
   }
 
-  draw() {
+  /** Draw more rows than are in sight, for a print. */
+  print() {
+    this.draw(0, Math.min(this.items.length, PRINTED));
+  }
+
+  draw(from, to) {
     const height = this.grid.clientHeight;
     if (!this.items.length || !height) return;
-    const first = Math.max(0, Math.floor(this.grid.scrollTop / ROW) - SPARE);
-    const last = Math.min(this.items.length, Math.ceil((this.grid.scrollTop + height) / ROW) + SPARE);
+    const first = from ?? Math.max(0, Math.floor(this.grid.scrollTop / ROW) - SPARE);
+    const last = to ?? Math.min(this.items.length, Math.ceil((this.grid.scrollTop + height) / ROW) + SPARE);
     for (const [index, row] of this.rows) {
       if (index < first || index >= last) {
         row.remove();

@@ -11,8 +11,9 @@ import { stepView } from "./step.js";
 import { groupView } from "./group.js";
 import { completionView } from "./completion.js";
 import { compareView } from "./compare.js";
+import { heldOutView } from "./held_out.js";
 
-const VIEWS = { runs: runsView, trend: trendView, step: stepView, group: groupView, completion: completionView, compare: compareView };
+const VIEWS = { runs: runsView, trend: trendView, step: stepView, group: groupView, completion: completionView, compare: compareView, heldOut: heldOutView };
 const POLLED = 2000; // ms
 const main = document.getElementById("view"), busy = document.getElementById("busy");
 let shown = null, route = null, asked = 0;
@@ -56,6 +57,7 @@ async function drawCrumbs(now) {
   const uid = now.uid || (id && idParts(id).uid);
   if (uid) crumbs.push([`prompt ${uid}`, `${stepPath(now.run, step)}/group/${encodeURIComponent(uid)}`]);
   if (id) crumbs.push([`sample ${idParts(id).sample}${idParts(id).turn ? `.${idParts(id).turn}` : ""}`, `${stepPath(now.run, step)}/completion/${id}`]);
+  if (now.view === "heldOut") crumbs.push(["held-out questions", now.path]);
   if (now.view === "compare") crumbs.push(["compare", now.path]);
   const last = crumbs.length - 1;
   document.getElementById("crumbs").replaceChildren(h("ol", {}, crumbs.map(([name, path], i) => h("li", {}, h("a", { href: linkTo(path), "aria-current": i === last ? "page" : null }, name)))));
@@ -117,6 +119,7 @@ themeButton.addEventListener("click", () => {
   setTheme(next);
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(document.documentElement.dataset.theme));
+addEventListener("beforeprint", () => shown?.print?.());
 document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
 
 // ---- keys ------------------------------------------------------------

@@ -3,6 +3,7 @@
 const ADDRESSES = [
   ["runs", /^$/, []],
   ["trend", /^(\d+)$/, ["run"]],
+  ["heldOut", /^(\d+)\/held-out$/, ["run"]],
   ["compare", /^(\d+)\/compare$/, ["run"]],
   ["step", /^(\d+)\/step\/(\d+)$/, ["run", "step"]],
   ["group", /^(\d+)\/step\/(\d+)\/group\/([^/]+)$/, ["run", "step", "uid"]],
@@ -61,6 +62,6 @@ export function above(route) {
   if (route.view === "completion") return `${step}/group/${encodeURIComponent(idParts(route.completion).uid)}`;
   if (route.view === "group") return step;
   if (route.view === "compare") return route.query.c ? `${stepPath(route.run, route.query.step)}/completion/${route.query.c}` : route.run;
-  if (route.view === "step") return route.run;
+  if (route.view === "step" || route.view === "heldOut") return route.run;
   return "";
 }

@@ -52,7 +52,7 @@ class Step {
   }
 
   makeGroups() {
-    const number = (title, value, doc, wide) => ({ title, text: (group) => figure(value(group), 3), sort: value, className: "n", width: title === "spread" ? "5.4em" : "4.6em", doc, wide });
+    const number = (title, value, doc, room) => ({ title, text: (group) => figure(value(group), 3), sort: value, className: "n", width: title === "spread" ? "5.4em" : "4.6em", doc, room });
     const longest = this.step.groups.reduce((most, group) => Math.max(most, plain(group.answer).length), 6);
     return new List({
       label: "Groups: completions of one prompt",
@@ -61,11 +61,11 @@ class Step {
       empty: "no group passes the filters",
       columns: [
         { title: "question", text: (group) => group.question, width: "minmax(8em, 1fr)" },
-        { title: "answer", text: (group) => plain(group.answer), width: `${Math.min(longest, 16)}ch`, wide: true },
-        { title: "range", text: (group) => this.range(group), width: "60px", wide: true },
+        { title: "answer", text: (group) => plain(group.answer), width: `${Math.min(longest, 16)}ch`, room: "wide" },
+        { title: "range", text: (group) => this.range(group), width: "60px", room: "wide" },
         number("mean", (group) => group.mean),
         number("spread", (group) => group.std, "standard deviation of the rewards"),
-        number("length", (group) => group.length_mean, "mean, in tokens", true),
+        number("length", (group) => group.length_mean, "mean, in tokens", "wide"),
         { title: "trained", text: (group) => `${group.outcomes.trained || 0}/${group.size}`, sort: (group) => group.outcomes.trained || 0, className: "n", width: "4.2em", doc: "completions that were trained, of how many" },
       ],
     });
@@ -85,7 +85,7 @@ class Step {
 
   makeCompletions() {
     const { rows } = this;
-    const number = (title, column, show, wide) => ({ title, text: (i) => show(rows[column][i], 3), sort: (i) => rows[column][i], className: "n", width: column === "advantage" ? "5.8em" : "4.2em", wide });
+    const number = (title, column, show, room) => ({ title, text: (i) => show(rows[column][i], 3), sort: (i) => rows[column][i], className: "n", width: column === "advantage" ? "5.8em" : "4.2em", room });
     return new List({
       label: "Completions",
       onopen: (i) => this.openCompletion(i),
@@ -95,10 +95,12 @@ class Step {
         number("reward", "reward", figure),
         number("advantage", "advantage", signed),
         number("length", "length", (value) => count(value)),
-        { title: "verdict", text: (i) => MARKS[verdictOf(rows, i)] || "–", width: "5.6em", wide: true },
-        { title: "outcome", text: (i) => SHORT[rows.outcome[i]] || words(rows.outcome[i]), sort: (i) => rows.outcome[i], width: "minmax(6.5em, 1.2fr)", wide: true },
-        { title: "version", text: (i) => (rows.version_min[i] === rows.version_max[i] ? figure(rows.version_min[i]) : `${rows.version_min[i]}–${rows.version_max[i]}`), sort: (i) => rows.version_min[i], className: "n", width: "4.2em", wide: true },
-        { title: "ended", text: (i) => rows.finish_reason[i] || "–", width: "4em", wide: true },
+        ...(rows.masked.some(isNumber) ? [number("masked", "masked", (value) => (isNumber(value) ? count(value) : "–"), "middle")] : []),
+        { title: "answer", text: (i) => rows.beginning[i], width: "minmax(4em, 3fr)", room: "middle" },
+        { title: "verdict", text: (i) => MARKS[verdictOf(rows, i)] || "–", width: "5.6em", room: "wide" },
+        { title: "outcome", text: (i) => SHORT[rows.outcome[i]] || words(rows.outcome[i]), sort: (i) => rows.outcome[i], width: "minmax(6.5em, 1.2fr)", room: "roomy" },
+        { title: "version", text: (i) => (rows.version_min[i] === rows.version_max[i] ? figure(rows.version_min[i]) : `${rows.version_min[i]}–${rows.version_max[i]}`), sort: (i) => rows.version_min[i], className: "n", width: "4.2em", room: "roomy" },
+        { title: "ended", text: (i) => rows.finish_reason[i] || "–", width: "4em", room: "roomy" },
       ],
     });
   }
@@ -192,5 +194,5 @@ export async function stepView(route) {
     { key: "/", text: "search the answers" },
   ];
   const focus = route.query.row ? view.completionList.element : view.groupList.element;
-  return { element: view.element, keys, focus, search: view.filters.text, settle: () => view.settle() };
+  return { element: view.element, keys, focus, search: view.filters.text, settle: () => view.settle(), print: () => [view.groupList, view.completionList].forEach((list) => list.print()) };
 }

@@ -51,6 +51,11 @@ export class TokenText {
     if (!this.texts.length) this.body.append(h("p", { class: "muted" }, "no tokens"));
   }
 
+  /** Tint what nobody has scrolled to. */
+  print() {
+    for (const piece of this.pieces) this.fill(piece);
+  }
+
   textOf(piece) {
     return this.texts.slice(piece.first, piece.end).join("");
   }

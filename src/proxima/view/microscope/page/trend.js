@@ -3,8 +3,9 @@
 import { h, say, withVerdict } from "./dom.js";
 import { get, getOrNull, isFile } from "./api.js";
 import { count, extent, figure, isNumber, plain, words } from "./format.js";
-import { go, remember, stepPath } from "./router.js";
+import { go, linkTo, remember, stepPath } from "./router.js";
 import { lineChart, timelineChart } from "./chart.js";
+import { learningCurves } from "./learning.js";
 import { noteField, noteList } from "./notes.js";
 
 class Trend {
@@ -17,10 +18,11 @@ class Trend {
     this.said = h("span", { class: "muted", role: "status" });
     this.place = h("div", {});
     this.evals = h("section", {});
+    this.learning = h("section", {});
     this.facts = h("section", { class: "specs" });
     this.extra = h("section", {});
     this.where = h("p", { class: "where" });
-    this.element = h("div", { class: "page" }, this.where, this.stepBar(), h("div", { class: "bar" }, this.find, this.beside(), this.said), this.place, this.evals, this.facts, this.extra, noteField(route.run, "run"));
+    this.element = h("div", { class: "page" }, this.where, this.learning, this.stepBar(), h("div", { class: "bar" }, this.find, this.beside(), this.said), this.place, this.evals, this.facts, this.extra, noteField(route.run, "run"));
     this.fill();
     this.choose();
     this.further();
@@ -31,12 +33,12 @@ class Trend {
     const { headline } = this.trend;
     const judged = (this.trend.evals || []).map((row) => row.metrics[headline]).filter(isNumber);
     const telling = judged.length ? `held-out ${words(headline)} ${[...new Set([judged[0], judged[judged.length - 1]])].map((value) => figure(value)).join(" → ")}` : "";
-    this.where.replaceChildren(h("b", {}, run.algorithm || "run"), run.model ? ` on ${run.model}` : "", ` · ${count(this.trend.steps.length)} steps`, telling ? ` · ${telling}` : "", run.problem ? h("span", { class: "bad" }, ` · ✕ ${run.problem}`) : "");
+    this.where.replaceChildren(h("b", {}, run.algorithm || "run"), run.model ? ` on ${run.model}` : "", ` · ${run.state || `${count(this.trend.steps.length)} steps`}`, telling ? ` · ${telling}` : "", ...[run.error, run.problem].filter(Boolean).map((text) => h("span", { class: "bad" }, ` · ✕ ${text}`)));
   }
 
   /** A slider over the steps that have completions, and a link to the chosen one. */
   stepBar() {
-    this.slider = h("input", { type: "range", min: 0, "aria-label": "Step", oninput: () => this.moveTo(+this.slider.value), onkeydown: (event) => { if (event.key === "Enter") this.open(); } });
+    this.slider = h("input", { type: "range", min: 0, "aria-label": "Step", oninput: () => this.moveTo(+this.slider.value) });
     this.button = h("button", { type: "button", class: "main", onclick: () => this.open() });
     return h("div", { class: "bar steps" }, this.slider, this.button);
   }
@@ -50,6 +52,7 @@ class Trend {
     const last = steps.indexOf(+this.route.query.step);
     this.moveTo(last >= 0 ? last : steps.length - 1);
     this.drawEvals();
+    this.learning.replaceChildren(learningCurves(this.trend));
     const specs = Object.entries(this.trend.specs || {}).filter(([, value]) => value !== null && plain(value) !== "");
     this.facts.replaceChildren(...(specs.length ? [h("h2", {}, "The method"), h("dl", { class: "terms" }, specs.map(([name, value]) => h("div", {}, h("dt", {}, words(name)), h("dd", {}, plain(value)))))] : []));
   }
@@ -57,7 +60,8 @@ class Trend {
   drawEvals() {
     const rows = this.trend.evals || [], names = [...new Set([this.trend.headline, ...rows.flatMap((row) => Object.keys(row.metrics))])].filter((name) => !/^(step|time)/.test(name) && rows.some((row) => name in row.metrics)).slice(0, 8);
     if (!rows.length) return;
-    this.evals.replaceChildren(h("h2", {}, "Held-out results"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Held-out results" }, h("table", {},
+    const answers = isFile ? null : h("p", {}, h("a", { href: linkTo(`${this.route.run}/held-out`) }, "Which questions got worse?"));
+    this.evals.replaceChildren(h("h2", {}, "Held-out results"), answers || "", h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Held-out results" }, h("table", {},
       h("thead", {}, h("tr", {}, ["step", "", ...names].map((name) => h("th", { scope: "col" }, words(name))))),
       h("tbody", {}, rows.map((row) => h("tr", {}, h("td", {}, row.step), h("td", {}, row.label || ""), names.map((name) => h("td", { class: "n" }, figure(row.metrics[name])))))))));
   }
@@ -85,27 +89,34 @@ class Trend {
     remember({ q: this.find.value.trim() });
     const { about, metrics, verdicts } = this.trend, groups = new Map();
     const names = Object.keys(about).filter((name) => wanted.every((word) => name.toLowerCase().includes(word)) && extent(metrics[name]));
-    [this.charts, this.reads] = [[], []];
-    const watch = new IntersectionObserver((seen) => seen.forEach((one) => {
-      if (!one.isIntersecting) return;
-      watch.unobserve(one.target);
-      this.chart(one.target, one.target.dataset.name);
-    }), { rootMargin: "300px" });
+    this.undrawn?.disconnect();
+    [this.charts, this.reads, this.cards] = [[], [], []];
+    const watch = new IntersectionObserver((seen) => seen.forEach((one) => { if (one.isIntersecting) this.chart(one.target); }), { rootMargin: "300px" });
+    this.undrawn = watch;
     for (const name of names) {
       const [title, meaning] = about[name], read = h("output", {});
       const card = h("figure", { "data-name": name }, h("figcaption", {}, h("b", {}, name), read, h("p", { class: "muted" }, meaning)));
       this.reads.push({ read, values: metrics[name], verdicts: verdicts[name] });
       if (!groups.has(title)) groups.set(title, h("div", { class: "charts" }));
       groups.get(title).append(card);
+      this.cards.push(card);
       watch.observe(card);
     }
     this.place.replaceChildren(...[...groups].map(([title, cards]) => h("section", {}, h("h2", {}, title), cards)));
+    if (isFile) this.print(); // a file may be printed, or photographed, by what never scrolls
     this.mark();
     this.said.textContent = `${count(names.length)} of ${count(Object.keys(about).length)} metrics`;
   }
 
-  chart(card, name) {
-    const { steps, metrics } = this.trend, values = metrics[name];
+  /** Draw what nobody has scrolled to. */
+  print() {
+    for (const card of this.cards) this.chart(card);
+  }
+
+  chart(card) {
+    this.undrawn.unobserve(card);
+    if (card.querySelector("svg")) return;
+    const { name } = card.dataset, { steps, metrics } = this.trend, values = metrics[name];
     const series = [{ steps, values, className: "first-run" }];
     if (this.other?.metrics[name]) series.unshift({ steps: this.other.steps, values: this.other.metrics[name], className: "second-run" });
     const dots = (this.trend.evals || []).flatMap((row) => (isNumber(row.metrics[name]) ? [[row.step, row.metrics[name]]] : []));
@@ -188,6 +199,7 @@ export async function trendView(route) {
     { key: "ArrowLeft p", text: "step before", run: () => view.moveTo(view.at - 1) },
     { key: "ArrowRight n", text: "step after", run: () => view.moveTo(view.at + 1) },
     { key: "Enter", text: "open the step", run: () => view.open() },
+    ...(isFile ? [] : [{ key: "w", text: "which questions got worse", run: () => go(`${route.run}/held-out`) }]),
   ];
-  return { element: view.element, keys, focus: view.slider, search: view.find, refresh: isFile ? null : () => view.refresh() };
+  return { element: view.element, keys, focus: view.slider, search: view.find, print: () => view.print(), leave: () => view.undrawn.disconnect(), refresh: isFile ? null : () => view.refresh() };
 }
