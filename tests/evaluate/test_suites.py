@@ -52,8 +52,8 @@ def test_where_data_are_looked_for(tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("")
     for path, folder, message in (
         (None, tmp_path / "mine", "has no gsm8k/test.parquet; download the data with: proxima data prepare gsm8k"),
-        (tmp_path / "empty", None, "has neither test.parquet nor test.jsonl"),
-        (tmp_path / "notes.txt", None, r"must be a .jsonl or .parquet file, or a folder"),
+        (tmp_path / "empty", None, "has no test.parquet or test.jsonl"),
+        (tmp_path / "notes.txt", None, r"must be a .parquet, .jsonl, .*, .tsv file, possibly with .gz, or a folder"),
     ):
         with pytest.raises(ValueError, match=message):
             SUITES["gsm8k"].find(path, folder)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from proxima.config.problems import one_problem
 from proxima.config.tree import Node, Source
 
 MODELS = (("model", "path"), ("critic", "path"), ("algorithm", "distillation", "path"))
@@ -11,10 +10,8 @@ MODELS = (("model", "path"), ("critic", "path"), ("algorithm", "distillation", "
 
 def with_run_models(tree: Node) -> Node:
     """Replace a run folder that a recipe names as a model by the folder of its newest checkpoint's model, with or
-    without an adapter. The run that is started records this folder, so that it resumes from the same weights.
-
-    Raises:
-        ConfigError: the run has no checkpoint.
+    without an adapter. The run that is started records this folder, so that it resumes from the same weights. A run
+    without a checkpoint is left as it is.
     """
     for path in MODELS:
         tree = _with_run_model(tree, path, ".".join(path))
@@ -33,7 +30,6 @@ def _with_run_model(node: Node, path: tuple[str, ...], whole: str) -> Node:
     from proxima.train.checkpoint import checkpoints  # loads torch, and most recipes name no run
 
     if not (saved := checkpoints(run / "checkpoints")):
-        remedy = "is a run without a checkpoint: wait for one (checkpoint.every), or for the end of the run"
-        raise one_problem(whole, remedy, str(node.value), node.source.text)
+        return node  # `models_exist` refuses it
     source = Source(f"{node.source.text}, newest checkpoint of {node.value}", node.source.origin)
     return replace(node, value=str(saved[-1].model), source=source, text=None)

@@ -185,6 +185,9 @@ def check_path(path: str) -> None:
                 "model.path", path, f"is an adapter of {base}, which {error.bound}", remedy=remedy
             ) from None
     elif (place / "config.yaml").is_file() and (place / "metrics.jsonl").is_file():
+        if not any((place / "checkpoints").glob("[0-9]*")):
+            remedy = "wait for one: checkpoint.every, or the end of the run"
+            raise FieldError("model.path", path, "is a run without a checkpoint", remedy=remedy)
         remedy = f"`proxima export {path} MODEL` writes it to a folder; give that"
         raise FieldError("model.path", path, "is a run, not its model", remedy=remedy)
     elif place.is_dir():
