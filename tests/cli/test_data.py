@@ -129,7 +129,8 @@ def test_a_run_trains_on_it(done, proxima, here, recipe):
     gsm8k_folder(here / "raw", train=rows)
     prepared = "{kind: prepared, path: data/gsm8k, split: %s}"
     (here / "r.yaml").write_text(
-        f"extends: {recipe()}\ntask: {prepared % 'train'}\nreward: gsm8k\n"
+        f"extends: {recipe()}\ntask: {prepared % 'train'}\n"
+        "reward: [gsm8k, {kind: format, pattern: '[!-?]', weight: 0.1}]\n"
         f"train: {{steps: 1}}\neval: {{task: {prepared % 'test'}}}\n"
     )
     said = "no such folder; make it: proxima data prepare gsm8k\n"  # of both tasks at once

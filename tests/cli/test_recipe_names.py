@@ -67,6 +67,7 @@ def test_init_writes_what_runs_and_overwrites_nothing(here, done, proxima, refus
     questions = [{json.loads(line)["question"] for line in lines} for lines in texts]
     assert questions[0].isdisjoint(questions[1]) and [len(part) for part in questions] == [48, 24]
     words = ["train.steps=1", "train.prompts_per_step=2", f"model.path={tiny_model('llama')}", "eval.limit=4"]
+    words.append("reward.1={kind: format, pattern: '[!-?]', weight: 0.1}")  # so tiny a model is never right
     code, _, err = proxima("train", "recipe.yaml", *words, "engine.dtype=float32", "folder=run", "--quiet")
     assert (code, err) == (0, "")
     summary = json.loads(Path("run/summary.json").read_text())

@@ -78,12 +78,13 @@ def test_three_styles_in_a_table_and_a_failure_with_its_reason(proxima, file, he
 def test_kinds_recipes_and_parquet(done, proxima, file, here, recipe):
     rows = [{"prompt": [{"role": "user", "content": "?"}], "response": f"it is {i}", "answer": "2"} for i in range(4)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), here / "b.parquet")
-    for reward in ("number", recipe()):
+    of_recipe = "reward 0.35 (sd 0.433, 0.1 … 1.1)"  # a tenth for the shape, which all have
+    for reward, scores in (("number", "reward 0.25 (sd 0.433, 0 … 1)"), (recipe(), of_recipe)):
         code, out, _ = proxima("reward", "score", "b.parquet", "--reward", reward, "--rows", 1)
         assert code == 0 and out.splitlines()[2:] == [
             "… and 3 more; --rows 0 prints all",
             "",
-            "4 completions: reward 0.25 (sd 0.433, 0 … 1), 1 of 4 correct",
+            f"4 completions: {scores}, 1 of 4 correct",
         ]
     out = done("reward", "score", file, "--reward", "{kind: number, weight: 2}", "--answer", "gold")
     assert out.splitlines()[-1] == "4 completions: reward 1 (sd 1, 0 … 2), 2 of 4 correct"

@@ -101,6 +101,10 @@ def evaluate_model(
         overwrite=overwrite,
         stream=sys.stderr,
     )
+    return _print_outcome(outcome, form, show)
+
+
+def _print_outcome(outcome: "EvalOutcome", form: Format, show: int) -> None:
     if form == "json":
         return print_result(outcome)
     from proxima.view.eval_tables import result_numbers, results_rows, results_table

@@ -58,7 +58,7 @@ def report_finished(
             observer.warning(note)
         prune_checkpoints(folder, config.checkpoint)
         Timeline(folder.timeline, observer.warning).close()
-        summary = summarise_run(work, folder, journal, observer, ("done", folder.elapsed(), None))
+        summary = summarise_run(work, folder, journal, observer, ("done", folder.elapsed(), None, True))
         folder.write_summary(asdict(summary))
         observer.finished(asdict(summary))
     return summary

@@ -173,13 +173,11 @@ async def _run(
                 stop_on_interrupt(loop.stop, observer.warning, compute, ranks.losing if ranks.size > 1 else None)
                 status = "done" if await loop.run() else "stopped"
             except BaseException as problem:
-                status, error = _ending(problem, ranks, disk)
-                resumable = getattr(problem, "resumable", True)
+                status, error, resumable = _ending(problem, ranks, disk)
                 raise
             finally:
                 opened.close()
-                end = status, loop.now(), error
-                summary = summarise_run(work, folder, journal, observer, end, resumable=resumable)
+                summary = summarise_run(work, folder, journal, observer, (status, loop.now(), error, resumable))
                 await _write_summary(summary, folder, disk, observer)
                 observer.finished(asdict(summary))
                 if not ranks.losing():
@@ -199,16 +197,17 @@ def _environment(config: Any, loaded: LoadedModel) -> dict[str, Any]:
     return describe_environment(config.seed, model)
 
 
-def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]:
-    """Status and error of a run that ends with an exception."""
+def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str, bool]:
+    """Status and error of a run that ends with an exception, and whether a plain resume may continue it."""
     failure = None if ranks.watch is None else ranks.watch.cause(problem)
     if failure is not None:
         disk.stop.set()
-        return "failed", failure.text
+        return "failed", failure.text, True
     if isinstance(problem, asyncio.CancelledError | KeyboardInterrupt):  # a second Ctrl-C
         disk.stop.set()
-        return "stopped", "interrupted"
-    return "failed", f"{type(problem).__name__}: {problem}".removesuffix(": ")
+        return "stopped", "interrupted", True
+    resumable = getattr(problem, "resumable", True)
+    return "failed", f"{type(problem).__name__}: {problem}".removesuffix(": "), resumable
 
 
 def _compare_files(hashes: Callable[[], dict[str, str]], ranks: Ranks) -> None:

@@ -58,17 +58,12 @@ def algorithm_name(config: "RunConfig") -> str:
 
 
 def summarise_run(
-    work: Any,
-    folder: RunFolder,
-    journal: Journal,
-    observer: Observer,
-    end: tuple[str, float, str | None],
-    *,
-    resumable: bool = True,
+    work: Any, folder: RunFolder, journal: Journal, observer: Observer, end: tuple[str, float, str | None, bool]
 ) -> Summary:
-    """The outcome of a run of any kind that ended with a status, after some seconds, perhaps with an error; with the
-    facts of its workload, the links of the views, and their warnings, which follow those from before a resume."""
-    config, (status, seconds, error) = work.config, end
+    """The outcome of a run of any kind that ended with a status, after some seconds, perhaps with an error, and whether
+    a plain resume may continue it; with the facts of its workload, the links of the views, and their warnings, which
+    follow those from before a resume."""
+    config, (status, seconds, error, resumable) = work.config, end
     links = observer.ending()  # first: it may warn
     warnings = WarningList()
     for warning in (*folder.earlier_warnings, *observer.warned()):

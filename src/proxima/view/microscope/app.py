@@ -19,7 +19,7 @@ from proxima.system.bounded_reading import TooLargeError, parse_json, read_at_mo
 from proxima.system.jsonl import dumps
 from proxima.system.web_requests import LOOPBACK_NAMES, refused
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
-from proxima.view.microscope.held_out import held_out_answers
+from proxima.view.microscope.held_out_answers import held_out_answers
 from proxima.view.microscope.notes import read_notes, write_note
 from proxima.view.microscope.single_file import PAGE
 from proxima.view.microscope.step_file import StepFile
