@@ -31,7 +31,7 @@ def _with_imaginary_unit(formula: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _grader() -> Any:
-    """A copy of `math_verify.grader` with `same_number` in place of its absolute comparison, to 15 places; the module
+    """A copy of `math_verify.grader` with `numerically_equal` in place of its absolute comparison, to 15 places; the module
     itself, which other code of this process may use, is left alone."""
     spec = importlib.util.find_spec("math_verify.grader")
     if spec is None or spec.loader is None:
@@ -40,11 +40,11 @@ def _grader() -> Any:
     spec.loader.exec_module(grader)
     if not hasattr(grader, "sympy_numeric_eq"):
         raise ImportError("this version of math-verify compares numbers in another way: install 0.8 or 0.9")
-    vars(grader)["sympy_numeric_eq"] = same_number
+    vars(grader)["sympy_numeric_eq"] = numerically_equal
     return grader
 
 
-def same_number(first: Any, second: Any, float_rounding: int, numeric_precision: int) -> bool:
+def numerically_equal(first: Any, second: Any, float_rounding: int, numeric_precision: int) -> bool:
     """Whether two numbers, or matrices of them, are equal; False for anything that can't be evaluated. A percentage is
     equal to its number without the percent sign. The last two parameters are math-verify's, and are ignored."""
     from sympy import Float, Integer, MatrixBase, MatrixExpr
@@ -54,7 +54,7 @@ def same_number(first: Any, second: Any, float_rounding: int, numeric_precision:
         if not (isinstance(first, MatrixBase) and isinstance(second, MatrixBase) and first.shape == second.shape):
             return False
         pairs = zip(first.flat(), second.flat(), strict=True)
-        return all(same_number(*pair, float_rounding, numeric_precision) for pair in pairs)
+        return all(numerically_equal(*pair, float_rounding, numeric_precision) for pair in pairs)
     plain = [_percentage(value) for value in (first, second)]
     if all(isinstance(number, Integer) for number in plain):
         return bool(plain[0] == plain[1])
