@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 SMALL = (
     *("train.steps=2", "train.prompts_per_step=2", "train.completions_per_prompt=2", "sampling.max_tokens=4"),
+    "reward=[number, {kind: scripts.varied_reward:Varied}]",  # no answer is right: a run without gradients fails
     *("eval.limit=2", "engine.slots=4", "model.max_length=200", "model.device=cpu", "runtime.threads=1"),
 )
 RUN_AND_LIST = """
