@@ -45,10 +45,18 @@ def test_two_steps_of_the_recipe(corpus, tiny_model, tmp_path):
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
     sizes = ["train.steps=2", "train.prompts_per_step=2", "train.completions_per_prompt=4", "eval.limit=2"]
-    places = [f"model.path={model}", "model.device=cpu", "runtime.threads=1", "folder=run", "checkpoint.every=0"]
+    varied = "reward=[{kind: exact, ignore_case: true}, {kind: format, pattern: '[!-?]', weight: 0.5}]"
+    places = [
+        varied,
+        f"model.path={model}",
+        "model.device=cpu",
+        "runtime.threads=1",
+        "folder=run",
+        "checkpoint.every=0",
+    ]
     resolved = resolve(find_recipe("search"), [*places, *sizes])
     assert train(resolved.config, resolved=resolved).status == "done"
     folder = RunFolder(Path("run"))
     assert [record["kind"] for record in folder.read_metrics()] == ["eval", "train", "train", "eval"]
     rows = [row for step in (1, 2) for row in read_rows(folder.rollout_file(step))]
-    assert len(rows) == 16 and all(row["valid"] and row["reward"] in (0.0, 1.0) for row in rows)
+    assert len(rows) == 16 and all(row["valid"] and row["reward"] in (0.0, 0.5, 1.0, 1.5) for row in rows)

@@ -8,6 +8,7 @@ import pytest
 from proxima.cli.main import main
 from proxima.config import resolve
 from proxima.runtime.launch.run import train
+from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +37,7 @@ def test_the_recipe_trains_two_steps(tiny_model, tmp_path):
     sizes = ["train.steps=2", "train.prompts_per_step=2", "train.completions_per_prompt=2", "sampling.max_tokens=8"]
     model = [f"model.path={tiny_model('llama')}", "model.device=cpu", "model.max_length=512", "runtime.threads=1"]
     resolved = resolve(RECIPE, [*sizes, *model, f"folder={tmp_path / 'run'}"])
-    train(resolved.config, resolved=resolved)
+    with pytest.raises(RunEnded, match="no step of 2 trained anything"):  # a random model passes no test
+        train(resolved.config, resolved=resolved)
     steps = [record for record in RunFolder(tmp_path / "run").read_metrics() if record["kind"] == "train"]
     assert [(step["reward/invalid"], step["reward/part/unit_tests"]) for step in steps] == [(0, 0.0)] * 2

@@ -76,9 +76,10 @@ def test_a_published_setting_makes_two_steps(name, rows, tmp_path, warm_processe
     model = make_tiny_reader("qwen2_5_vl", tmp_path / "model")
     places = [f"model.path={model}", f"task.path={rows}", f"eval.task.path={rows}", f"folder={tmp_path / 'run'}"]
     sizes = "train.steps=2 train.prompts_per_step=4 train.warmup_steps=0 eval.limit=2 sampling.max_tokens=6"
+    varied = "reward.1={kind: format, pattern: '[!-?]'}"  # no random answer is right
     more = "model.max_length=200 data.system=null data.check_answers=1 engine.slots=8 --quiet"
     before = load_file(model / "model.safetensors")
-    assert main(["train", name, *places, *sizes.split(), *more.split()]) == 0
+    assert main(["train", name, *places, varied, *sizes.split(), *more.split()]) == 0
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps if step["kind"] == "train"] == [1, 2]
     after = load_file(max((tmp_path / "run" / "checkpoints").iterdir()) / "model" / "model.safetensors")

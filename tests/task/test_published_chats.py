@@ -1,6 +1,7 @@
 """Every key of a message reaches the chat template and the trained tokens, or is refused or named."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,10 +66,9 @@ def test_calls_and_thoughts_are_trained_and_results_and_tools_are_context(tmp_pa
     assert learnt(item) == [f"{CALLED}{END}", f"<think>It rains.</think>Yes.{END}"]
     assert json.dumps(WEATHER) in whole(item) and "<|im_start|>tool\nrain" in whole(item)
     assert learnt(example(row)) == [f"<think>It rains.</think>Yes.{END}"]
-    prompt = to_prompt(row, 0, tokenizer())  # of a run of RL, whose history has the call
-    assert CALLED in tiny_tokenizer().decode(prompt.tokens) and json.dumps(WEATHER) in tiny_tokenizer().decode(
-        prompt.tokens
-    )
+    asked = replace(row, messages=row.messages[:-1])  # a run of RL, whose history has the call
+    prompt = tiny_tokenizer().decode(to_prompt(asked, 0, tokenizer()).tokens)
+    assert CALLED in prompt and json.dumps(WEATHER) in prompt
 
 
 @pytest.mark.parametrize(

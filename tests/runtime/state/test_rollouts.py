@@ -137,7 +137,7 @@ def test_types_are_those_of_the_contract(tmp_path):
 
 
 TYPES = {
-    "int32": {"step", "sample", "turn"},
+    "int32": {"step", "sample", "turn", "updates_before"},
     "int64": {"prompt_uid"},
     "string": {"question", "answer", "text", "finish_reason", "parts", "error", "outcome"},
     "bool": {"correct", "valid", "used"},
