@@ -1,6 +1,7 @@
 """Weights, parts, names, failures; and rewards of somebody else's that run in threads."""
 
 import asyncio
+import importlib.util
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ from proxima.reward.function import Function
 from proxima.reward.length import Length
 from proxima.reward.math.marked import Gsm8kReward
 from proxima.reward.math.number import Number
+from proxima.reward.math.symbolic import Math
+from proxima.reward.reasoning_gym import ReasoningGymReward
 from proxima.reward.regex import Format
 from proxima.reward.workers import threads
 from proxima.reward.workers.threads import ThreadCalls
@@ -51,6 +54,18 @@ def test_a_reward_of_weight_zero_only_logs():
     assert score.valid and score.value == 0.0 and score.parts == {"length": 0.0}
     (score,) = scored([Exact(), Number(weight=0.0)], "42", "It is 42")
     assert score.value == 0.0 and score.parts == {"exact": 0.0, "number": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("reward", "package", "extra"),
+    [(Math(), "math-verify", "math"), (ReasoningGymReward(name="puzzle"), "reasoning-gym", "gym")],
+)
+def test_a_missing_package_is_said_once(reward, package, extra, monkeypatch):
+    find = importlib.util.find_spec
+    hidden = package.replace("-", "_")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == hidden else find(name, *more))
+    said = f"reward '{reward.label}': it needs the package {package}: pip install 'proxima-rl[{extra}]'"
+    assert refused(RewardRunner([reward]).check) == [said]
 
 
 def test_names_must_differ_and_there_must_be_a_reward():

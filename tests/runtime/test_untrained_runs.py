@@ -39,6 +39,7 @@ def test_a_run_that_trained_nothing_has_failed(name, tiny_model, tmp_path, lent_
             go(tmp_path / "run", tree, resume=resume)
         summary = summary_of(tmp_path / "run")
         assert (summary["status"], summary["steps"], summary["resumable"]) == ("failed", 2, False)
+        assert summary["error"].startswith("no step of 2 trained anything; in the last one, ")  # no name of a class
     assert not any(step.get("grad_norm") for step in steps_of(tmp_path / "run"))
 
 

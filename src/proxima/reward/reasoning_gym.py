@@ -45,7 +45,7 @@ class ReasoningGymReward(PooledReward):
         require(self.cpu_seconds > 0, "cpu_seconds", self.cpu_seconds, "must be > 0 seconds")
 
     def check(self) -> None:
-        require_package("reasoning_gym", f"reward '{self.kind}' needs", "proxima-rl[gym]")
+        require_package("reasoning_gym", "it needs", "proxima-rl[gym]")
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         source = prompt.metadata.get("reasoning_gym")

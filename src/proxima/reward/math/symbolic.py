@@ -97,7 +97,7 @@ class Math(PooledReward):
         require(self.max_chars >= 16, "max_chars", self.max_chars, "must be >= 16")
 
     def check(self) -> None:
-        require_package("math_verify", f"reward '{self.kind}' needs", "proxima-rl[math]")
+        require_package("math_verify", "it needs", "proxima-rl[math]")
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         answer = row_answer(required_answer(prompt, self.kind), self.answer_in_box)

@@ -18,6 +18,7 @@ from proxima.runtime.launch.inputs import check_inputs, start_notes
 from proxima.runtime.launch.models import load_models
 from proxima.runtime.launch.template_date import date_of_run, with_date
 from proxima.runtime.loop.services import RunServices
+from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.placement.process_group import ranks_of
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal
@@ -207,7 +208,8 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str,
         disk.stop.set()
         return "stopped", "interrupted", True
     resumable = getattr(problem, "resumable", True)
-    return "failed", f"{type(problem).__name__}: {problem}".removesuffix(": "), resumable
+    named = f"{type(problem).__name__}: {problem}".removesuffix(": ")
+    return "failed", str(problem) if isinstance(problem, RunEnded | UserError) else named, resumable
 
 
 def _compare_files(hashes: Callable[[], dict[str, str]], ranks: Ranks) -> None:
