@@ -19,7 +19,6 @@ from proxima.reward.math.answer_text import (
     unfinished_operation,
     words_after_marker,
 )
-from proxima.reward.math.option_letter import Choice, chosen_letter, parse_choice
 from proxima.reward.math.marked import last_boxed, last_tagged, row_answer
 from proxima.reward.math.notation import SETS_IN_WORDS, normalize_formula, same_text, without_range, without_words
 from proxima.reward.math.numeric_answer import (
@@ -30,6 +29,7 @@ from proxima.reward.math.numeric_answer import (
     parse_number,
     same_number,
 )
+from proxima.reward.math.option_letter import Choice, chosen_letter, parse_choice
 from proxima.reward.math.solution_set import as_same_kind
 from proxima.reward.pooled import Job, PooledReward
 from proxima.system.packages import require_package

@@ -31,8 +31,8 @@ def _with_imaginary_unit(formula: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _grader() -> Any:
-    """A copy of `math_verify.grader` with `numerically_equal` in place of its absolute comparison, to 15 places; the module
-    itself, which other code of this process may use, is left alone."""
+    """A copy of `math_verify.grader` with `numerically_equal` in place of its absolute comparison, to 15 places; the
+    module itself, which other code of this process may use, is left alone."""
     spec = importlib.util.find_spec("math_verify.grader")
     if spec is None or spec.loader is None:
         raise ImportError("math_verify.grader is missing")
