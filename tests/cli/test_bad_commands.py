@@ -101,6 +101,8 @@ FILES = {
     "problem.jsonl": json.dumps({"problem": "1 + 1", "answer": "2"}),
     "long.jsonl": json.dumps({"question": "x" * 400, "answer": "2"}),
     "unread.jsonl": "".join(json.dumps({"question": "?", "answer": answer}) + "\n" for answer in ("1", "two", "3")),
+    "problem_only.jsonl": json.dumps({"text": "1 + 1", "answer": "2"}),
+    "ragged.csv": "question,answer\nWhat, is 1 + 1?,2\n",
     "sets/gsm8k/test.jsonl": json.dumps({"question": "What is 1 + 1?", "answer": "#### 2"}),
     "used/config.yaml": "x: 1\n",
 }

@@ -51,11 +51,18 @@ def reasons(rewards, answers):
         made.close()
 
 
+BOXED = "is a whole solution; for the answer in its \\boxed{2}, use 'math' or 'boxed' with answer_in_box=true"
+
+
 @pytest.mark.parametrize(
     ("reward", "read", "problems"),
     [
         (Number(), ["42", 42, "1,000", "4.5e3"], dict.fromkeys(["many", True, "1/2"], NO_NUMBER) | {None: NO_ANSWER}),
-        (Gsm8kReward(), ["so 9 * 2\n#### 18", "18"], {"#### many": "not a number after '####'"}),
+        (
+            Gsm8kReward(),
+            ["so 9 * 2\n#### 18", "18"],
+            {"#### many": "not a number after '####'", "so \\boxed{2}": BOXED},
+        ),
         (Exact(), ["any text"], {None: NO_ANSWER}),
         (Length(), [None, "x"], {}),
     ],

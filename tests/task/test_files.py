@@ -231,8 +231,27 @@ def test_values_that_json_cannot_hold_become_text(tmp_path):
         Parquet, tmp_path, [{"question": 7, "answer": date(2024, 2, 29), "raw": b"abc", "nan": float("nan")}]
     )
     row = Parquet(path=path, question="{question}", metadata=("raw", "nan")).rows(1)[0]
-    assert (row.messages, row.answer, row.metadata) == (user("7"), "2024-02-29", {"raw": "abc", "nan": "nan"})
+    assert (row.messages, row.answer, row.metadata) == (user("7"), "2024-02-29", {"raw": "abc", "nan": None})
     json.dumps(row.metadata)
+
+
+def test_numbers_that_are_not_finite_are_missing(tmp_path):
+    """Tables and Python's JSON have them where a number is missing: no answer may be the text nan."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "1?", "answer": NaN, "more": [Infinity, 2.5]}\n')
+    (row,) = Jsonl(path=str(path)).rows(1)
+    assert (row.answer, row.metadata["more"]) == (None, [None, 2.5])
+    with pytest.raises(EmptyPromptError, match="question=None is empty"):
+        Jsonl(path=str(path), question="{answer}").rows(1)[0]
+
+
+def test_a_template_without_values_is_no_question(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("question,hint,answer\n,,4\n,count,5\n")
+    rows = Jsonl(path=str(path), question="{question} {hint}\nThink.").rows(1)
+    assert len(rows.unusable) == 1 and rows[1].messages == user(" count\nThink.")
+    with pytest.raises(EmptyPromptError, match="question=None is empty; remove .*rows.csv:2"):
+        rows[0]
 
 
 def test_a_torn_parquet_file_is_named(tmp_path):

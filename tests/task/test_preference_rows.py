@@ -94,7 +94,7 @@ def test_completions_with_a_label(tmp_path, label, good):
         ),
         ({"margin": "much"}, "margin='much' must be a finite number of float32"),
         ({"margin": True}, "margin=True must be a finite number of float32"),
-        ({"margin": float("nan")}, "margin='nan' must be a finite number of float32"),
+        ({"margin": float("nan")}, "margin=None must be a finite number of float32"),
         ({"margin": 10**400}, "margin=10+ … 0+ \\(401 characters\\) must be a finite number of float32"),
     ],
 )

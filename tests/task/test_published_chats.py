@@ -255,3 +255,19 @@ def test_a_table_adds_keys_as_null(tmp_path):
         assert (first.arguments, second.arguments) == ({"tools": [WEATHER]}, {})
         assert first.messages == ({"role": "user", "content": "Rain?"}, CHAT[1])
         assert learnt(example(second)) == [f'<call>time{{"zone": "CET"}}{END}']
+
+
+def test_pairs_of_a_table_lack_its_nulls(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    other = {"type": "function", "function": {"name": "time", "arguments": {"zone": "CET"}}}
+    sides = [[CHAT[1]], [{"role": "assistant", "content": "", "tool_calls": [other]}]]
+    refused = [[{"role": "assistant", "content": "No idea."}]] * 2
+    columns = {"prompt": [[USER]] * 2, "chosen": sides, "completion": sides, "rejected": refused, "label": [1, 0]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "pairs.parquet")
+    reader = PreferenceReader(tokenizer=tokenizer(), context=4096)
+    row = Parquet(path=str(tmp_path / "pairs.parquet"), messages="prompt", answer=None).rows(0)[1]
+    called = f'<call>time{{"zone": "CET"}}{END}'
+    assert tiny_tokenizer().decode(reader.pair(1, row, PairColumns()).chosen.tokens) == called
+    assert tiny_tokenizer().decode(reader.labeled(1, row, LabelColumns()).completion.tokens) == called

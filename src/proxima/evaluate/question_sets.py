@@ -42,6 +42,7 @@ class EvalSuite:
     limit: int = 0  # the first questions of the data, at most; 0: all
     data: str = ""  # source of the questions, as shown to people
     remedy: str = ""  # shown if the data is missing; empty: the error says enough
+    given: bool = False  # the caller named the data: what is wrong with its content has a remedy of its own
     path: str = ""  # of the task in the recipe
 
 
@@ -55,6 +56,9 @@ class LoadedSuite:
     engine: EngineChoice  # the same for all suites of the evaluation
     notes: tuple[str, ...] = ()
     images: Any = None  # an `ImageStore`, if the questions show images
+
+
+NAMED_COLUMNS = "give the file rows with the columns question and answer"
 
 
 def named_suite(
@@ -85,7 +89,8 @@ def named_suite(
         samples=samples,
         limit=limit,
         data=place,
-        remedy=f"{suite.remedy}, or name a file: --task {suite.name}=PATH",
+        remedy=f"{suite.remedy}, or name a file: --task {suite.name}=PATH" if given is None else NAMED_COLUMNS,
+        given=given is not None,
     )
 
 
@@ -176,7 +181,9 @@ def _rows(config: Any, suite: EvalSuite) -> tuple[Rows, list[str]]:
     except UserError as error:
         if not suite.remedy:
             raise
-        raise UserError(f"{suite.name}: {' '.join(error.reason.split())}", remedy=suite.remedy) from None
+        own = suite.given and not isinstance(error, FieldError)  # a field of the task is none of the caller's
+        remedy = error.remedy if own else suite.remedy
+        raise UserError(f"{suite.name}: {' '.join(error.reason.split())}", remedy=remedy) from None
     answers = ReferenceAnswers(name=suite.name, rows=rows, count=min(suite.limit or len(rows), len(rows)))
     with closing(config.runtime.rewards(suite.rewards, workers=usable_cores())) as rewards:
         return rows, config.data.answer_notes(rewards, [answers], config.seed)

@@ -11,7 +11,7 @@ from proxima.data import FieldError, Message, UserError, require
 from proxima.data.errors import raise_together
 from proxima.task.protocol import EmptyPromptError, PlayedTask, Row, is_played, user_message
 from proxima.task.published_chats import as_messages, as_tools, json_value, without_nulls
-from proxima.task.template import fill, look_up, template_fields, to_json_value
+from proxima.task.template import fill, look_up, template_fields, to_json_value, without_nan
 
 ANSWER = "answer"  # the only column that may be missing, unless there is one with a similar name
 TOOLS, TEMPLATE_ARGUMENTS = "tools", "chat_template_kwargs"  # TRL's names of columns for the chat template
@@ -32,7 +32,7 @@ class ColumnMapping(PlayedTask):
 
     Args:
         question: column with the question, which must be text, or a template over several, as "{question}\\n{hint}",
-            in which a number or a list is written as JSON.
+            in which a number or a list is written as JSON. A row in which all of these are empty has no question.
         messages: column with a whole chat, a list of {role, content}, possibly with tool calls and thoughts, or
             ShareGPT's {from, value}, in place of `question`; null: off.
         prompt: column with prompts as TRL reads them, in place of `question`: a list of {role, content} is a chat, a
@@ -145,7 +145,8 @@ class ColumnMapping(PlayedTask):
             UserError: a column is missing or not a chat; names source and column.
         """
         texts = [name for name in self.json_columns if isinstance(values.get(name), str)]
-        values = {**values, **{name: json_value(values[name], f"{source}: column {name!r}") for name in texts}}
+        read = {name: json_value(values[name], f"{source}: column {name!r}") for name in texts}
+        values = without_nan({**values, **read})
         self.refuse_media([name for name in (MEDIA | BESIDE_CHATS.keys()) & values.keys() if values[name]], source)
         try:
             answer = None if self.answer is None or self.lacks_answer(values) else _value(self.answer, values)
@@ -172,16 +173,27 @@ class ColumnMapping(PlayedTask):
             messages = as_messages(value, where, fills_nulls=fills_nulls)
         else:
             messages = self._text(value, field, where, bool(images))
-        return Row(messages=messages, answer=answer, metadata=metadata, chat=chat, images=images, arguments=arguments)
+        return Row(
+            messages=messages,
+            answer=answer,
+            metadata=metadata,
+            chat=chat,
+            images=images,
+            arguments=arguments,
+            fills_nulls=fills_nulls,
+        )
 
     def _prompt(self, values: Mapping[str, Any]) -> tuple[str | None, Any]:
         """Return the column with the chat or the prompt, if one is mapped, and the value of the row's prompt."""
         if (column := self.prompt if self.messages is None else self.messages) is not None:
             return column, look_up(values, column)
-        for name in sorted(template_fields(self.question, "question")) if "{" in self.question else ():
-            if _is_nested(value := look_up(values, name)):
+        names = sorted(template_fields(self.question, "question")) if "{" in self.question else []
+        given = {name: look_up(values, name) for name in names}
+        for name, value in given.items():
+            if _is_nested(value):
                 require_text(value, f"column {name!r}, of the template in task.question,", name)
-        return None, _value(self.question, values)
+        empty = bool(given) and all(value is None or value == "" for value in given.values())
+        return None, None if empty else _value(self.question, values)
 
     def _text(self, value: Any, field: str, where: str, images: bool) -> tuple[Message, ...]:
         """Return the chat of a text: a user's turn, or, for `prompt`, a text without a chat template."""

@@ -135,7 +135,7 @@ def _side(row: Row, field: str, column: str) -> Side:
         require(is_text, field, row_excerpt(value), "holds a list of messages as JSON text", remedy=remedy)
         return (), {"role": "assistant", "content": value}
     try:
-        chat = as_messages(value, f"column {column!r}")
+        chat = as_messages(value, f"column {column!r}", fills_nulls=row.fills_nulls)
     except UserError as error:
         raise FieldError(field, row_excerpt(value), f"is not a chat: {error.reason}", remedy=error.remedy) from None
     require(chat[-1]["role"] == "assistant", field, row_excerpt(value), "must end with a message of the assistant")

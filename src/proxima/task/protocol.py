@@ -12,7 +12,8 @@ from proxima.data.errors import raise_together
 class Row:
     """A question before tokenization, from which a prompt is built; `chat` is True if the data has it as messages.
     `images` as `task.image_files.open_image` takes them; `<image>` in the messages says where each is shown.
-    `arguments` are its own variables of the chat template, such as `tools`."""
+    `arguments` are its own variables of the chat template, such as `tools`. `fills_nulls`: the objects in `metadata`
+    have the keys of other rows, as null."""
 
     messages: tuple[Message, ...]
     answer: Any = None
@@ -20,6 +21,7 @@ class Row:
     chat: bool = False
     images: tuple[Any, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    fills_nulls: bool = False
 
 
 class EmptyPromptError(FieldError):

@@ -53,6 +53,16 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(to_json_value(value), ensure_ascii=False)
 
 
+def without_nan(value: Any) -> Any:
+    """Return the value with null for numbers that are not finite, which tables and Python's JSON have where a number is
+    missing."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def to_json_value(value: Any) -> Any:
     """Convert a value for JSON: dates, decimals, bytes and numbers that are not finite become text."""
 

@@ -103,8 +103,11 @@ class Gsm8kReward(WeightedReward):
     where = "inline"
 
     def unreadable_one(self, answer: Any) -> str | None:
-        is_number = as_number(str(answer).rpartition("####")[2]) is not None
-        return missing_answer(answer) or (None if is_number else "not a number after '####'")
+        text = str(answer)
+        if (missing := missing_answer(answer)) or as_number(text.rpartition("####")[2]) is not None:
+            return missing
+        hint = None if "####" in text else solution_hint(text)
+        return hint or "not a number after '####'"
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = required_answer(prompt, self.kind)
