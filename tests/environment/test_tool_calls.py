@@ -27,6 +27,7 @@ PARAMETERS = {"properties": {"a": {"type": "integer", "description": "one"}, "b"
 TEXT = {"properties": {"s": {"type": "string"}}}
 FUNCTION = {"name": "add", "description": "Add\n  numbers.", "parameters": PARAMETERS}
 TOOLS = {"add": PARAMETERS}
+TAGS = "open by <function=x>, close by </function>"  # as an argument
 
 
 def call(name, **arguments):
@@ -60,12 +61,14 @@ READABLE = [
     ("mistral", 'I add.\nadd{"a": 1}', [call("add", a=1)]),
     ("mistral", 'With add {"a": 1} it is 1, I think.', []),
     ("mistral", "It is \\boxed{7}.", []),
+    ("mistral", "The sets {1} and add {x} are equal.", []),
     ("llama", 'The object {"name": "Ann"} has a name.', []),
     ("llama", '{"answer": 3}', []),
     ("llama", "Seven.", []),
     ("xml", "<function=go></function> then <function=run>\n</function>", [call("go"), call("run")]),
     ("xml", "<function=f><parameter=c>if a < b:\n  <b>\n</parameter></function>", [call("f", c="if a < b:\n  <b>")]),
     ("xml", "a < b and c > d", []),
+    ("xml", f"<function=f><parameter=c>{TAGS}</parameter></function>", [call("f", c=TAGS)]),
     ("code", "First\n```add\n1 + 2\n```\nthen", [call("add", a="1 + 2")]),
     ("code", '```add\n{"a": 1, "b": 2}\n```', [call("add", a=1, b=2)]),
     ("code", "```other\nx\n```\n```add\n{x\n```", [call("add", a="{x")]),

@@ -74,16 +74,25 @@ def _llama(text: str, tools: Parameters) -> ParsedCalls:
             at += 1
 
 
+XML_PARAMETER = re.compile(r"<parameter=[^<>]*>(?:(?!<parameter=).)*?</parameter>", re.DOTALL)
+
+
 def _xml(text: str, tools: Parameters) -> ParsedCalls:
-    yield from (_or_why(_xml_call, part) for part in text.split("<function=")[1:])
+    """Find `<function=NAME>…</function>`; inside a parameter both tags are text, such as the code that it holds."""
+    outside = XML_PARAMETER.sub(lambda match: " " * len(match[0]), text)
+    starts = [match.start() for match in re.finditer("<function=", outside)]  # possibly none
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=False):
+        close, begin = outside.find("</function>", start, end), start + len("<function=")
+        yield _or_why(_xml_call, (text[begin : end if close < 0 else close], close >= 0))
 
 
-def _xml_call(part: str) -> ToolCall:
-    name, bracket, body = part.partition(">")
+def _xml_call(part: tuple[str, bool]) -> ToolCall:
+    """Read what follows `<function=`, up to the closing tag if there is one."""
+    written, closed = part
+    name, bracket, body = written.partition(">")
     name = name.strip().strip("\"'")
     if not bracket or not name or not re.fullmatch(r"[^\s<>]{1,200}", name):
         raise ValueError("<function=NAME> is not complete")
-    body, closed, _ = body.partition("</function>")
     arguments: dict[str, Any] = {}
     first, *parameters = body.split("<parameter=")
     for parameter in parameters:
@@ -191,7 +200,7 @@ def mistral_start(text: str, tools: Parameters) -> int:
     if (at := text.find("[ARGS]")) >= 0 and (name := re.search(MISTRAL_NAME, text[max(0, at - 300) : at])):
         return max(0, at - 300) + name.start()
     first = re.match(r"\s*[A-Za-z_][\w.-]{0,200}\{\"", text)
-    first = first or (re.search(rf"(?<!\S)(?:{names})\s*\{{", text) if names else None)
+    first = first or (re.search(rf"(?<!\S)(?:{names})(?:\{{|\s+\{{\s*[\"}}])", text) if names else None)
     return -1 if first is None else first.start()
 
 
