@@ -101,7 +101,7 @@ def places(wheels, tmp_path_factory):
 
 EXAMPLE, RECORDS = str(PEERS / "tests/examples/verl_dapo.yaml"), str(PEERS / "tests/golden/trl_kto.json")
 SERVED = ["serve-training", "model", "--dtype", "float16"]
-PLANNED = ["plan", "qwen3_4b_grpo", "--devices", "8xH100-80G"]
+PLANNED = ["plan", "qwen3_4b_grpo", "--devices", "8xH100-80G", "engine.slots=40"]
 SMALL = ["train.steps=2", "train.warmup_steps=0", "train.prompts_per_step=2", "eval.limit=4", "folder=run"]
 
 
@@ -113,7 +113,8 @@ def used(places, tmp_path_factory, tiny_model):
         tmp_path_factory.mktemp("empty"),
         os.pathsep.join((str(places / "site"), str(places / "dependencies"))),
     )
-    train = ["train", "quickstart", *SMALL, f"model.path={tiny_model('llama')}"]
+    varied = "reward=[number, {kind: format, pattern: '[!-?]', weight: 0.1}]"  # no random answer is right
+    train = ["train", "quickstart", *SMALL, varied, f"model.path={tiny_model('llama')}"]
     lines = [["list", "recipes"], train, ["init"], ["--help"], ["peers", "verify", RECORDS], PLANNED]
     lines += [SERVED, *(["path", str(places / name)] for name in NAMES)]
     lines += [["peers", "convert", EXAMPLE, "--out", "converted.yaml"], ["peers", "verify", RECORDS], PLANNED, SERVED]

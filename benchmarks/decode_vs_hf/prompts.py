@@ -15,5 +15,6 @@ def prompts(tokenizer: Any, count: int, seed: int = 1) -> list[list[int]]:
 
 
 def without_end(model: Any, tokenizer: Any) -> None:
-    """Disable the end token, so that both sides generate the same number of tokens."""
+    """Disable the end tokens, so that both sides generate the same number of tokens; after it, no chat is rendered."""
     model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id = None
+    tokenizer.chat_template = None

@@ -191,7 +191,7 @@ def test_kills_of_runs_that_play_episodes(monkeypatch, tmp_path):
 @pytest.mark.campaign(RESUMED)
 def test_kills_of_asynchronous_runs(measured, monkeypatch):
     monkeypatch.setattr(asynchronous, "STEPS", 3)
-    monkeypatch.setattr(asynchronous, "COMPLETIONS", 1)
+    monkeypatch.setattr(asynchronous, "COMPLETIONS", 4)
     monkeypatch.setattr(asynchronous, "PERMUTATIONS", 20)
     monkeypatch.setitem(TINY, "kills", "--asynchronous --kills 1 --whole 1 --processes 0")
     result = measured("kills")

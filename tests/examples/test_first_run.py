@@ -15,7 +15,8 @@ BUDGET = {  # of a run that takes seconds
     "engine.dtype": "float32",
     "train.steps": 2,
     "train.prompts_per_step": 2,
-    "train.completions_per_prompt": 2,
+    "train.completions_per_prompt": 4,
+    "reward": ["number", {"kind": "format", "pattern": "[!-?]", "weight": 0.1}],  # no random answer is right
     "train.updates_per_step": 1,
     "train.warmup_steps": 0,
     "eval.limit": 4,
@@ -52,6 +53,9 @@ def cells(tiny_model, tmp_path_factory):
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (parameters,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
     parameters.source = f"RECIPE = 'quickstart'\nBUDGET = {BUDGET | {'model.path': str(tiny_model('llama'))}!r}"
+    right = "0.2 * (answer in text)"
+    (reward,) = [cell for cell in notebook.cells if right in cell.source]
+    reward.source = reward.source.replace(right, f"{right} + 0.01 * (len(text) % 5)")  # no random answer is right
     assert not any(cell.get("outputs") for cell in notebook.cells)  # nothing in the repository that may be stale
     expected = {"tags": ["raises-exception"]}
     notebook.cells += [nbformat.v4.new_code_cell(STOP, metadata=expected), nbformat.v4.new_code_cell(STOPPED)]
