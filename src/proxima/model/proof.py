@@ -14,9 +14,10 @@ if none does, the model is refused with the figure.
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,8 @@ KEPT = 8  # proofs: those of the models of a run
 LENGTHS = ((7, 5), (7, 2), (1, 8), (20, 8))
 LONGEST, PREFIXES = 28, (2, 5, 7, 10, 12, *range(14, 28))  # tokens
 
+T = TypeVar("T")
+
 _proofs: dict[Any, "Proof"] = {}
 
 
@@ -51,12 +54,19 @@ def proof_of(model: nn.Module) -> "Proof":
     kind = plain_type(model)
     key = kind, fixed_length(model), json.dumps(untyped.config.to_dict(), sort_keys=True, default=repr)
     if key not in _proofs:
-        with on_real_tensors():
-            proof = Proof(kind, untyped)
+        proof = in_own_thread(lambda: Proof(kind, untyped))
         while len(_proofs) >= KEPT:
             _proofs.pop(next(iter(_proofs)), None)
         _proofs[key] = proof
     return _proofs[key]
+
+
+def in_own_thread(call: Callable[[], T]) -> T:
+    """Call in a thread that ends afterwards. A thread that computes keeps a team of OpenMP threads for its life, and
+    with more of these than cores all teams wait by sleeping: a proof in the thread of the event loop made each later
+    step of a run 10 % slower. The thread has none of the caller's modes, such as that of a rehearsal."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
 
 
 @contextmanager
@@ -137,8 +147,7 @@ class Proof:
         """How the outputs of a batch that is run this way differ from those of one sequence at a time; None if they do
         not."""
         if attention not in self.problems:
-            with on_real_tensors():
-                self.problems[attention] = self._problem(attention)
+            self.problems[attention] = in_own_thread(lambda: self._problem(attention))
         return self.problems[attention]
 
     @torch.no_grad()
