@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from proxima.engine.decoder import ROWS, Decoder
-from proxima.model.proof import Proof, off, on_real_tensors, reason_of
+from proxima.model.proof import Proof, in_own_thread, off, reason_of
 
 CACHED = 3  # tokens of a prompt that are not run again
 
@@ -17,16 +17,15 @@ def decoder_problem(kind: Any, proof: Proof) -> str | None:
     """How the log-probs of a class of decoders differ from those of the model itself; None if they do not."""
     if kind not in proof.problems:
         try:
-            with on_real_tensors():
-                decoder: Decoder = kind(copy.deepcopy(proof.twin), torch.float32)
-                proof.problems[kind] = _problem(decoder, proof)
+            proof.problems[kind] = in_own_thread(lambda: _problem(kind, proof))
         except Exception as error:  # of the model's own code
             proof.problems[kind] = reason_of(error)
     return proof.problems[kind]
 
 
 @torch.no_grad()
-def _problem(decoder: Decoder, proof: Proof) -> str | None:
+def _problem(kind: Any, proof: Proof) -> str | None:
+    decoder: Decoder = kind(copy.deepcopy(proof.twin), torch.float32)
     rows = proof.rows
     prompts = [row.prompt_tokens for row in rows]
     states, kept = decoder.prefill(prompts)

@@ -14,14 +14,12 @@ if none does, the model is refused with the figure.
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from proxima.data import FieldError, Trajectory, UserError, pack
 from proxima.model.attention import ATTENTION, hugging_face_name
@@ -64,16 +62,10 @@ def proof_of(model: nn.Module) -> "Proof":
 def in_own_thread(call: Callable[[], T]) -> T:
     """Call in a thread that ends afterwards. A thread that computes keeps a team of OpenMP threads for its life, and
     with more of these than cores all teams wait by sleeping: a proof in the thread of the event loop made each later
-    step of a run 10 % slower. The thread has none of the caller's modes, such as that of a rehearsal."""
+    step of a run 10 % slower. The thread has none of the caller's modes: neither autocast nor a rehearsal's tensors
+    without data."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call).result()
-
-
-@contextmanager
-def on_real_tensors() -> Iterator[None]:
-    """A context without the modes around it: a rehearsal computes with tensors that have no data."""
-    with _disable_current_modes(), torch.autocast("cpu", enabled=False):
-        yield
 
 
 class Proof:
