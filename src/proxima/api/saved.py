@@ -1,6 +1,5 @@
 """Runs and evaluations read back from their folders, as DataFrames."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.config.families import OFFLINE, Family
 from proxima.data import UserError
+from proxima.data.json_reader import load_json
 from proxima.data.suggestions import suggestion
 from proxima.experiments.run_reader import Run, read_mapping, read_run
 from proxima.runtime.state.folder import RunFolder, existing_run
@@ -209,7 +209,7 @@ def _parsed(table: Any) -> "DataFrame":
     frame = table.to_pandas()
     for name in JSON_COLUMNS:
         if name in frame:
-            frame[name] = frame[name].map(json.loads)
+            frame[name] = frame[name].map(load_json)
     return frame
 
 

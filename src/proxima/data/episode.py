@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from proxima.data.json_reader import load_json
+
 Cut = Literal["", "turns", "tokens", "context"]
 
 
@@ -79,7 +81,7 @@ class Episode:
 
     @classmethod
     def from_json(cls, text: str) -> "Episode":
-        values = json.loads(text)
+        values = load_json(text)
         return cls(**{**values, "spans": tuple(_span(value) for value in values["spans"])})
 
 

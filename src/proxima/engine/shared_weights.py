@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from proxima.data.json_reader import load_json
 from proxima.model.lora_layers import plain_weights
 from proxima.model.pretrained import load_config, load_tokenizer, reader_of, untie_config
 
@@ -158,7 +159,7 @@ class ModelOverWeights:
         with no_init_weights():
             self.model: Any = reader_of(config).from_config(config).eval().to(device)
         if GENERATION in files:
-            self.model.generation_config.eos_token_id = json.loads(files[GENERATION])["eos_token_id"]
+            self.model.generation_config.eos_token_id = load_json(files[GENERATION])["eos_token_id"]
         self.weights = weights
         self._parameters = {name: nn.Parameter(tensor.to(device), False) for name, tensor in weights.tensors.items()}
         offered = {name: self._parameters[place.name] for place in weights.places for name in (place.name, *place.also)}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from proxima.data import ToolCall
+from proxima.data.json_reader import TooDeepError, bounded_int, check_depth, load_json
 
 ToolFormat = Literal["hermes", "llama", "glm", "mistral", "xml", "code"]
 Parameters = Mapping[str, Mapping[str, Any]]  # the schema of each tool's parameters, by the tool's name
@@ -153,9 +154,9 @@ def _plain_or_json(text: str, schema: Any) -> Any:
     if isinstance(schema, Mapping) and schema.get("type") == "string":
         return text
     try:
-        value = DECODER.decode(text.strip())
+        value = load_json(text.strip(), **HOOKS)
         json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+    except ValueError:
         return text
     return text if isinstance(value, str) else value
 
@@ -264,12 +265,12 @@ def _json_at(text: str, at: int) -> tuple[Any, int]:
         raise ValueError("a call must begin with {")
     try:
         value, end = DECODER.raw_decode(text, start)
-        json.dumps(value, ensure_ascii=False).encode()
+        check_depth(json.dumps(value, ensure_ascii=False).encode())
     except UnicodeEncodeError:
         raise ValueError("the JSON of a call has half a surrogate pair") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"the JSON of a call is broken: {error.msg} at character {error.pos - start}") from None
-    except RecursionError:
+    except (RecursionError, TooDeepError):
         raise ValueError("the JSON of a call is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"the JSON of a call is broken: {str(error)[:100]}") from None
@@ -293,7 +294,8 @@ def _finite(number: str) -> float:
     return value
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+HOOKS: dict[str, Any] = {"object_pairs_hook": _unique, "parse_constant": _refuse, "parse_float": _finite}
+DECODER = json.JSONDecoder(parse_int=bounded_int, **HOOKS)
 
 
 def read_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> ReadMessage:

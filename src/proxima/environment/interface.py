@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 from proxima.data import FieldError, ToolCall, require
 from proxima.data.errors import abbreviated
+from proxima.data.json_reader import load_json
 from proxima.data.suggestions import suggestion
 from proxima.environment import ENVIRONMENTS
-from proxima.environment.call_readers import DECODER
+from proxima.environment.call_readers import HOOKS
 from proxima.environment.tool_calls import parameters_of
 from proxima.process.keeper import KeptWorker
 from proxima.process.user_code import import_user_module
@@ -159,8 +160,8 @@ def _converted(value: Any, kinds: Sequence[str]) -> Any:
     if isinstance(value, str):
         text = value.strip().lower() if value.strip() in ("True", "False", "None") else value.strip()
         try:
-            read = DECODER.decode(text)
-        except (RecursionError, ValueError):
+            read = load_json(text, **HOOKS)
+        except ValueError:
             return value
         return read if _is(read, kinds) else _converted(read, kinds) if isinstance(read, float) else value
     return value

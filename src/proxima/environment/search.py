@@ -1,12 +1,12 @@
 """Search in a small corpus as a tool."""
 
-import json
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from proxima.data import FieldError, require
+from proxima.data.json_reader import load_json
 from proxima.environment.protocol import Environment
 
 
@@ -52,7 +52,7 @@ def read_corpus(path: str) -> tuple[list[str], Any]:
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
-                row = json.loads(line)
+                row = load_json(line)
                 passages.append(f"{row['title']}: {row['text']}" if row.get("title") else str(row["text"]))
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 bound = f"has a line {number} that is not a passage: {type(error).__name__}: {error}"

@@ -1,12 +1,12 @@
 """Two results compared question by question."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from proxima.data import UserError
+from proxima.data.json_reader import load_json
 from proxima.evaluate.headline import ACCURACY
 from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson_interval
 from proxima.evaluate.paired import difference, mcnemar, sign_flip
@@ -88,7 +88,7 @@ class ChangedQuestions:
         return [
             {
                 "question": a.question,
-                "answer": json.loads(a.answer),
+                "answer": load_json(a.answer),
                 "first": [a.values(self.metric), a.texts],
                 "second": [b.values(self.metric), b.texts],
             }

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proxima.data import Episode, Group, UserError
+from proxima.data.json_reader import load_json
 from proxima.evaluate.headline import ACCURACY
 from proxima.evaluate.votes import canonical
 from proxima.system.jsonl import utf8
@@ -154,7 +155,7 @@ def read_result(path: str | Path) -> EvalResult:
         return EvalResult(path=place, suites={name: read_completions(place)})
     if (place / RESULT).is_file():
         try:
-            facts = json.loads((place / RESULT).read_text(encoding="utf-8"))
+            facts = load_json((place / RESULT).read_text(encoding="utf-8"))
             names = list(facts["suites"])
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{place / RESULT} is not a result of proxima eval ({error}); evaluate again") from None
@@ -204,4 +205,4 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
         metrics |= {"turns": float(len(spans)), "calls": float(sum(len(span.calls) for span in spans))}
     if row["reward"] is None:
         return metrics
-    return {**json.loads(row.get("parts") or "{}"), **metrics, "reward": row["reward"]}
+    return {**load_json(row.get("parts") or "{}"), **metrics, "reward": row["reward"]}

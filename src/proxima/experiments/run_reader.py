@@ -1,7 +1,6 @@
 """Reads a run from its folder: its config, its curves over any axis, its status. The run may be unfinished."""
 
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import Any
 from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
+from proxima.data.json_reader import load_json
 from proxima.evaluate.headline import Headline
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.runtime.state.summary import tokens_per_second
@@ -184,7 +184,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The content of a JSON file of a run; empty if it is missing, UserError if it is damaged."""
-    return _content(path, lambda: json.loads(path.read_text(encoding="utf-8")))
+    return _content(path, lambda: load_json(path.read_text(encoding="utf-8")))
 
 
 def read_summary(files: RunFolder) -> dict[str, Any]:

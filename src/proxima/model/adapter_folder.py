@@ -1,6 +1,5 @@
 """Reads which model an adapter is for. `adapter_files` reads and writes the adapter itself."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 
 from proxima.data import FieldError
+from proxima.data.json_reader import load_json
 from proxima.model.files import ADAPTER_CONFIG, weight_files
 
 BASE = "base.json"
@@ -62,7 +62,7 @@ def base_in_memory(path: str, revision: str | None, dtype: torch.dtype) -> BaseM
 def read_json(path: str, file: Path, field_name: str = "model.path") -> dict[str, Any]:
     """The object in a file of the folder `path`, or FieldError."""
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = load_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FieldError(field_name, path, f"has no readable {file.name} ({error})") from error
     if not isinstance(values, dict):

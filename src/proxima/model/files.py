@@ -1,11 +1,11 @@
 """The files of a model: a folder, a GGUF file, or an entry in the hub's cache."""
 
-import json
 from functools import lru_cache
 from hashlib import file_digest
 from pathlib import Path
 
 from proxima.data import FieldError
+from proxima.data.json_reader import load_json
 
 MODEL_FILES = (".bin", ".gguf", ".jinja", ".json", ".model", ".safetensors")
 ADAPTER_CONFIG = "adapter_config.json"
@@ -57,7 +57,7 @@ def local_place(path: str, revision: str | None) -> Path | None:
 def _base_files(config: Path) -> dict[str, str]:
     """The weight files of the base that an adapter's config names; empty if it names none or can't be read."""
     try:
-        settings = json.loads(config.read_text(encoding="utf-8"))
+        settings = load_json(config.read_text(encoding="utf-8"))
         return weight_files(settings["base_model_name_or_path"], settings.get("revision"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
+from proxima.data.json_reader import load_json
 from proxima.prepare.catalog import Part
 from proxima.prepare.decontaminate import OverlapIndex, OverlapMatch
 from proxima.prepare.locate import CARD, SourceFiles
@@ -116,7 +117,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     """Read the card of a prepared folder; UserError if it is missing or damaged."""
     path = folder / CARD
     try:
-        card = json.loads(path.read_text(encoding="utf-8"))
+        card = load_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         remedy = "make it with proxima data prepare"
         raise UserError(f"{folder} is not prepared data (no {CARD} in it)", remedy=remedy) from None

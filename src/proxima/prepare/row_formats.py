@@ -1,11 +1,11 @@
 """Reads published rows: the names of the columns tell what is in them."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import UserError
+from proxima.data.json_reader import load_json
 
 Values = Mapping[str, Any]
 
@@ -88,7 +88,7 @@ def _last_user_message(prompt: Any) -> str:
     if isinstance(prompt, str):
         if not prompt.startswith("[{"):
             return prompt
-        prompt = json.loads(prompt)
+        prompt = load_json(prompt)
     contents = [message["content"] for message in prompt if message["role"] == "user"]
     if not contents:
         raise ValueError("the chat has no user message")
@@ -96,7 +96,7 @@ def _last_user_message(prompt: Any) -> str:
 
 
 def _object(value: Any) -> Mapping[str, Any]:
-    parsed = json.loads(value) if isinstance(value, str) else value
+    parsed = load_json(value) if isinstance(value, str) else value
     if not isinstance(parsed, Mapping):
         raise TypeError(f"{type(parsed).__name__} in place of an object")
     return parsed

@@ -7,6 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 
+def parse_line(line: bytes | bytearray) -> Any:
+    """The message in a line; ValueError if it is not JSON, or is nested too deeply."""
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 class LineChannel:
     """A connected socket that carries messages, a line of JSON each.
 
@@ -34,7 +42,7 @@ class LineChannel:
         Raises:
             TimeoutError: the deadline has passed, even if parts of a message arrive.
             EOFError, ConnectionError: the other end is closed.
-            RecursionError, ValueError: what arrived is not JSON, or is longer than a message may be.
+            ValueError: what arrived is not JSON, is nested too deeply, or is longer than a message may be.
         """
         while b"\n" not in self._rest:
             if len(self._rest) > self._most:
@@ -48,4 +56,4 @@ class LineChannel:
                 raise EOFError
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\n")
-        return json.loads(line)
+        return parse_line(line)

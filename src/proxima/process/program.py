@@ -11,6 +11,7 @@ from itertools import count
 from typing import IO, Any
 
 from proxima.process.kill import describe_exit, kill_group, wait_or_kill
+from proxima.process.lines import parse_line
 from proxima.process.start import ENDS_WITH_US
 
 LINE_BYTES = 1 << 24  # maximum of a message
@@ -68,7 +69,7 @@ class Program:
         assert self._process.stdout is not None
         line = self._process.stdout.readline(LINE_BYTES)
         with suppress(ValueError):
-            message = json.loads(line)
+            message = parse_line(line)
             if isinstance(message, dict):
                 return message
         if line:

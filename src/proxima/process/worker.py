@@ -164,7 +164,7 @@ class Worker:
             return JobResult(error=f"timed out after {seconds:g} s")
         except (EOFError, OSError):
             return JobResult(error=_death(self.kill(), cpu_seconds))
-        except (LookupError, RecursionError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError):
             self.kill()
             who = self._server.who
             why = f"something wrote into its worker's socket; a {who} must leave open files and processes alone"

@@ -1,7 +1,6 @@
 """Runs the code in a completion against the unit tests of its row."""
 
 import ast
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import Completion, Prompt, Score, require
+from proxima.data.json_reader import load_json
 from proxima.reward.base import missing_answer, required_answer
 from proxima.reward.pooled import Job, PooledReward
 
@@ -111,7 +111,7 @@ def as_tests(answer: Any, entry_point: str | None) -> dict[str, Any]:
     tests = answer
     if isinstance(answer, str) and answer.lstrip()[:1] in ("[", "{"):
         with suppress(ValueError):  # else it is a program
-            tests = json.loads(answer)
+            tests = load_json(answer)
     if isinstance(tests, Mapping):
         return _pairs(tests)
     sources = [tests] if isinstance(tests, str) else tests

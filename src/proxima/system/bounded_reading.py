@@ -6,14 +6,14 @@ before it is parsed: a few megabytes of `[[],[],…` become gigabytes of Python 
 `[[[[…` exhaust the stack.
 """
 
-import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
+
+from proxima.data.json_reader import brackets, load_json
 
 MAX_DEPTH = 64  # objects and lists inside one another
 MAX_CONTAINERS = 200_000  # objects and lists in total
 MAX_STRINGS = 1_000_000  # strings and keys in total
-_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 class TooLargeError(ValueError):
@@ -100,28 +100,28 @@ async def _parts(response: Any) -> AsyncIterator[bytes]:
 
 
 def parse_json(data: bytes | str, *, parse_int: Callable[[str], Any] | None = None) -> Any:
-    """The value of a JSON text, in UTF-8 if bytes; time and memory are linear in its length, which the caller bounds.
+    """`load_json` with bounds on what the text contains, in UTF-8 if bytes; time and memory are linear in its length,
+    which the caller bounds.
 
     Args:
-        parse_int: as in `json.loads`.
+        parse_int: as in `load_json`.
 
     Raises:
         TooLargeError: it exceeds a bound.
         UnreadableError: it is not JSON or not UTF-8, or it contains a number with thousands of digits.
     """
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    plain = data.replace(rb"\\", b"").replace(rb"\"", b"")  # the remaining quotes begin and end strings
-    if plain.count(b'"') > 2 * MAX_STRINGS:
+    if data.replace(rb"\\", b"").replace(rb"\"", b"").count(b'"') > 2 * MAX_STRINGS:
         raise TooLargeError(f"more than {MAX_STRINGS:,} texts and keys")
-    brackets = b"".join(plain.split(b'"')[::2]).translate(None, _NOT_BRACKETS)
-    if brackets.count(b"[") + brackets.count(b"{") > MAX_CONTAINERS:
+    pairs = brackets(data)
+    if pairs.count(b"[") + pairs.count(b"{") > MAX_CONTAINERS:
         raise TooLargeError(f"more than {MAX_CONTAINERS:,} objects and lists")
     level = 0
-    for bracket in brackets[: 2 * MAX_CONTAINERS]:
+    for bracket in pairs[: 2 * MAX_CONTAINERS]:
         level += 1 if bracket in b"[{" else -1
         if level > MAX_DEPTH:
             raise TooLargeError(f"more than {MAX_DEPTH} levels of objects and lists")
     try:
-        return json.loads(data.decode(), parse_int=parse_int)
+        return load_json(data.decode(), parse_int=parse_int)
     except ValueError as error:
         raise UnreadableError(f"not JSON: {error}") from None

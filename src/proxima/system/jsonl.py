@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data.errors import UserError
+from proxima.data.json_reader import load_json
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
@@ -62,7 +63,7 @@ def lines_from(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int
     while (end := content.find(b"\n", done) + 1) > 0:  # 0: no newline, so the rest is empty or torn
         line, done = content[done:end], end
         try:
-            record = json.loads(line)
+            record = load_json(line)
             if not isinstance(record, dict):
                 raise ValueError("not an object")
         except ValueError as error:

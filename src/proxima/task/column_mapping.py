@@ -1,7 +1,6 @@
 """Maps the columns of a table to rows: by name, by a path into nested objects, or by a template over several."""
 
 import difflib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from proxima.data import FieldError, Message, UserError, require
 from proxima.data.errors import raise_together
+from proxima.data.json_reader import load_json
 from proxima.task.protocol import EmptyPromptError, PlayedTask, Row, is_played, user_message
 from proxima.task.published_chats import as_messages, as_tools, json_value, without_nulls
 from proxima.task.template import fill, look_up, template_fields, to_json_value, without_nan
@@ -237,8 +237,8 @@ def _is_chat(value: Any) -> bool:
         if not value.lstrip().startswith("[") or '"role"' not in value:
             return False
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = load_json(value)
+        except ValueError:
             return False
     return isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) and "role" in item for item in value)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from proxima.data import UserError
+from proxima.data.json_reader import MAX_DEPTH, TooDeepError, load_json
 from proxima.system.jsonl import utf8
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
@@ -26,7 +27,6 @@ OTHERS = {
 }
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # the first bytes of such files
 DELIMITERS = (",", ";", "\t")
-DEEPEST = 100  # levels of nesting in a row, because the code that writes rows to the run folder recurses
 LONGEST_CELL = 2**31 - 1  # characters; the module `csv` allows 131,072 by default
 
 Values = dict[str, Any]
@@ -277,8 +277,10 @@ def content_lines(file: Path, data: bytes | None = None) -> Iterator[tuple[int, 
 def json_object(line: bytes, place: str) -> Values:
     """Parse the columns of a line; UserError if it contains anything else."""
     try:
-        values = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        values = load_json(line)
+    except TooDeepError:
+        raise _too_deep(place) from None
+    except ValueError as error:
         remedy = "repair or remove the line"
         if not line.endswith(b"\n"):
             remedy = f"was the file cut off? {remedy}"
@@ -293,8 +295,6 @@ def json_object(line: bytes, place: str) -> Values:
 def _parsed(line: bytes, place: str) -> Values:
     """Parse the columns of a line."""
     values = json_object(line, place)
-    if line.count(b"[") + line.count(b"{") > DEEPEST:
-        _check_depth(values, place)
     surrogates = b"\\u" in line or b"\xed" in line  # escaped, or as the three bytes that UTF-8 forbids
     return _encodable(values) if surrogates else values
 
@@ -305,21 +305,18 @@ def _encodable(values: Values) -> Values:
     return encodable
 
 
-def _check_depth(value: Any, place: str) -> None:
-    level = [value]
-    for _ in range(DEEPEST):
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        level = [child for items in inner for child in items]
-    if level:
-        raise UserError(f"{place} is nested deeper than {DEEPEST} levels", remedy="flatten or remove the line")
+def _too_deep(place: str) -> UserError:
+    return UserError(f"{place} is nested deeper than {MAX_DEPTH} levels", remedy="flatten or remove the line")
 
 
 def _json_document(file: Path, data: bytes, *, whole: bool) -> list[Values] | None:
     """The objects of a JSON list, or the one object of a file; None if the file has an object a line, or if it need not
     be a `whole` document and is none of objects."""
     try:
-        document = json.loads(data.removeprefix(b"\xef\xbb\xbf"))
-    except (ValueError, RecursionError):
+        document = load_json(data.removeprefix(b"\xef\xbb\xbf"))
+    except TooDeepError:
+        raise _too_deep(str(file)) from None
+    except ValueError:
         return None
     document = [document] if isinstance(document, dict) else document
     if not isinstance(document, list) or not (whole or all(isinstance(entry, dict) for entry in document)):
@@ -328,5 +325,4 @@ def _json_document(file: Path, data: bytes, *, whole: bool) -> list[Values] | No
         if not isinstance(entry, dict):
             what = f"{file}: entry {index} is a {type(entry).__name__}"
             raise UserError(f"{what}, expected objects with the columns as keys")
-        _check_depth(entry, f"{file}, entry {index}")
     return [_encodable(entry) for entry in document] if b"\\u" in data or b"\xed" in data else document

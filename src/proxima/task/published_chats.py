@@ -10,11 +10,11 @@ A message is `{role, content}` with a text, and possibly
 `model.message_keys` sees to it that the chat template writes what it is given.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxima.data import Message, UserError
+from proxima.data.json_reader import load_json
 from proxima.task.template import to_json_value
 
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"function": "tool"}
@@ -49,7 +49,7 @@ def as_messages(value: Any, source: str, *, fills_nulls: bool = False) -> tuple[
     """
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = load_json(value)
         except ValueError:
             raise UserError(f"{source} holds text, expected a list of {{role, content}}; map it as question") from None
     if not isinstance(value, (list, tuple)) or not value:
@@ -198,6 +198,6 @@ def without_nulls(value: Any) -> Any:
 def json_value(text: str, what: str) -> Any:
     """The value of a JSON text; UserError, with what it is, if it is not JSON."""
     try:
-        return json.loads(text)
+        return load_json(text)
     except ValueError as error:
         raise UserError(f"{what} should be JSON: {text!r:.60}: {error}", remedy="repair or remove the row") from None

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from proxima.data.json_reader import load_json
 from proxima.model import save
 from proxima.model.save import save_trained
 from proxima.system.atomic_files import flush_to_disk, ordinary_modes
@@ -131,7 +132,7 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """The checkpoint in `path`; None if it is missing, damaged, or a copy under another name."""
     try:
-        facts = json.loads((path / "state.json").read_text())
+        facts = load_json((path / "state.json").read_text())
     except (OSError, ValueError):
         return None
     complete = isinstance(facts, dict) and {"trainer", "torch_rng"} <= facts.keys()

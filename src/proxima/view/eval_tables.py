@@ -1,11 +1,11 @@
 """An evaluation on the terminal: its progress, the table of its sets, and two results side by side."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TextIO
 
 from rich.text import Text
 
+from proxima.data.json_reader import load_json
 from proxima.evaluate.eval_observer import EvalObserver
 from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.evaluate.intervals import Interval
@@ -238,7 +238,7 @@ def changed_lines(changed: ChangedQuestions, most: int) -> list[str]:
         rest = f", {count(most)} of them:" if len(pairs) > most else ":" if pairs else ""
         lines.append(f"{changed.name}: B {title} {count(len(pairs))} questions{rest}")
         for first, second in pairs[:most]:
-            answer = json.loads(first.answer)
+            answer = load_json(first.answer)
             expected = "" if answer is None else f"  ({printable(str(answer).rpartition('####')[2].strip(), LINE)})"
             lines.append(f"  {printable(' '.join(first.question.split()), LINE)}{expected}")
             lines += [f"    {side} {_judged(result, changed.metric)}" for side, result in (("A", first), ("B", second))]

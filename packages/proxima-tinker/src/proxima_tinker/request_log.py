@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from proxima.data import UserError
+from proxima.data.json_reader import load_json
 
 VERSION = 2
 SCHEMA = """
@@ -63,7 +64,7 @@ class RequestLog:
     def get(self, kind: str, id: str) -> Any:
         """A record, or None."""
         rows = self._rows("SELECT value FROM records WHERE kind = ? AND id = ?", kind, id)
-        return json.loads(rows[0][0]) if rows else None
+        return load_json(rows[0][0]) if rows else None
 
     def delete(self, kind: str, id: str) -> None:
         self._rows("DELETE FROM records WHERE kind = ? AND id = ?", kind, id)
@@ -71,7 +72,7 @@ class RequestLog:
     def all(self, kind: str, begins: str = "") -> list[tuple[str, Any]]:
         """The records of a kind whose ids begin with `begins`, in the order of their creation: id, value."""
         sql = "SELECT id, value FROM records WHERE kind = ? AND id >= ? AND id < ? ORDER BY rowid"
-        return [(id, json.loads(value)) for id, value in self._rows(sql, kind, begins, begins + "\U0010ffff")]
+        return [(id, load_json(value)) for id, value in self._rows(sql, kind, begins, begins + "\U0010ffff")]
 
     def accept(self, model: str, seq: int, kind: str, body: bytes) -> bool:
         """Write a request; False if there is one of this number already."""

@@ -17,6 +17,7 @@ from proxima.cli.parameters import Argument
 from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.config.slots import Slot
 from proxima.data import Completion, Episode, FieldError, Group, Prompt, UserError, require
+from proxima.data.json_reader import load_json
 from proxima.system.machine import usable_cores
 from proxima.system.recipe_files import find_recipe
 
@@ -182,8 +183,8 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
             texts.append((asked, [Completion.of_text(number, i, text, encode(text)) for i, text in enumerate(answers)]))
             continue
         if columns.answer is None and file.suffix == ".parquet":
-            of_prompt = json.loads(metadata.pop("metadata", "{}"))
-            asked = replace(asked, answer=json.loads(metadata["answer"]), metadata=metadata | of_prompt)
+            of_prompt = load_json(metadata.pop("metadata", "{}"))
+            asked = replace(asked, answer=load_json(metadata["answer"]), metadata=metadata | of_prompt)
         asked, made = groups.setdefault(metadata["prompt_uid"], (asked, []))
         made += recorded(asked, metadata, answers[0])
     return [*texts, *((asked, made) for asked, made in groups.values() if made)]

@@ -1,6 +1,5 @@
 """The `model` section, and its checks against the files and devices of this machine. No weights are loaded."""
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.config.resolved import Findings, Resolved
 from proxima.data import FieldError, UserError, require
+from proxima.data.json_reader import load_json
 from proxima.model.demo_path import is_downloadable
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.lora import Lora
@@ -120,7 +120,7 @@ def _vocabulary_problem(folder: str) -> str | None:
         rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
         if not isinstance(rows, int) or not (place / "tokenizer.json").is_file():
             return None
-        stored = json.loads((place / "tokenizer.json").read_text(encoding="utf-8"))
+        stored = load_json((place / "tokenizer.json").read_text(encoding="utf-8"))
         vocabulary = stored["model"].get("vocab") or {}
         if isinstance(vocabulary, list):  # of a unigram model: tokens with their scores, in the order of the ids
             vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
@@ -171,7 +171,7 @@ def has_score(path: str) -> bool:
 def _config_json(folder: str) -> dict[str, Any]:
     """The config.json of a folder; empty if it is missing or can't be read."""
     try:
-        config = json.loads((Path(folder).expanduser() / "config.json").read_text(encoding="utf-8"))
+        config = load_json((Path(folder).expanduser() / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}

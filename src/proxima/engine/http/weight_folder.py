@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from proxima.data import UserError
+from proxima.data.json_reader import load_json
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
 from proxima.engine.shared_weights import model_as_files, unique_weights
 from proxima.system.atomic_files import ordinary_modes
@@ -133,4 +134,4 @@ def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) ->
 
 def folder_bytes(folder: Path) -> int:
     """Bytes of the weights in a folder."""
-    return int(json.loads((folder / INDEX).read_text())["metadata"]["total_size"])
+    return int(load_json((folder / INDEX).read_text())["metadata"]["total_size"])

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from proxima.data.json_reader import load_json
 from proxima.environment.protocol import Environment, Reply
 from proxima.process.program import Program, ProgramFailed
 
@@ -54,7 +55,7 @@ class OpenEnv(Environment):
         action: Any = {self.action: text}
         if self.action is None:
             try:
-                action = json.loads(text)
+                action = load_json(text)
             except ValueError:
                 action = None
             if not isinstance(action, dict):

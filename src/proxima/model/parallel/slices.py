@@ -1,6 +1,5 @@
 """Loads a model so that every rank reads its own slices of the weights, and no rank ever holds all of them."""
 
-import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from proxima.data.json_reader import load_json
 from proxima.model.parallel.mesh import rank_device
 from proxima.model.parallel.pieces import FilePiece, pieces_of_weights
 from proxima.model.parallel.shard import shard_model
@@ -86,7 +86,7 @@ def sliceable_files(path: str, revision: str | None) -> dict[str, Path] | None:
     """The safetensors file of each weight, of a folder or a hub name; None if they are missing."""
     index, single = (_file(path, revision, name) for name in (INDEX, SINGLE))
     if index is not None:
-        places: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        places: dict[str, str] = load_json(index.read_text())["weight_map"]
         files = {name: _file(path, revision, name) for name in sorted(set(places.values()))}
         local = {name: file for name, file in files.items() if file is not None}
         return {name: local[file] for name, file in places.items()} if len(local) == len(files) else None

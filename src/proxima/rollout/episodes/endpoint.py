@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from proxima.data import ToolCall
+from proxima.data.json_reader import load_json
 from proxima.reward.server.bounded_server import BoundedServer, bearer, disconnected
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
 from proxima.system.web_requests import name_in_host
@@ -228,9 +229,9 @@ def _text(where: str, content: Any) -> str:
 
 def _call(where: str, call: Any) -> ToolCall:
     try:
-        arguments = json.loads(call["function"]["arguments"] or "{}")
+        arguments = load_json(call["function"]["arguments"] or "{}")
         return ToolCall(name=str(call["function"]["name"]), arguments=dict(arguments))
-    except (KeyError, RecursionError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         raise ChatRefused(f"{where}.tool_calls: can't be read") from None
 
 

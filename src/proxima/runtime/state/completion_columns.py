@@ -4,7 +4,6 @@ A file takes the columns that it needs, by name. Arrays are written as offsets a
 Python object per token.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from proxima.data import Completion, Score
+from proxima.data.json_reader import load_json
 from proxima.system.jsonl import dumps, utf8
 
 ROW_GROUP = 128  # rows converted at once
@@ -189,4 +189,4 @@ def _list_column(columns: Sequence[NDArray[Any] | None], kind: pa.ListType) -> p
 
 def parsed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows with what is stored as JSON parsed."""
-    return [row | {name: json.loads(row[name]) for name in JSON_COLUMNS if row.get(name) is not None} for row in rows]
+    return [row | {name: load_json(row[name]) for name in JSON_COLUMNS if row.get(name) is not None} for row in rows]

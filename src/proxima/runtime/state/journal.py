@@ -8,7 +8,6 @@ and the metrics are written. So either all of a step happened or none of it. The
 """
 
 import errno
-import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from proxima.data import UserError
+from proxima.data.json_reader import load_json
 from proxima.runtime.state.journal_checksums import JournalChecksums
 from proxima.runtime.state.journal_schema import FORMAT, STATEMENTS
 from proxima.runtime.watch.clock import Clock
@@ -106,7 +106,7 @@ class Journal:
     def get(self, key: str) -> Any:
         """A value of the meta table; None if it is missing."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return json.loads(row[0]) if row else None
+        return load_json(row[0]) if row else None
 
     def set(self, key: str, value: Any) -> None:
         """Write a JSON value to the meta table."""
@@ -116,7 +116,7 @@ class Journal:
     def history(self) -> Iterator[dict[str, Any]]:
         """The records of the finished steps, newest first."""
         rows = self._db.execute("SELECT metrics FROM steps ORDER BY step DESC")
-        return (dict(json.loads(metrics)) for (metrics,) in rows)
+        return (dict(load_json(metrics)) for (metrics,) in rows)
 
     def was_evaluated(self, step: int) -> bool:
         """True when the weights of `step` were evaluated, in this process or before a resume."""

@@ -1,12 +1,12 @@
 """Journal, records and files of a run as they were at its last whole checkpoint."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from proxima.config.comparable import Purpose, compared, flat_values
 from proxima.data import UserError
+from proxima.data.json_reader import load_json
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import MOVE_AWAY
 from proxima.runtime.state.restored_journal import RestoredJournal
@@ -50,7 +50,7 @@ def rewind_folder(
     """
     folder.ended = {}
     with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged one is worth nothing
-        ended = json.loads(folder.summary.read_text(encoding="utf-8"))
+        ended = load_json(folder.summary.read_text(encoding="utf-8"))
         ended["seconds"] = float(ended["seconds"])
         folder.ended = ended if 0 < step == ended["steps"] else {}
         earlier = [warning for warning in ended.get("warnings", ()) if warning["step"] <= step and step]
@@ -63,7 +63,7 @@ def rewind_folder(
     for place in (folder.rollouts, folder.evals):
         for file in place.glob("*.parquet"):
             number = file.stem.partition("-")[0]
-            if number.isdigit() and not 0 < step >= int(number):
+            if number.isdecimal() and not 0 < step >= int(number):
                 file.unlink()
     if not folder.ended:  # else they are still true, until the run goes on
         folder.remove_outcome()

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from proxima.data.json_reader import load_json
 from proxima.system.atomic_files import write_atomic
 
 MOST_BYTES = 64 * 2**20  # from here on the file has no prompts any more
@@ -149,7 +150,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             with suppress(ValueError):
-                event = json.loads(line.strip().removesuffix(","))
+                event = load_json(line.strip().removesuffix(","))
                 if isinstance(event, dict):
                     yield event
 

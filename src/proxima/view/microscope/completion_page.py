@@ -1,7 +1,6 @@
 """A completion down to its tokens: stored columns, derived columns, and the explanation of a token."""
 
 import base64
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from proxima.data import UserError
 from proxima.data.flow import Key
 from proxima.data.image_tokens import shown_images
+from proxima.data.json_reader import load_json
 from proxima.view.microscope.step_file import StepFile, short_episode
 from proxima.view.microscope.viewed_run import ViewedRun
 from proxima.view.thumbnails import thumbnails
@@ -164,7 +164,7 @@ class CompletionPage:
             spans = (short_episode(path["episode"]) or {"spans": []})["spans"]
             at = {"turn": path["turn"], "shared_tokens": min(shared or 0, len(self.row["tokens"]) - 1)}
             paths.append(at | {"spans": [{name: span[name] for name in PATH_SPAN} for span in spans]})
-        return {**json.loads(self.row["episode"]), "paths": paths}
+        return {**load_json(self.row["episode"]), "paths": paths}
 
     def token(self, token: int) -> dict[str, Any]:
         """Describe a token in figures and in words. Raises: UserError if there is no such token."""

@@ -1,11 +1,11 @@
 """Held-out questions with their answers in the first and the last evaluation, worst first."""
 
-import json
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 from proxima.data import UserError
+from proxima.data.json_reader import load_json
 from proxima.evaluate.headline import ACCURACY
 from proxima.evaluate.results import QuestionResult, read_completions
 from proxima.runtime.state.folder import RunFolder
@@ -41,7 +41,7 @@ def held_out_answers(files: RunFolder) -> dict[str, Any]:
                 "uid": uid,
                 "set": name,
                 "question": question.question,
-                "answer": json.loads(question.answer),
+                "answer": load_json(question.answer),
                 "kind": kind,
             }
             rows.append(row | {"change": change, "sides": [_answers(each, judged) for each in both]})

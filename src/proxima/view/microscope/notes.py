@@ -1,9 +1,9 @@
 """Readers' notes on a run, stored in a file next to its folder, so that nothing in the folder changes."""
 
-import json
 from pathlib import Path
 
 from proxima.data import UserError, require
+from proxima.data.json_reader import load_json
 from proxima.system.atomic_files import write_atomic
 from proxima.system.jsonl import json_text, utf8
 
@@ -20,7 +20,7 @@ def read_notes(folder: Path) -> dict[str, str]:
     """Return key → text. Raises: UserError if the file is damaged."""
     file = notes_file(folder)
     try:
-        notes = json.loads(file.read_text(encoding="utf-8"))
+        notes = load_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -1,6 +1,5 @@
 """A step's completions, read from its Parquet file by row group and column, a few megabytes at a time."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from proxima.data import UserError
 from proxima.data.flow import Key
+from proxima.data.json_reader import load_json
 from proxima.runtime.state.completion_columns import torn_file
 from proxima.runtime.state.stored_completions import array_rows
 from proxima.system.jsonl import utf8
@@ -191,7 +191,7 @@ class StepFile:
             {
                 "uid": uid,
                 "question": texts["question"][i],
-                "answer": json.loads(texts["answer"][i]),
+                "answer": load_json(texts["answer"][i]),
                 **self._spread(rows),
             }
             for i, (uid, rows) in enumerate(members.items())
@@ -253,5 +253,5 @@ def short_episode(text: str | None) -> dict[str, Any] | None:
     """Shorten an episode to the beginnings of its messages; None if there is no episode."""
     if text is None:
         return None
-    episode = json.loads(text)
+    episode = load_json(text)
     return {**episode, "spans": [{**span, "text": shortened(span["text"], MESSAGE)} for span in episode["spans"]]}

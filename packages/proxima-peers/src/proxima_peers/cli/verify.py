@@ -1,6 +1,5 @@
 """`proxima peers verify`: our mathematics against the numbers of other implementations."""
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from proxima.cli.output import print_json
 from proxima.cli.parameters import Argument
 from proxima.config.problems import one_problem
 from proxima.data import NoFieldError, UserError
+from proxima.data.json_reader import load_json
 from proxima.system.text_files import read_text
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ def _read_records(file: Path) -> list[dict[str, Any]]:
         return one_problem(str(file), f"{reason}; give a JSON list of records {RECORD}")
 
     try:
-        records = json.loads(read_text(file))
+        records = load_json(read_text(file))
     except OSError as error:
         raise refused(f"can't be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise refused("is not UTF-8 text") from None
-    except (json.JSONDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise refused(f"not JSON: {error}") from None
     if not isinstance(records, list):
         raise refused(f"holds a {type(records).__name__}, not a list")

@@ -2,7 +2,6 @@
 
 import ast
 import itertools
-import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ import yaml
 
 from proxima.config.problems import one_problem
 from proxima.config.scalars import Loader
+from proxima.data.json_reader import load_json
 from proxima.system.text_files import read_text
 from proxima_peers.convert.read_python import from_python
 from proxima_peers.convert.read_script import ROUNDS, Doubtful, Flat, flattened, from_script
@@ -47,13 +47,13 @@ def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), abo
     try:
         if path.suffix == ".toml":
             raw: Any = tomllib.loads(text)
+        elif path.suffix == ".json":
+            raw = _json(text, path)
         else:
-            raw = json.loads(text, object_pairs_hook=_merged) if path.suffix == ".json" else yaml.load(text, _Once)
+            raw = yaml.load(text, _Once)
         flat = dict(itertools.islice(flattened(raw), MOST)) if isinstance(raw, Mapping) else {}
     except tomllib.TOMLDecodeError as error:
         raise one_problem(str(path), f"not TOML: {error}") from None
-    except json.JSONDecodeError as error:
-        raise one_problem(str(path), f"not JSON: {error}") from None
     except yaml.YAMLError as error:
         raise one_problem(str(path), f"not YAML: {' '.join(str(error).split())}") from None
     except (RecursionError, TypeError, ValueError):
@@ -64,6 +64,13 @@ def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), abo
         wanted = "give the framework's own config file, a mapping of option names to values"
         raise one_problem(str(path), f"holds {'too many' if flat else 'no'} options; {wanted}")
     return _over_defaults(flat, path, choices, above)
+
+
+def _json(text: str, path: Path) -> Any:
+    try:
+        return load_json(text, object_pairs_hook=_merged)
+    except ValueError as error:
+        raise one_problem(str(path), f"not JSON: {error}") from None
 
 
 _COMMAND = re.compile(r"\s*(?:[A-Z_]+=\S+\s+)*(?:python3?|accelerate|torchrun|trl|deepspeed|uv)\s")

@@ -1,0 +1,71 @@
+"""Reads JSON from files and strangers: whatever the text is, the result is a value or a ValueError.
+
+`json.loads` raises RecursionError for deep nesting, and returns values that break the code which uses them: a few
+hundred levels exhaust the stack when they are written again, an integer of 400 digits has no float, and one of 5,000
+has no decimal text.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+MAX_DEPTH = 100  # objects and lists inside one another
+MAX_DIGITS = 308  # of an integer; the largest float is 1.8e308
+_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_DIGITS_AS_ZEROS = bytes(ord("0") if chr(byte).isdigit() else byte for byte in range(128)) + bytes(range(128, 256))
+
+
+class TooDeepError(ValueError):
+    """A JSON text is nested deeper than `MAX_DEPTH`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"more than {MAX_DEPTH} levels of objects and lists")
+
+
+def load_json(text: str | bytes, *, parse_int: Callable[[str], Any] | None = None, **hooks: Any) -> Any:
+    """The value of a JSON text; bytes in any encoding that `json.loads` detects.
+
+    Args:
+        parse_int: converts the digits of an integer; with it, `MAX_DIGITS` doesn't apply.
+        hooks: as in `json.loads`.
+
+    Raises:
+        TooDeepError: the text is nested deeper than `MAX_DEPTH`.
+        ValueError: it has an integer of more than `MAX_DIGITS` digits, is not JSON (`json.JSONDecodeError`), or not in
+            the encoding (`UnicodeDecodeError`). One line.
+    """
+    text = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
+    data = text.encode("utf-8", "surrogatepass")
+    if parse_int is None and b"0" * (MAX_DIGITS + 1) in data.translate(_DIGITS_AS_ZEROS):  # perhaps inside a string
+        parse_int = bounded_int
+    try:
+        value = json.loads(text, parse_int=parse_int, **hooks)
+    except RecursionError:
+        raise TooDeepError from None
+    check_depth(data)
+    return value
+
+
+def check_depth(data: bytes) -> None:
+    """Raise TooDeepError if valid JSON, in UTF-8, is nested deeper than `MAX_DEPTH`."""
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return
+    pairs = brackets(data).translate(bytes.maketrans(b"{}", b"[]"))
+    for _ in range(MAX_DEPTH):  # each pass removes the innermost level
+        pairs = pairs.replace(b"[]", b"")
+    if pairs:
+        raise TooDeepError
+
+
+def brackets(data: bytes) -> bytes:
+    """The brackets and braces of a JSON text outside its strings."""
+    plain = data.replace(rb"\\", b"").replace(rb"\"", b"")  # the remaining quotes begin and end strings
+    return b"".join(plain.split(b'"')[::2]).translate(None, _NOT_BRACKETS)
+
+
+def bounded_int(digits: str) -> int:
+    """Convert the digits of an integer; ValueError if there are more than `MAX_DIGITS`."""
+    count = len(digits.removeprefix("-"))
+    if count > MAX_DIGITS:
+        raise ValueError(f"an integer of {count:,} digits, at most {MAX_DIGITS} can be read")
+    return int(digits)
