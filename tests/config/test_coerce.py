@@ -46,3 +46,17 @@ def test_accepted(recipe, text, value):
 def test_a_text_in_a_file_that_looks_like_a_number_wants_quotes(recipe):
     (said,) = refused(resolve, recipe(f"model: {{path: 12}}\ntask: {EVERYTHING}\nreward: number\nalgorithm: cppo\n"))
     assert said == 'model.path=12 (run.yaml:1): must be a text; put it in quotes: "12"'
+
+
+@pytest.mark.parametrize("number", [str(2**63), "1e19", "-1e300", "9" * 308, "9" * 5000, "0x" + "f" * 4000])
+def test_a_whole_number_has_at_most_64_bits(recipe, number):
+    (said,) = refused(spec, recipe, f"task.count={number}")
+    assert said.startswith("task.count=") and len(said) < 500
+    assert said.endswith((": must be a whole number of at most 64 bits", ": must be a whole number"))
+    assert spec(recipe, f"task.count={2**63 - 1}").count == 2**63 - 1
+
+
+@pytest.mark.parametrize("index", ["²", "9" * 5000, "1" * 10, "٣"])
+def test_what_is_no_index_is_a_field(recipe, index):
+    (said,) = refused(resolve, recipe(), [f"reward.{index}.weight=1"])
+    assert said.startswith("reward") and len(said) < 2500

@@ -1,6 +1,7 @@
 """YAML and `key=value` texts: what people write is what they get, or one line that says where it went wrong."""
 
 import math
+import re
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -100,8 +101,35 @@ def test_no_python_object_is_made(recipe):
     (line,) = refused(read_yaml, Path(recipe("a: !!python/object/apply:os.system ['true']\n")))
     tag = "tag:yaml.org,2002:python/object/apply:os.system"
     assert line.startswith(f"run.yaml:1: the tag '{tag}' has no meaning here")
-    (line,) = refused(read_yaml, Path(recipe("a: !!python/name:os.system ''\n")))
-    assert line.startswith("run.yaml:1: not YAML: could not determine a constructor")
+
+
+@pytest.mark.parametrize(
+    ("text", "tag"),
+    [
+        ('a: !!int "x"', "int"),
+        ("a: !!int 5", "int"),
+        ('a: !!float "x"', "float"),
+        ("a: !!bool maybe", "bool"),
+        ("a: !!null x", "null"),
+        ("a: !!timestamp x", "timestamp"),
+        ('a: !!binary "é"', "binary"),
+        ("a: !!str 5", "str"),
+        ("!!str a: 5", "str"),
+        ("a: [1, !!set {b}]", "set"),
+        ("a: !!map {b: 1}", "map"),
+        ("a: !!python/name:os.system ''", "python/name:os.system"),
+    ],
+)
+def test_tags_are_refused(recipe, text, tag):
+    said = f"run.yaml:1: the tag 'tag:yaml.org,2002:{tag}' has no meaning here; leave it out"
+    assert refused(read_yaml, Path(recipe(f"{text}\n"))) == [said]
+
+
+@pytest.mark.parametrize("number", ["1" * 309, "-" + "9" * 5000, "0x" + "f" * 5000, "1_0" * 2000])
+def test_an_integer_has_a_bounded_number_of_digits(recipe, number):
+    (line,) = refused(read_yaml, Path(recipe(f"train:\n  steps: {number}\n")))
+    assert re.fullmatch(r"run.yaml:2: a number of [0-9,]+ digits, at most 308 can be read", line)
+    assert read_yaml(Path(recipe(f"a: {'1' * 308}\n"))).to_python() == {"a": int("1" * 308)}
 
 
 def test_a_missing_recipe_names_the_nearest_file(recipe):

@@ -12,7 +12,7 @@ from proxima.config.problems import Problem
 from proxima.config.resolved import ResolvedValue
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.slots import Slot
-from proxima.config.tree import DEFAULT, Node
+from proxima.config.tree import DEFAULT, Node, is_index
 from proxima.data.errors import FieldError
 from proxima.system.secret_values import HIDDEN
 
@@ -194,7 +194,7 @@ class Builder:
 
 def _indexed(node: Node) -> Node:
     """Convert `{0: a, 1: b}`, from `reward.0=…` without a list in the layer below, to a list."""
-    keys = sorted(node.mapping or {}, key=lambda key: int(key) if key.isdigit() else -1)
+    keys = sorted(node.mapping or {}, key=lambda key: int(key) if is_index(key) else -1)
     if node.mapping and keys == [str(index) for index in range(len(keys))]:
         return Node([node.mapping[key] for key in keys], node.source)
     return node

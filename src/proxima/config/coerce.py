@@ -8,6 +8,7 @@ from proxima.config.describe import options_of
 from proxima.config.tree import COMMAND_LINE, Node
 
 NONE = type(None)
+LARGEST = 2**63 - 1  # of an integer: files and tensors have no larger ones
 # exact types are tried first: in `int | float | str`, `3` is an int and `x` a str
 STRICTNESS: Mapping[Any, int] = {bool: 0, int: 1, float: 2, str: 8, Any: 9}
 
@@ -85,6 +86,8 @@ def _scalar(node: Node, kind: type) -> Any:
     value = node.value
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {bool: isinstance(value, bool), int: number and value % 1 == 0, float: number}  # type: ignore[operator]
+    if kind is int and fits[int] and abs(value) > LARGEST:  # type: ignore[arg-type]
+        raise Mismatch("a whole number of at most 64 bits")
     if fits[kind]:
         return kind(value)
     raise Mismatch({bool: "true or false", int: "a whole number", float: "a number"}[kind])

@@ -20,7 +20,6 @@ from proxima.system.recipe_files import find_recipe, shipped_recipes, shown_path
 from proxima.system.text_files import read_text
 
 MOST_NODES = 100_000  # a few lines of anchors within anchors can expand to billions of values
-_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 
 
 def read_recipe(path: str | Path, above: tuple[Path, ...] = ()) -> list[Node]:
@@ -99,8 +98,6 @@ def _convert(loader: Loader, node: Any, name: str, parents: tuple[Any, ...]) -> 
         raise one_problem(name, f"holds more than {MOST_NODES:,} values, its anchors written out; a recipe is small")
     if any(node is parent for parent in parents):
         raise one_problem(place, "an anchor contains itself; write the value out")
-    if node.tag not in _TAGS and not isinstance(node, yaml.ScalarNode):
-        raise one_problem(place, f"the tag {node.tag!r} has no meaning here; leave it out")
     inside = (*parents, node)
     if isinstance(node, yaml.SequenceNode):
         return Node([_convert(loader, child, name, inside) for child in node.value], source)

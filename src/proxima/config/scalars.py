@@ -14,6 +14,9 @@ from typing import Any
 
 import yaml
 
+from proxima.data.errors import safe_repr
+from proxima.data.json_reader import MAX_DIGITS
+
 _TAG = "tag:yaml.org,2002:"
 _PATTERNS = (
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
@@ -29,12 +32,20 @@ _PATTERNS = (
 
 
 class Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the scalars of YAML 1.2."""
+    """PyYAML's safe loader with the scalars of YAML 1.2. Tags are refused: a value is what it looks like."""
 
     converted = 0  # nodes read so far
     stand_ins: frozenset[int] = frozenset()  # lines whose comment marks a value as still to be filled in
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML reads this class attribute
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        if (tag := getattr(event, "tag", None)) is not None:
+            raise yaml.MarkedYAMLError(
+                problem=f"the tag {tag!r} has no meaning here; leave it out", problem_mark=event.start_mark
+            )
+        return super().compose_node(parent, index)
 
 
 class Dumper(yaml.SafeDumper):
@@ -48,6 +59,9 @@ for _name, _pattern, _first in _PATTERNS:
 
 def _construct_int(loader: Loader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node)).replace("_", "")
+    if len(text) > MAX_DIGITS:
+        said = f"a number of {len(text):,} digits, at most {MAX_DIGITS} can be read"
+        raise yaml.MarkedYAMLError(problem=said, problem_mark=node.start_mark)
     return int(text, 16 if "0x" in text else 10)
 
 
@@ -73,6 +87,8 @@ def in_one_line(value: Any) -> str:
         value = list(value)
     if isinstance(value, str) and "\n" in value:
         return json.dumps(value, ensure_ascii=False)  # any other style would spread it over several lines
+    if isinstance(value, int) and not isinstance(value, bool):
+        return safe_repr(value)
     style: Any = {"default_flow_style": True, "width": math.inf, "allow_unicode": True, "sort_keys": False}
     return str(yaml.dump(value, Dumper=Dumper, **style)).removesuffix("\n").removesuffix("\n...")
 

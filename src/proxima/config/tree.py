@@ -165,7 +165,12 @@ def _at_first(entries: list[Node], top: Node, path: str) -> Node:
 
 
 def _is_indices(node: Node) -> bool:
-    return bool(node.mapping) and all(key.isdigit() for key in node.mapping or ())
+    return bool(node.mapping) and all(map(is_index, node.mapping or ()))
+
+
+def is_index(key: str) -> bool:
+    """True for the number of an entry in a list, as `reward.3.weight=2` has it."""
+    return key.isascii() and key.isdigit() and len(key) < 10
 
 
 def _merge_indices(base: Node, top: Node, info: FieldInfo, path: str) -> Node:

@@ -40,7 +40,8 @@ def not_yaml(name: str, error: yaml.YAMLError | RecursionError) -> ConfigError:
         return one_problem(name, f"not YAML: {' '.join(str(error).split())}")
     mark = error.problem_mark or error.context_mark
     line = f":{mark.line + 1}" if mark else ""
-    return one_problem(f"{name}{line}", f"not YAML: {in_plain_words(error)}")
+    words = in_plain_words(error)
+    return one_problem(f"{name}{line}", words if words.startswith(("the tag", "a number")) else f"not YAML: {words}")
 
 
 def near_recipe(path: Path) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from proxima.config.resolved import Resolved, ResolvedValue
 from proxima.config.scalars import for_any_reader
+from proxima.config.tree import is_index
 from proxima.system.recipe_files import shown_path
 
 Lines = list[tuple[str, str | None]]  # each with the comment that follows it
@@ -54,7 +55,7 @@ def yaml_lines(tree: dict[str, Any], leaf: Callable[[str, Any, str], Lines], mar
             lines += leaf(key, child, margin)
             continue
         lines.append((f"{margin}{key}:", None))
-        if not all(part.isdigit() for part in child):
+        if not all(map(is_index, child)):
             lines += yaml_lines(child, leaf, f"{margin}  ")
             continue
         for index in sorted(child, key=int):  # an item of a list: the dash precedes its first field

@@ -23,6 +23,15 @@ def abbreviated(text: str, longest: int) -> str:
     return f"{text[: longest // 2]} … {text[-longest // 3 :]} ({len(text):,} characters)"
 
 
+def safe_repr(value: object) -> str:
+    """`repr`, or a description of what has none: an integer of thousands of digits, lists of thousands of levels."""
+    try:
+        return repr(value)
+    except (RecursionError, ValueError):
+        size = f" of {value.bit_length():,} bits" if isinstance(value, int) else ""
+        return f"<{type(value).__name__}{size}>"
+
+
 class UserError(ValueError):
     """Something the user can fix. Long lines and values in the message are abbreviated.
 
@@ -70,7 +79,7 @@ class FieldError(UserError):
 
     @property
     def reason(self) -> str:
-        return f"{self.field}={abbreviated(repr(self.value), LONGEST_VALUE)} {self.bound}"
+        return f"{self.field}={abbreviated(safe_repr(self.value), LONGEST_VALUE)} {self.bound}"
 
     @property
     def requirement(self) -> str:

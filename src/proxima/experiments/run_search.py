@@ -48,8 +48,8 @@ def _below(place: Path, start: Path, count: Iterator[int]) -> Iterator[Path]:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """`seed-2` before `seed-10`."""
-    parts = ["".join(group) for _, group in itertools.groupby(name, str.isdigit)]
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    parts = ["".join(group) for _, group in itertools.groupby(name, str.isdecimal)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def no_runs(place: Path, exists: bool = False) -> UserError:

@@ -141,7 +141,7 @@ def _threads(jobs: int) -> int | None:
     if jobs == 1:
         return None
     setting = os.environ.get("OMP_NUM_THREADS", "")
-    if setting.isdigit() and int(setting) > 0:
+    if setting.isdecimal() and int(setting) > 0:
         return int(setting)
     return max(1, usable_cores() // jobs)
 

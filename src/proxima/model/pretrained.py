@@ -49,7 +49,7 @@ class LoadedModel:
     def name(self) -> str:
         """Short name for display."""
         place = PurePath(self.path)
-        if place.match("checkpoints/*/model") and place.parent.name.isdigit():  # of a run: `grpo step 40`
+        if place.match("checkpoints/*/model") and place.parent.name.isdecimal():  # of a run: `grpo step 40`
             return f"{place.parents[2].name} step {int(place.parent.name)}"
         return place.name
 

@@ -35,7 +35,7 @@ def last_complete(folder: Path, warn: Callable[[str], None]) -> Checkpoint | Non
         UserError: there are checkpoints, and all of them are damaged.
     """
     damaged: list[tuple[Path, str]] = []
-    for path in sorted((p for p in folder.glob("[0-9]*") if p.name.isdigit()), reverse=True):
+    for path in sorted((p for p in folder.glob("[0-9]*") if p.name.isdecimal()), reverse=True):
         why = damage(path)
         if why is None:
             for other, reason in damaged:

@@ -203,7 +203,7 @@ def sampling_figures(record: Record, headline: Headline) -> str:
     if (bounds := headline.bounds(record)) is None:
         return ""
     low, high = bounds
-    ks = [int(k) for key in record if (k := key.removeprefix("pass@")).isdigit()]
+    ks = [int(k) for key in record if (k := key.removeprefix("pass@")).isdecimal()]
     passed = f"  pass@{max(ks)} {fixed(record[f'pass@{max(ks)}'], 3)}" if ks else ""
     between = " to " if low < 0 else "–"  # no dash next to a minus sign
     return f"95 % {fixed(low, 3)}{between}{fixed(high, 3)}{passed}"

@@ -59,7 +59,7 @@ def _require_listener(address: str) -> None:
     """Raise if nothing listens at the address: Ray itself would try for a minute and end the process."""
     host, _, port = address.rpartition(":")
     form = "is HOST:PORT of the cluster's head, as `ray start --head` prints it"
-    if "://" in address or not port.isdigit() or not host:
+    if "://" in address or not host or not port.isdecimal() or int(port[:6]) > 65535:
         raise FieldError("placement.address", address, form)
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxima.config.scalars import for_any_reader
-from proxima.config.tree import FILL_IN
+from proxima.config.tree import FILL_IN, is_index
 from proxima.config.yaml_dump import Lines, nested, yaml_lines
 from proxima_peers.convert.options import Leftover, Options, Sourced, on_one_line
 
@@ -251,7 +251,7 @@ def _ordered(fields: dict[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
 def _plain(value: Any, of: Callable[[Entry], Any]) -> Any:
     if isinstance(value, Entry):
         return of(value)
-    if value and all(key.isdigit() for key in value):
+    if value and all(map(is_index, value)):
         return [_plain(value[key], of) for key in sorted(value, key=int)]
     return {key: _plain(child, of) for key, child in value.items()}
 
