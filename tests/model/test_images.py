@@ -2,6 +2,7 @@
 time."""
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from proxima.model import Policy, images, load
 from proxima.model.chat import SafeMessage, prompt_tokens
+from proxima.model.image_folder import image_damage
 from proxima.model.images import ImageStore, ImageTokenizer
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import target_layers
 from proxima.model.model_source import ModelSource
 from proxima.model.pretrained import beside_decoder, load_tokenizer
+from proxima.view.thumbnails import thumbnails
 from tests.campaigns import campaign
 from tests.tiny_images import FAMILIES, make_tiny_reader, picture
 
@@ -213,6 +216,71 @@ def test_a_file_that_a_kill_cut_off_is_no_image(reader, store, tmp_path, monkeyp
     (tmp_path / f"{again.name(0)}.png").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"\.png can't be read; delete it, and resume"):
         again.image(0)
+
+
+def kept(reader, folder):
+    """The images in a folder, as a resume, a replay and another rank read them."""
+    store = ImageStore(reader("qwen2_vl"), folder=folder)
+    followed = ImageStore(reader("qwen2_vl"))
+    followed.follow(folder)
+    assert followed._names == store._names
+    return store
+
+
+@pytest.mark.parametrize("read", ["image", "content", "address", "processed"])
+def test_another_valid_picture_under_the_same_name_is_refused(reader, store, tmp_path, read):
+    for image in PICTURES:
+        store.add(image)
+    store.keep_in(folder := tmp_path / "images")
+    PICTURES[1].transpose(0).save(folder / f"{store.name(1)}.png")
+    assert getattr(kept(reader, folder), read)(0)
+    with pytest.raises(UserError, match=f"{store.name(1)}.png shows another image than the one that was written; del"):
+        getattr(kept(reader, folder), read)(1)
+    (wrong,) = image_damage(folder)
+    assert wrong.endswith(f"{store.name(1)}.png shows another image than the one that was written")
+    assert [bool(address) for address in thumbnails(tmp_path, [0, 1, 2, 3, -1])] == [True, False, True, *2 * [False]]
+
+
+def swapped(lines):
+    return [lines[1], lines[0], *lines[2:]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (swapped, "index.txt differs from what was written: its names have other places"),
+        (lambda lines: lines[:2], "index.txt has 2 names, written were 3"),
+        (lambda lines: [], "index.txt has 0 names, written were 3"),
+        (lambda lines: [lines[0], "../x\n", lines[2]], "index.txt:2 has '../x', which names no image"),
+        (lambda lines: [lines[0], "é" * 32 + "\n", lines[2]], "index.txt:2 has '\ufffd"),
+        (lambda lines: lines * 200_000, "index.txt is longer than 524,287 lines, the most images of a run"),
+    ],
+)
+def test_an_index_that_was_not_written_so_is_refused(reader, store, tmp_path, damage, said):
+    for image in PICTURES:
+        store.add(image)
+    store.keep_in(tmp_path)
+    index = tmp_path / "index.txt"
+    index.write_text("".join(damage(index.read_text().splitlines(keepends=True))))
+    with pytest.raises(UserError, match=re.escape(said)):
+        kept(reader, tmp_path)
+    assert len(image_damage(tmp_path)) == 1
+
+
+def test_an_index_that_a_kill_left_longer_than_its_checksum_is_whole(reader, store, tmp_path, monkeypatch):
+    store.add(PICTURES[0])
+    store.keep_in(tmp_path)
+    before = (tmp_path / "index.crc32").read_bytes()
+    store.add(PICTURES[1])
+    store.write()
+    (tmp_path / "index.crc32").write_bytes(before)
+    again = kept(reader, tmp_path)
+    again.keep_in(tmp_path)
+    assert [again.add(image) for image in PICTURES] == [0, 1, 2]
+    again.write()
+    (tmp_path / "index.txt").write_text("".join(swapped((tmp_path / "index.txt").read_text().splitlines(True))))
+    with pytest.raises(UserError, match="other places"):
+        kept(reader, tmp_path)
 
 
 def test_an_image_that_the_processor_refuses_is_one_line(store):

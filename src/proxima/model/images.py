@@ -2,9 +2,7 @@
 processor."""
 
 import base64
-import hashlib
 import io
-import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -23,12 +21,12 @@ from proxima.data.columns import Ints
 from proxima.data.flow import MARK
 from proxima.data.image_tokens import IMAGES, PATCHES, PROBE, image_and_patch
 from proxima.model.chat import encode_part, image_mark
+from proxima.model.image_folder import INDEX, checksum, image_name, read_image, read_names, write_names
 from proxima.model.pretrained import SHOWN_IMAGES, load_config, load_tokenizer, read_pretrained
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-INDEX, LINE = "index.txt", 65  # the names of the images, in the order of their numbers; bytes of each
 PROCESSED = 1 << 28  # most bytes of pixels that are kept
 
 
@@ -86,7 +84,7 @@ class ImageStore:
 
     def add(self, image: "Image") -> int:
         """The number of an RGB image."""
-        name = hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest()
+        name = image_name(image)
         with self._lock:
             kept = self.folder is not None and (self.folder / f"{name}.png").is_file()
             if name in self._numbers and (name in self._unwritten or kept):
@@ -111,7 +109,7 @@ class ImageStore:
                 earlier = self.folder and self.folder / f"{name}.png"
                 if earlier and earlier.exists() and not (folder / f"{name}.png").exists():
                     shutil.copyfile(earlier, folder / f"{name}.part").replace(folder / f"{name}.png")
-            self._indexed = 0
+            self._indexed, self._crc = 0, 0
         (folder / INDEX).touch()
         self.folder, self._keeps = folder, True
         self.write()
@@ -125,13 +123,9 @@ class ImageStore:
         self._read_index()
 
     def _read_index(self) -> None:
-        index = self.folder and self.folder / INDEX
-        lines = index.read_text(encoding="utf-8", errors="replace") if index and index.is_file() else ""
-        self._names = lines.rpartition("\n")[0].split()  # the last may be written at this moment, or a kill cut it off
-        if bad := next((name for name in self._names if not re.fullmatch("[0-9a-f]{64}", name)), None):
-            raise UserError(f"{index} has {bad!r:.80}, which names no image", remedy="restore the file")
+        self._names = [] if self.folder is None else read_names(self.folder)
         self._numbers = {name: number for number, name in enumerate(self._names)}
-        self._indexed = len(self._names)
+        self._indexed, self._crc = len(self._names), checksum(self._names)
 
     def shared_folder(self) -> Path:
         """The folder that another process may `follow`; a temporary one if they were in memory alone."""
@@ -151,38 +145,31 @@ class ImageStore:
                 part = self.folder / f"{name}.part"
                 part.write_bytes(content)
                 part.replace(self.folder / f"{name}.png")
-            with (self.folder / INDEX).open("r+b") as index:
-                index.seek(LINE * self._indexed)  # a kill may have left a part of a line
-                index.write("".join(f"{name}\n" for name in self._names[self._indexed :]).encode())
-                index.truncate()
-                index.flush()
-                os.fsync(index.fileno())
+            self._crc = checksum(self._names[self._indexed :], self._crc)
+            write_names(self.folder, self._names, self._indexed, self._crc)
             self._indexed = len(self._names)
             self._unwritten.clear()
 
     def image(self, number: int) -> "Image":
-        """The RGB image of this number.
-
-        Raises:
-            UserError: its file is gone or damaged.
-        """
-        from PIL import Image
-
-        try:
-            return Image.open(io.BytesIO(self.content(number))).convert("RGB")
-        except OSError as error:
-            remedy = "delete it, and resume: a row or an environment that shows it makes it again"
-            raise UserError(f"{self.folder}/{self.name(number)}.png can't be read", remedy=remedy) from error
+        """The RGB image of this number; raises as `content`."""
+        return self._read(number)[1]
 
     def content(self, number: int) -> bytes:
-        """The file of an image."""
-        if number == PROBE:
-            return _drawn()
-        name = self.name(number)
-        if (content := self._unwritten.get(name)) is not None:
-            return content
+        """The file of an image.
+
+        Raises:
+            UserError: it is gone or damaged, or shows another image.
+        """
+        return self._read(number)[0]
+
+    def _read(self, number: int) -> tuple[bytes, "Image"]:
+        from PIL import Image
+
+        content = _drawn() if number == PROBE else self._unwritten.get(name := self.name(number))
+        if content is not None:
+            return content, Image.open(io.BytesIO(content)).convert("RGB")
         assert self.folder is not None
-        return (self.folder / f"{name}.png").read_bytes()
+        return read_image(self.folder, name)
 
     def name(self, number: int) -> str:
         """The SHA-256 of an image: its file is NAME.png."""

@@ -68,7 +68,7 @@ class OfflineWorkload:
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> OfflineLoop:
         config, compute = self.config, services.compute
         if self.images is not None:
-            self.images.keep_in(services.store.folder.path / "images")
+            self.images.keep_in(services.store.folder.images)
         self.notes += self.method.notes(loaded)
         stack = make_stack(config.train, self.method.model(loaded), self.steps, services.store.ranks)
         samples = None

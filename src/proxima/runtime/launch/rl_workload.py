@@ -74,7 +74,7 @@ class RlWorkload:
         """The loop and everything that it uses."""
         config, data, store = self.config, self.data, services.store
         if self.images is not None:
-            self.images.keep_in(store.folder.path / "images")
+            self.images.keep_in(store.folder.images)
         restored, facts = (self.checkpoint.path, self.checkpoint.facts) if self.checkpoint else (None, {})
         learner = self._make_learner(
             loaded, services.compute, ranks=store.ranks, restored=restored, log=store.folder.engine_log

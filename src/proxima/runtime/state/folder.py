@@ -1,7 +1,7 @@
 """The run folder: its files, its lock, and how it is restored to an earlier step.
 
 config.yaml  environment.json  metrics.jsonl  run.sqlite  rollouts/000012.parquet  evals/000012-after.parquet
-checkpoints/000040/  timeline.json  summary.json  report.html  log.txt  engine.log
+images/  checkpoints/000040/  timeline.json  summary.json  report.html  log.txt  engine.log
 environments.log
 """
 
@@ -49,6 +49,7 @@ class RunFolder:
         self.journal = self.path / "run.sqlite"
         self.rollouts = self.path / "rollouts"
         self.evals = self.path / "evals"
+        self.images = self.path / "images"
         self.checkpoints = self.path / "checkpoints"
         self.timeline = self.path / "timeline.json"
         self.summary = self.path / "summary.json"
@@ -212,9 +213,12 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Delete the files of the run; others stay."""
-        for folder in (self.rollouts, self.evals, self.checkpoints, self.trackers):
-            shutil.rmtree(folder, ignore_errors=True)
         journal = [self.journal.with_name(self.journal.name + end) for end in ("", "-wal", "-shm")]
         files = (self.config, self.environment, self.metrics, self.summary, self.report, self.log, self.engine_log)
-        for path in (*files, *self.path.glob("engine.*.log"), self.path / ENVIRONMENTS_LOG, self.timeline, *journal):
-            path.unlink(missing_ok=True)
+        folders = (self.rollouts, self.evals, self.images, self.checkpoints, self.trackers)
+        logs = (*self.path.glob("engine.*.log"), self.path / ENVIRONMENTS_LOG)
+        for path in (*folders, *files, *logs, self.timeline, *journal):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)

@@ -69,6 +69,8 @@ def _findings(folder: RunFolder, journal: RestoredJournal, wrong: Sequence[str] 
     yield _metrics(folder, journal if of_journal.status == "ok" else None)
     for place in (folder.rollouts, folder.evals):
         yield _several(place, recorded)
+    if folder.images.exists():
+        yield _images(folder.images)
     yield _checkpoints(folder.checkpoints)
 
 
@@ -112,8 +114,19 @@ def _several(place: Path, recorded: Mapping[str, Checksum]) -> Finding:
     return Finding.of(kind, wrong, FROM_COPY, whole)
 
 
+def _images(place: Path) -> Finding:
+    from proxima.model.image_folder import RESTORE, image_damage, read_names
+
+    try:
+        wrong = image_damage(place)
+        whole = "" if wrong else f"{len(read_names(place)):,} images"
+    except ImportError:
+        return Finding(kind="images/", status="not checked", detail="the package pillow is missing")
+    return Finding.of("images/", wrong, RESTORE, whole)
+
+
 def _checkpoints(place: Path) -> Finding:
-    folders = sorted(path for path in place.glob("[0-9]*") if path.name.isdigit())
+    folders = sorted(path for path in place.glob("[0-9]*") if path.name.isdecimal())
     wrong = [f"{path.name}: {why}" for path in folders if (why := damage(path)) is not None]
     steps = ", ".join(str(int(path.name)) for path in folders[-5:])
     whole = f"{len(folders)} checkpoints, the last of steps {steps}" if folders else ""
