@@ -1,11 +1,12 @@
 """Rank 0 hears the others over sockets; here, this test is the others."""
 
+import json
 import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import pytest
 from proxima.config.sections.placement_section import STARTED_BY
 from proxima.data import UserError
 from proxima.runtime.placement import rank_messages, rank_watch
+from proxima.runtime.placement.lifeline import ForwardedLines
 from proxima.runtime.placement.rank_messages import Channel, FoldedLines, RankFailure, follows_from_loss, span_of
 from proxima.runtime.placement.rank_watch import RankWatch, last_line
 from proxima.view.log_lines import closing_line
@@ -57,11 +59,19 @@ def met(size: int, **options: Any) -> Iterator[tuple[RankWatch, list[Channel]]]:
         yield watch, channels
 
 
-def call(watch: RankWatch, rank: int, **changed: Any) -> Channel:
+def call(watch: RankWatch, rank: Any, *, token: str = "", **changed: Any) -> Channel:
     channel = Channel(socket.create_connection(("127.0.0.1", watch.port)))
-    hello = {"hello": rank, "token": watch.token, "host": "node", "facts": {}}
-    channel.send(**hello | changed)
+    channel.connection.sendall((token or watch.token).encode())
+    channel.send(**{"hello": rank, "host": "node", "facts": {}} | changed)
     return channel
+
+
+def is_hung_up(channel: Channel) -> bool:
+    channel.connection.settimeout(600)
+    try:
+        return channel.connection.recv(1) == b""
+    except ConnectionError:  # it had sent more than was read
+        return True
 
 
 def failure_of(error: BaseException) -> dict[str, Any]:
@@ -76,9 +86,14 @@ def failure(watch: RankWatch) -> RankFailure:
 
 def test_the_missing_ranks_are_named_and_a_stranger_is_none() -> None:
     with watching(5) as watch:
-        strangers = [call(watch, 3, token="guessed"), call(watch, 4, hello={"x": [1]}, token=0)]
+        strangers = [call(watch, 3, token="guessed" * 5)]
         known = call(watch, 2)
-        eventually(lambda: 2 in watch.peers and all(stranger.receive() is None for stranger in strangers))  # hung up on
+        eventually(lambda: 2 in watch.peers)
+        wrong = (2, 0, 5, -1, True, 3.0, "3", None, [1], {"x": [1]})  # the first is connected already
+        strangers += [call(watch, rank) for rank in wrong]
+        strangers += [call(watch, 3, host=["node"]), call(watch, 3, facts=[])]
+        assert all(is_hung_up(stranger) for stranger in strangers)
+        assert [*watch.peers] == [2]
         with pytest.raises(UserError, match=r"^ranks 1, 3-4 of 5 did not call port .* start all ranks again$"):
             watch.meet(0.01)
         known.connection.close()
@@ -154,6 +169,47 @@ def test_a_rank_0_that_hangs_is_ended(
         watch._judge(time.monotonic() + (2 * rank_watch.SETTLE if in_order else rank_watch.CLOSING) + 1)
         assert codes == [2 if refused else 1]
     assert capsys.readouterr().err.count("error: rank 1 on node: ") == 1
+
+
+UNREADABLE = {
+    "deep": b"[" * 200_000 + b"\n",
+    "no object": b"[]\n",
+    "no JSON": b"\xff\x00\n",
+    "many digits": b'{"beat": ' + b"9" * 5000 + b"}\n",
+    "a beat that is none": b'{"beat": 3}\n',
+    "a beat without its parts": b'{"beat": {}}\n',
+    "a beat of wrong parts": b'{"beat": %s}\n' % json.dumps(IDLE | {"issued": "4"}).encode(),
+    "lines that are none": b'{"lines": 3}\n',
+    "an error that is none": b'{"error": {"text": 3, "trace": 4}}\n',
+    "an error of other parts": b'{"error": {"x": 3}}\n',
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_rank_that_sends_what_is_no_message_is_gone(name: str) -> None:
+    with met(2) as (watch, (channel,)):
+        channel.connection.sendall(UNREADABLE[name])
+        assert failure(watch).text.startswith("rank 1 on node died: ")
+        assert is_hung_up(channel)
+
+
+def test_a_message_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_messages, "MOST_MESSAGE", 1 << 20)
+    with met(3) as (watch, (first, second)):
+        line = "x" * ((1 << 20) - 100)
+        first.send(lines=[line])
+        eventually(lambda: line in watch.lines._waiting)
+        with suppress(ConnectionError):
+            second.connection.sendall(b" " * (1 << 21))
+        assert failure(watch).text.startswith("rank 2 on node died: ")
+
+
+def test_long_lines_and_traces_of_a_rank_are_cut_before_they_are_sent() -> None:
+    sent = list[list[str]]()
+    lifeline: Any = SimpleNamespace(channel=SimpleNamespace(send=lambda lines: sent.append(lines)))
+    ForwardedLines(lifeline).write("a\n" + "b" * 20_000 + "\n \n" + "c\n" * 300)
+    assert sent == [["a", "b" * 16_384 + "…", *["c"] * 254], ["c"] * 46]
+    assert len(RankFailure.of(ValueError("x" * 500_000)).trace) == 262_144
 
 
 def test_equal_lines_of_ranks_are_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ itself is `launch`.
     process_group       lets the ranks that a launcher has started find one another; without a launcher, one process
     slurm               a task of `srun` as one of these ranks
     meeting             how they do: the store of the launcher, the checks that they agree (`agreement`), the group
+    rank_listener       the port where rank 0 awaits the others, open to strangers
     rank_watch          rank 0's thread that hears the other ranks (`lifeline`): deaths, errors, lines, stalls
     follower            the ranks other than rank 0: they hold the same models and take part in what rank 0 does
 

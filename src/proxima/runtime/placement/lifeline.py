@@ -17,6 +17,7 @@ from proxima.runtime.placement.rank_messages import BEAT_SECONDS, Channel, RankF
 from proxima.train.process_ranks import ProcessRanks
 
 LAST_WORDS = 30.0  # seconds that rank 0 has to end the run after an error of this rank
+LONGEST_LINE, LINES_AT_ONCE = 1 << 14, 256  # characters, and lines of a message: less than `MOST_MESSAGE`
 GRACE = 1.0  # seconds that this process outlives rank 0, so that a launcher notices rank 0's end first
 
 
@@ -32,8 +33,10 @@ class Lifeline:
         self, address: tuple[str, int], token: str, ranks: ProcessRanks, facts: Mapping[str, Any], timeout: float
     ) -> None:
         self.ranks, self.timeout = ranks, timeout
-        self._over, self.channel = threading.Event(), Channel(socket.create_connection(address, timeout=30))
-        self.channel.send(hello=ranks.rank, token=token, host=socket.gethostname(), facts=dict(facts))
+        connection = socket.create_connection(address, timeout=30)
+        connection.sendall(token.encode())
+        self._over, self.channel = threading.Event(), Channel(connection)
+        self.channel.send(hello=ranks.rank, host=socket.gethostname(), facts=dict(facts))
         self._thread = threading.Thread(target=self._run, name="proxima-lifeline", daemon=True)
         self._thread.start()
 
@@ -79,8 +82,9 @@ class ForwardedLines(TextIOBase):
 
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
-        if any(map(str.strip, lines)):
-            self._lifeline.channel.send(lines=[line for line in lines if line.strip()])
+        lines = [line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…" for line in lines if line.strip()]
+        for first in range(0, len(lines), LINES_AT_ONCE):
+            self._lifeline.channel.send(lines=lines[first : first + LINES_AT_ONCE])
         return len(text)
 
 

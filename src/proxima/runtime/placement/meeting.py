@@ -17,6 +17,7 @@ from proxima.process.entry import end_with_parent
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.placement.agreement import compare_facts, rank_facts
 from proxima.runtime.placement.lifeline import ForwardedLines, Lifeline, obey_rank_zero
+from proxima.runtime.placement.rank_listener import watch_addresses
 from proxima.runtime.placement.rank_watch import RankWatch, last_line, terminated_by_launcher
 from proxima.train.process_ranks import ProcessRanks
 from proxima.train.ranks import RankError, Ranks
@@ -25,7 +26,7 @@ from proxima.train.sharded_checkpoint import ShardedWriter
 IDLE = timedelta(days=30)  # that a rank may wait for its next call; the watchdog ends a run that hangs
 SLACK = 120.0  # seconds that a collective waits longer than the watchdog, which can report more
 MEET_SECONDS = 300.0  # that a rank may start later than another; less with a shorter `placement.timeout`
-WATCH = "watch"  # key of the store: port and token of rank 0's watch
+WATCH = "watch"  # key of the store: address, port and token of rank 0's watch
 _groups = count()
 
 
@@ -47,10 +48,11 @@ def met_ranks(config: Any) -> Iterator[Ranks]:
 @contextmanager
 def _first_rank(store: Any, ranks: ProcessRanks, facts: Mapping[str, Any], placement: Any) -> Iterator[None]:
     """Within the block, rank 0 watches the others, which run the same; its end says why the run has ended."""
-    ranks.watch = watch = RankWatch(ranks, placement.timeout)
+    listens, called = watch_addresses(os.environ)
+    ranks.watch = watch = RankWatch(ranks, placement.timeout, listens)
     with terminated_by_launcher(watch):
         try:
-            store.set(WATCH, f"{watch.port} {watch.token}")
+            store.set(WATCH, f"{called} {watch.port} {watch.token}")
             peers = watch.meet(_patience(placement))
             compare_facts({watch.name(0): facts} | {peers[rank].name: peers[rank].facts for rank in sorted(peers)})
             yield
@@ -87,11 +89,11 @@ def _other_rank(store: Any, ranks: ProcessRanks, facts: Mapping[str, Any], place
 
 def _lifeline(store: Any, ranks: ProcessRanks, facts: Mapping[str, Any], placement: Any) -> Lifeline:
     try:
-        port, token = store.get(WATCH).decode().split()
+        host, port, token = store.get(WATCH).decode().split()
     except Exception:
         raise _no_rank_zero(f"did not come within {_patience(placement):g} s") from None
     try:
-        return Lifeline((os.environ["MASTER_ADDR"], int(port)), token, ranks, facts, placement.timeout)
+        return Lifeline((host, int(port)), token, ranks, facts, placement.timeout)
     except OSError as error:
         raise _no_rank_zero(f"does not answer at port {port}: {error.strerror or error}") from None
 

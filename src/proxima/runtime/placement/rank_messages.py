@@ -9,16 +9,20 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import UserError
+from proxima.system.bounded_reading import parse_json
 
 BEAT_SECONDS = 1.0  # between two signs of life
 SILENT_SECONDS = 30.0  # without one after which a rank counts as silent
 SEND_SECONDS = 5.0
+BEAT = {"call": str, "part": str, "collective": str, "waits": bool, "issued": int, "still": float}
+MOST_MESSAGE = 1 << 26  # bytes; a longer one is not a rank's
+LONGEST_TRACE = 1 << 18  # characters, of its end
 FOLD_SECONDS = 1.0  # in which other ranks may print the same line
 LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset", "NCCL", "Broken pipe", "Timed out wait")
 
@@ -34,7 +38,7 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.connection.settimeout(SEND_SECONDS)
-        self._rest, self._sending = b"", threading.Lock()
+        self._rest, self._sending = bytearray(), threading.Lock()
 
     def send(self, **message: Any) -> None:
         """Send a message, if the other side is still connected; from any thread."""
@@ -42,18 +46,25 @@ class Channel:
             self.connection.sendall(json.dumps(message, default=repr).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Wait for data, and return the messages that have arrived; None if the other side is gone."""
+        """Wait for data, and return the messages that have arrived; None if the other side is gone, or is no rank."""
         try:
             chunk = self.connection.recv(1 << 16)
         except TimeoutError:
             return []
         except OSError:
             return None
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        try:
-            return [dict(json.loads(line)) for line in lines] if chunk else None
-        except (ValueError, TypeError):  # not one of our messages
+        self._rest += chunk
+        if not chunk or len(self._rest) > MOST_MESSAGE:
             return None
+        if b"\n" not in chunk:
+            return []
+        *lines, rest = self._rest.split(b"\n")
+        self._rest = rest
+        try:
+            messages = [parse_json(bytes(line)) for line in lines]
+        except ValueError:
+            return None
+        return messages if all(isinstance(message, dict) for message in messages) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +87,22 @@ class RankFailure:
         name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         return cls(
             text=f"{name}{' '.join(str(error).split())}"[:2000],
-            trace="".join(traceback.format_exception(error)),
+            trace="".join(traceback.format_exception(error))[-LONGEST_TRACE:],
             refused=isinstance(error, UserError),
             follows=follows_from_loss(error),
         )
+
+
+def checked_beat(beat: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a rank's status as `RankStatus.beat` makes it.
+
+    Raises:
+        KeyError, TypeError: it isn't one.
+    """
+    for name, kind in BEAT.items():
+        if not isinstance(beat[name], kind):
+            raise TypeError(f"{name} of a beat is no {kind.__name__}")
+    return beat
 
 
 def follows_from_loss(error: BaseException) -> bool:

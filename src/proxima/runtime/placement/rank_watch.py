@@ -5,7 +5,6 @@ first cause among the failures that it hears of, and terminates the process if t
 """
 
 import os
-import secrets
 import selectors
 import signal
 import socket
@@ -13,17 +12,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
 from proxima.data import UserError
+from proxima.runtime.placement.rank_listener import RankListener
 from proxima.runtime.placement.rank_messages import (
     Channel,
     FoldedLines,
     RankFailure,
+    checked_beat,
     follows_from_loss,
     silent_seconds,
     span_of,
@@ -59,11 +61,14 @@ class RankWatch:
 
     Args:
         timeout: of the placement.
+        host: the address to listen on; empty: all of this machine.
+
+    Attributes: `port` and `token`, which the other ranks need.
     """
 
-    def __init__(self, ranks: ProcessRanks, timeout: float) -> None:
+    def __init__(self, ranks: ProcessRanks, timeout: float, host: str = "") -> None:
         self.ranks, self.timeout, self.silent = ranks, timeout, silent_seconds(timeout)
-        self.token, self.lines = secrets.token_hex(16), FoldedLines()
+        self.lines = FoldedLines()
         self.peers: dict[int, HeardRank] = {}
         self.failure: RankFailure | None = None
         self._opened = ExitStack()  # the connections
@@ -74,12 +79,9 @@ class RankWatch:
         self._warn: Callable[[str], object] = lambda text: print(f"WARNING {text}", file=sys.stderr, flush=True)
         self._cancel: Callable[[], object] = lambda: None
         self._warn_after = self.silent
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=ranks.size)
-        self.port = int(self._listener.getsockname()[1])
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._listener = RankListener(host, self._selector, self._admit, lambda text: self._warn(text))
+        self.port, self.token = self._listener.port, self._listener.token
         threading.Thread(target=self._run, name="proxima-ranks", daemon=True).start()
 
     # ---- for the thread that computes --------------------------------------------------------------------------------
@@ -153,37 +155,30 @@ class RankWatch:
     # ---- the watching thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with self._listener, self._selector, self._opened:
+        with closing(self._listener), self._selector, self._opened:
             while not self._closed:
                 for key, _ in self._selector.select(TICK):
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    else:
-                        self._read(key.data)
+                    key.data()
+                self._listener.tend(time.monotonic())
                 self.lines.flush()
                 self._judge(time.monotonic())
 
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        self._selector.register(connection, selectors.EVENT_READ, Channel(connection))
+    def _admit(self, connection: socket.socket) -> None:
         self._opened.enter_context(connection)
-        # a second descriptor: Python closes sockets long before the process is gone
-        self._opened.callback(os.close, os.dup(connection.fileno()))
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._read, Channel(connection)))
 
     def _read(self, channel: Channel) -> None:
         messages = channel.receive()
         peer = next((peer for peer in self.peers.values() if peer.channel is channel), None)
-        if peer is None and messages:
-            hello = messages.pop(0)
-            if hello.get("token") == self.token:
-                peer = HeardRank(hello["hello"], hello["host"], hello["facts"], channel, time.monotonic())
-                self.peers[peer.rank] = peer
-            else:
-                messages = None  # not one of the ranks
-        for message in messages or ():
-            assert peer is not None
-            peer.heard = time.monotonic()
-            self._hear(peer, message)
+        try:
+            if peer is None and messages:
+                peer = self._meet(messages.pop(0), channel)
+            for message in messages or ():
+                assert peer is not None
+                peer.heard = time.monotonic()
+                self._hear(peer, message)
+        except (AttributeError, KeyError, TypeError, ValueError):  # not what a rank sends
+            messages = None
         if messages is None:
             self._selector.unregister(channel.connection)
             with suppress(OSError):
@@ -197,11 +192,21 @@ class RankWatch:
         with self._changed:
             self._changed.notify_all()
 
+    def _meet(self, hello: Mapping[str, Any], channel: Channel) -> HeardRank:
+        """A rank that has connected; its first message says which one it is."""
+        rank, host, facts = hello["hello"], hello["host"], hello["facts"]
+        known = type(rank) is int and 0 < rank < self.ranks.size and rank not in self.peers
+        if not (known and isinstance(host, str) and isinstance(facts, dict)):
+            raise ValueError("no rank of this run, or one that is connected already")
+        with suppress(OSError):  # a second descriptor: Python closes sockets long before the process is gone
+            self._opened.callback(os.close, os.dup(channel.connection.fileno()))
+        self.peers[rank] = HeardRank(rank, host, facts, channel, time.monotonic())
+        return self.peers[rank]
+
     def _hear(self, peer: HeardRank, message: Mapping[str, Any]) -> None:
         if "beat" in message:
-            peer.beat = message["beat"]
+            peer.beat = checked_beat(message["beat"])
             peer.channel.send(beat=True)
-        peer.gone = peer.gone or "bye" in message or "error" in message
         for line in message.get("lines", ()):
             self.lines.add(peer.rank, line)
         if "error" in message:
@@ -209,6 +214,7 @@ class RankWatch:
             for line in failure.trace.splitlines():
                 self.lines.add(peer.rank, line)
             self._add(replace(failure, text=f"{peer.name}: {failure.text}"))
+        peer.gone = peer.gone or "bye" in message or "error" in message
 
     def _during(self) -> str:
         place = ", ".join(filter(None, (self.ranks.status.call, self.ranks.status.part)))
