@@ -48,6 +48,17 @@ class Raises:
         raise OSError("no\nboard")
 
 
+class WrongProperties:
+    """As a server of tools may list them."""
+
+    def tools(self):
+        parameters = {"type": "object", "properties": ["way"]}
+        return [{"function": {"name": "turn", "description": "Turn.", "parameters": parameters}}]
+
+    def call_tool(self, name, arguments):
+        return ""
+
+
 def calculate(expression: str) -> str:
     """Compute.
 

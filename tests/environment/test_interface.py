@@ -21,6 +21,7 @@ BAD = {
     "Stars": "has the tool 'turn' with the parameter *ways: str; name its parameters",
     "Nothing": "has neither a tool nor a method `respond`; a tool is a public method with types and a docstring",
     "Raises": "can't be made: OSError: no board",
+    "WrongProperties": 'lists a tool that is not a schema: "turn".function.parameters.properties: must be an object',
     "Missing": "has no 'Missing'; known: ",
     "Raise": "has no 'Raise'; did you mean 'Raises'?",
 }

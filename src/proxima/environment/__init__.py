@@ -4,6 +4,7 @@
     interface    the interface of a class and functions: tool schemas, answers, a reward; validated before the run
     hosts        the worker processes that run the environments; `host_process` is the code in the worker
     agents       external agents, which play against the run's endpoint; `agent_process` runs functions
+    tool_schemas  checks schemas of tools that come from outside
     tool_calls   parses the tool calls in a model's text; describes tools to a model whose template has none
     adapters     environments from other libraries, and tools of MCP servers
     calculator, guess, python_code, search, sqlite     the built-in environments

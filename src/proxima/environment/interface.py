@@ -20,6 +20,7 @@ from proxima.data.suggestions import suggestion
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.call_readers import HOOKS
 from proxima.environment.tool_calls import parameters_of
+from proxima.environment.tool_schemas import tool_problem
 from proxima.process.keeper import KeptWorker
 from proxima.process.user_code import import_user_module
 from proxima.process.worker import JobResult, Worker
@@ -304,6 +305,8 @@ def _brought(kind: str, environment: Any, taken: Collection[str]) -> list[dict[s
         function = schema.get("function") if isinstance(schema, dict) else None
         whole = isinstance(function, dict) and {"name", "description", "parameters"} <= function.keys()
         require(whole, "environment", kind, f"lists the tool {json.dumps(schema):.80}, which is not a schema")
+        problem = tool_problem({"type": "function"} | schema, json.dumps(schema["function"]["name"])[:60])
+        require(not problem, "environment", kind, f"lists a tool that is not a schema: {problem}")
         name = schema["function"]["name"]
         require(name not in names, "environment", kind, f"has two tools {name!r}", remedy="rename one of them")
         names.add(name)

@@ -7,7 +7,7 @@ import httpx
 
 from proxima.data import ToolCall
 from proxima.rollout.episodes import endpoint as module
-from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint, ChatRefused
+from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint
 from tests.uvicorn_ticks import quick_ticks
 
 KEY = "an-episode"
@@ -24,13 +24,12 @@ def ask(*bodies, answer=None, key=KEY, path="/chat/completions", method="POST", 
     asked = []
 
     async def answered(key, request):
-        if key != KEY:
-            raise ChatRefused("no episode has this API key", code="invalid_api_key", status=401)
+        assert key == KEY
         asked.append(request)
         return answer or ChatAnswer(content="hi", prompt_tokens=3, completion_tokens=1)
 
     async def run():
-        endpoint = ChatEndpoint("policy", answered)
+        endpoint = ChatEndpoint("policy", KEY.__eq__, answered)
         await endpoint.start()
         headers = more | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
@@ -109,6 +108,44 @@ def test_a_wrong_key():
         assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key" and not asked
 
 
+def tool(**changed):
+    return {"type": "function", "function": TOOL["function"] | changed}
+
+
+def of_parameters(parameters):
+    return tool(parameters={"type": "object"} | parameters if isinstance(parameters, dict) else parameters)
+
+
+def call_of(name, arguments):
+    return {"function": {"name": name, "arguments": arguments}}
+
+
+WRONG_TOOLS = [
+    ({"name": 3}, "name: must be a text"),
+    ({"name": ""}, "name: must be a text"),
+    ({"description": ["adds"]}, "description: must be a text"),
+    *(
+        ({"parameters": wrong}, "parameters: must be an object")
+        for wrong in (3, "object", [], [["properties", {}]], True)
+    ),
+]
+WRONG_PARAMETERS = [
+    ({"type": "array"}, ".type: must be 'object'"),
+    ({"type": ["object"]}, ".type: must be 'object'"),
+    *(({"properties": wrong}, ".properties: must be an object") for wrong in (None, 3, "a", ["a"], [["a", {}]], False)),
+    *(({"properties": {"a": wrong}}, ".properties.a: must be an object") for wrong in (None, 3, "integer", [], True)),
+    ({"properties": {"a": {"type": 3}}}, ".properties.a.type: must be a text"),
+    ({"properties": {"a": {"type": [3]}}}, ".properties.a.type: must be a text"),
+    ({"properties": {"a": {"type": None}}}, ".properties.a.type: must be a text"),
+    ({"properties": {"a": {"enum": "abc"}}}, ".properties.a.enum: must be a list"),
+    ({"properties": {"a": {"description": {}}}}, ".properties.a.description: must be a text"),
+    ({"properties": {"a": {"anyOf": [3]}}}, ".properties.a.anyOf.0: must be an object"),
+    ({"properties": {"a": {"anyOf": {}}}}, ".properties.a.anyOf: must be a list"),
+    ({"properties": {"a": {"items": "integer"}}}, ".properties.a.items: must be an object"),
+    ({"properties": {"a": {"properties": {"b": 3}}}}, ".properties.a.properties.b: must be an object"),
+    ({"required": "a"}, ".required: must be a list of texts"),
+    ({"required": [1]}, ".required: must be a list of texts"),
+]
 REFUSED = [
     ("{", "can't be read"),
     ("[]", "messages: must be a list"),
@@ -121,7 +158,10 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     ({"messages": [{"role": "assistant", "tool_calls": "add"}]}, "tool_calls: must be a list"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]}, "read"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "5"}}]}]}, "read"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "5"}}]}]},
+        "JSON of an object",
+    ),
     ({"messages": [{"role": "assistant", "tool_calls": [DEEP]}]}, "tool_calls: can't be read"),
     ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone surrogate"),
     (HELLO | {"n": 2}, "n=2: not supported"),
@@ -133,7 +173,20 @@ REFUSED = [
     (HELLO | {"max_completion_tokens": True}, "max_tokens=True: must be"),
     (HELLO | {"stop": [""]}, "stop: must be"),
     (HELLO | {"tools": {"add": {}}}, "tools: must be"),
-    (HELLO | {"tools": [{"type": "code_interpreter"}]}, "tools: must be"),
+    (HELLO | {"tools": [{"type": "code_interpreter"}]}, "tools.0: must be"),
+    (HELLO | {"tools": [TOOL, "add"], "tool_choice": "none"}, "tools.1: must be"),
+    *((HELLO | {"tools": [tool(**changed)]}, f"tools.0.function.{says}") for changed, says in WRONG_TOOLS),
+    *((HELLO | {"tools": [of_parameters(p)]}, f"tools.0.function.parameters{says}") for p, says in WRONG_PARAMETERS),
+    (HELLO | {"stop": ["x"] * 65}, "stop: has 65 texts; send at most 64"),
+    (HELLO | {"max_tokens": -(10**300)}, "max_tokens=-1000"),
+    (json.dumps(HELLO | {"tools": [tool(description="\ud800")]}), "lone surrogate"),
+    (b'\xff\xfe{"messages": []}', "can't be read"),
+    ('{"messages": ' + "[" * 100_000, "can't be read: more than 64 levels"),
+    (HELLO | {"messages": [{"role": "assistant", "tool_calls": [call_of({"x": 1}, "{}")]}]}, "must have a name"),
+    (HELLO | {"messages": [{"role": "assistant", "tool_calls": [call_of("a", "[]")]}]}, "must have a name"),
+    (HELLO | {"messages": [{"role": "assistant", "tool_calls": [call_of("a", '[["b", 1]]')]}]}, "must have a name"),
+    (HELLO | {"messages": [{"role": "assistant", "tool_calls": [call_of("a", {"b": 1})]}]}, "can't be read"),
+    (HELLO | {"messages": [{"role": "assistant", "tool_calls": [call_of("a", '{"b": "\\ud800"}')]}]}, "can't be read"),
     (HELLO | {"stream_options": "all", "stream": True}, "stream_options: must be"),
 ]
 
@@ -148,10 +201,10 @@ def test_what_is_refused_in_openais_form():
 
 
 def test_a_request_that_never_ends_is_refused_without_being_kept(monkeypatch):
-    monkeypatch.setattr(module, "MOST_BYTES", 1000)
-    (response,), asked = ask({"messages": [{"role": "user", "content": "x" * 5000}]})
+    monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
+    (response,), asked = ask({"messages": [{"role": "user", "content": "x" * (1 << 20)}]})
     assert response.status_code == 413 and not asked
-    assert response.json()["error"]["message"] == "the request has more than 1,000 bytes"
+    assert response.json()["error"]["message"] == "the body has more than 1 MiB"
 
 
 def test_models_and_no_other_address():
@@ -175,7 +228,7 @@ def test_an_agent_that_goes_away_ends_its_turn():
                 ended.set()
                 raise
 
-        endpoint = ChatEndpoint("policy", answered)
+        endpoint = ChatEndpoint("policy", KEY.__eq__, answered)
         await endpoint.start()
         try:
             async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=600) as client:
@@ -187,3 +240,39 @@ def test_an_agent_that_goes_away_ends_its_turn():
             await endpoint.close()
 
     asyncio.run(run())
+
+
+@quick_ticks()
+def test_nothing_is_read_of_a_request_without_a_known_key():
+    """A body that never comes: it would be awaited, and it and many others would be held."""
+
+    async def run():
+        endpoint = ChatEndpoint("policy", KEY.__eq__, None)
+        await endpoint.start()
+        port = int(endpoint.address.rpartition(":")[2].partition("/")[0])
+        try:
+            answers = []
+            for key in ("Bearer another", "Bearer ", "Basic an-episode"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                lines = ("POST /v1/chat/completions HTTP/1.1", "Host: a", f"Authorization: {key}", "Content-Length: 99")
+                writer.write("\r\n".join([*lines, "", "{"]).encode())
+                answers.append(await asyncio.wait_for(reader.readline(), 600))
+                writer.close()
+            return answers, endpoint._reader.held
+        finally:
+            await endpoint.close()
+
+    answers, held = asyncio.run(run())
+    assert answers == [b"HTTP/1.1 401 Unauthorized\r\n"] * 3 and held == 0
+
+
+def test_tools_without_parameters_and_nested_ones_are_taken():
+    nested = {"a": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": ["null", "integer"]}]}}}
+    given = [
+        {"type": "function", "function": {"name": "now"}},
+        tool(parameters=None, description=None, strict=None),
+        of_parameters({"properties": nested, "required": ["a"], "additionalProperties": False, "$defs": {}}),
+        tool(parameters={}),
+    ]
+    responses, (request,) = ask(HELLO | {"tools": given})
+    assert responses[0].status_code == 200 and request.tools == tuple(given)

@@ -7,7 +7,6 @@ in --folder, so that a server that was killed goes on where it was; `proxima vie
 examples, token by token."""
 
 import asyncio
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -47,13 +46,11 @@ def serve_training(
     sent = not key or (key.startswith("tml-") and len(key) >= 12)
     demand = "must hold at least 12 characters, of which the first are tml-, as the SDK demands"
     require(sent, "--key-env", key_env, demand)
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # those of the journal and of checkpoints must stay free
-    connections = max(16, min(MOST_CONNECTIONS, files // 2))
     with open_socket(host, port) as listening, signals_restored():
         require_secret(listening, host, key, "key", "--key-env")
         with quiet_transformers():
             service = Service(settings, cores // settings.workers, _log)
-        server = BoundedServer(ServiceApp(service, key, (host, *allow_host)).asgi, READ_SECONDS, connections)
+        server = BoundedServer(ServiceApp(service, key, (host, *allow_host)).asgi, READ_SECONDS, MOST_CONNECTIONS)
         server.end_on_signals()
         shown = f"[{host}]" if ":" in host else host
         where = f"{service.name} on http://{shown}:{listening.getsockname()[1]}"

@@ -3,44 +3,85 @@
 
 import asyncio
 import math
+import resource
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from proxima.data import UserError
 from proxima.system.web_requests import LOOPBACK_NAMES, is_loopback, refused
 
 WRITE_SECONDS = 30.0  # for a client that has stopped reading to read again
 GRACE_SECONDS = 1  # for requests that are being answered when the server shuts down
+CROWDED_SECONDS = 1.0  # for a connection without a request, while there are as many as may be
+MOST_ACCEPTED, QUEUE = 128, 1024  # connections that are accepted at once, and that wait in the kernel for it
 BUSY = {"Retry-After": "1"}
 GONE = "the client left"
 READ = "proxima.read"  # set in the scope of a request whose body is complete or no longer awaited
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's connection, which is closed at once if there are too many.
+
+    Args:
+        most: simultaneous connections.
+    """
+
+    def __init__(self, *, most: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.most = most
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except h11.LocalProtocolError:  # it became unreadable while it was answered: uvicorn can't answer 400 any more
+            self.transport.abort()
 
 
 class BoundedServer(uvicorn.Server):
     """Serves an ASGI app that logs requests and answers errors itself.
 
     uvicorn waits forever for the rest of a request, and for a client to read: this server looks at its connections ten
-    times a second and closes those that are overdue or too many.
+    times a second and closes those that are overdue. When no further connection would be accepted, it closes those
+    first that have waited longest for a request, so that clients who send nothing keep nobody out.
 
     Args:
         app: the app to serve.
         read_seconds: time to receive the headers of a request, after which the connection is closed.
-        connections: simultaneous connections; further ones are closed.
+        connections: simultaneous connections; at most half of the files that this process may open.
         ending: is set when the server begins to shut down.
+        idle_seconds: time between a response and the next request of the same connection; by default `read_seconds`.
     """
 
-    def __init__(self, app: Any, read_seconds: float, connections: int, ending: asyncio.Event | None = None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        read_seconds: float,
+        connections: int,
+        ending: asyncio.Event | None = None,
+        idle_seconds: float | None = None,
+    ) -> None:
+        self.read_seconds, self.idle_seconds = read_seconds, idle_seconds or read_seconds
+        self.most, self.ending = min(connections, max(1, open_files() // 2)), ending or asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=partial(BoundedProtocol, most=self.most),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 proxy_headers=False,
@@ -48,12 +89,18 @@ class BoundedServer(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 log_level="critical",
-                timeout_keep_alive=math.ceil(read_seconds),
+                timeout_keep_alive=math.ceil(self.idle_seconds),
                 timeout_graceful_shutdown=GRACE_SECONDS,
+                # asyncio accepts so many before it looks at any of them
+                backlog=min(MOST_ACCEPTED, max(1, self.most // 8)),
             )
         )
-        self.read_seconds, self.most, self.ending = read_seconds, connections, ending or asyncio.Event()
         self._since: dict[Any, tuple[Any, float]] = {}  # what each connection waits for, and since when
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(QUEUE)
 
     def end_on_signals(self) -> None:
         """Shut down on SIGINT or SIGTERM, on a second one at once."""
@@ -67,18 +114,27 @@ class BoundedServer(uvicorn.Server):
             signal.signal(number, end)
 
     async def on_tick(self, counter: int) -> bool:
-        """Close connections that are overdue or too many; called ten times a second."""
+        """Close connections that are overdue, or that keep others out; called ten times a second."""
         now, before, self._since = asyncio.get_running_loop().time(), self._since, {}
         connections: set[Any] = self.server_state.connections
-        for connection in [*(c for c in before if c in connections), *(connections - before.keys())]:  # oldest first
+        idle: list[tuple[float, Any]] = []  # since when, of those that are not answered
+        for connection in connections:
             cycle, transport, reads = connection.cycle, connection.transport, not connection.flow.write_paused
             answering = cycle is not None and not cycle.response_complete
             waits_for = cycle, answering, reads or transport.get_write_buffer_size()
             known, since = before.get(connection, (None, now))
-            self._since[connection] = waits_for, since if known == waits_for else now
-            seconds = WRITE_SECONDS if not reads else math.inf if answering else self.read_seconds
-            if now - self._since[connection][1] > seconds or len(self._since) > self.most:
+            since = since if known == waits_for else now
+            self._since[connection] = waits_for, since
+            between = cycle is not None and not connection.conn.trailing_data[0]
+            seconds = math.inf if answering else self.idle_seconds if between else self.read_seconds
+            if now - since > (seconds if reads else WRITE_SECONDS):
                 transport.abort()
+            elif not answering or cycle.more_body:
+                idle.append((since, connection))
+        if len(connections) >= self.most:
+            late = sorted((each for each in idle if now - each[0] > CROWDED_SECONDS), key=lambda each: each[0])
+            for _, connection in late[: max(1, self.most // 4)]:
+                connection.transport.abort()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -100,13 +156,23 @@ class BoundedReader:
         seconds: time to receive a body.
         spared: bytes of a body that are read however many others wait.
         busy: the status of a request for whose body there is no room.
+        option: sets `most`, as a refusal says; empty: none does.
 
     Attributes: `held`, bytes of bodies that are unanswered.
     """
 
-    def __init__(self, hosts: Sequence[str], most: int, seconds: float, spared: int = 0, busy: int = 503) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        most: int,
+        seconds: float,
+        spared: int = 0,
+        busy: int = 503,
+        option: str = "--max-body-mb",
+    ) -> None:
         self.hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
         self.most, self.seconds, self.spared, self.busy, self.held = most, seconds, spared, busy, 0
+        self.option = f", {option}" if option else ""
 
     def admit(self, request: Request) -> None:
         """Raise HTTPException for a request to another host or of another site's page, before its body is read."""
@@ -140,12 +206,18 @@ class BoundedReader:
                     self.held += len(part)
                     body += part
                     if len(body) > limit:
-                        option = ", --max-body-mb" if limit == self.most else ""
+                        option = self.option if limit == self.most else ""
                         raise HTTPException(413, f"the body has more than {limit >> 20} MiB{option}")
         except TimeoutError:
             request.scope[READ] = True
             reason = f"the body was not complete after {self.seconds:g} s"
             raise HTTPException(408, reason, {"Connection": "close"}) from None
+
+
+def open_files() -> int:
+    """How many files this process may have open."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def open_socket(host: str, port: int) -> socket.socket:

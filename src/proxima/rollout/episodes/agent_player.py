@@ -29,7 +29,14 @@ from proxima.environment.tool_calls import (
     write_call,
 )
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
-from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint, ChatMessage, ChatRefused, ChatRequest
+from proxima.rollout.episodes.endpoint import (
+    ChatAnswer,
+    ChatEndpoint,
+    ChatMessage,
+    ChatRefused,
+    ChatRequest,
+    unknown_key,
+)
 from proxima.rollout.episodes.played import (
     Attempts,
     Deliver,
@@ -145,7 +152,7 @@ class AgentEpisodes(EpisodePlayer):
 
         self._users += 1  # `at_work` blocks; the first starts the endpoint, the last closes it
         if self._endpoint is None:
-            self._endpoint = ChatEndpoint("policy", self.answer)
+            self._endpoint = ChatEndpoint("policy", self._episodes.__contains__, self.answer)
             await self._endpoint.start()
         tasks = [asyncio.create_task(play(request)) for request in requests]
         try:
@@ -244,7 +251,7 @@ class AgentEpisodes(EpisodePlayer):
         """
         episode = self._episodes.get(key)
         if episode is None:
-            raise ChatRefused("no episode has this API key, or it is over", code="invalid_api_key", status=401)
+            raise unknown_key()
         async with episode.rendering:
             talk, request, limit = await self._next_turn(episode, asked)
         clock = asyncio.get_running_loop().time

@@ -16,18 +16,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from proxima.data import ToolCall
 from proxima.data.json_reader import load_json
-from proxima.reward.server.bounded_server import BoundedServer, bearer, disconnected
-from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
+from proxima.environment.tool_schemas import tool_problem
+from proxima.reward.server.bounded_server import BoundedReader, BoundedServer, bearer, disconnected
+from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
 from proxima.system.web_requests import name_in_host
 
 MOST_BYTES = 1 << 24  # maximum of a request
+READ_SECONDS = 60.0  # to receive the headers of a request, and as long again for its body
 IDLE_SECONDS, CONNECTIONS = 600.0, 1 << 16  # an agent thinks and uses tools between two requests
+MOST_STOPS = 64
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # Unsupported fields that would change the answer, each with the values that change nothing.
 NOT_DONE: dict[str, tuple[Any, ...]] = {
@@ -93,6 +97,10 @@ class ChatRefused(Exception):
         return JSONResponse({"error": error}, self.status)
 
 
+def unknown_key() -> ChatRefused:
+    return ChatRefused("no episode has this API key, or it is over", code="invalid_api_key", status=401)
+
+
 Answer = Callable[[str, ChatRequest], Awaitable[ChatAnswer]]  # by the episode with this key; may raise ChatRefused
 
 
@@ -101,16 +109,18 @@ class ChatEndpoint:
 
     Args:
         model: the model name that agents see and may send.
+        knows: true for the key of an episode; nothing is read of a request without one.
         answer: see `Answer`; it is cancelled if the agent disconnects.
     """
 
-    def __init__(self, model: str, answer: Answer) -> None:
-        self.model, self.answer = model, answer
+    def __init__(self, model: str, knows: Callable[[str], bool], answer: Answer) -> None:
+        self.model, self.knows, self.answer = model, knows, answer
+        self._reader = BoundedReader((), MOST_BYTES, READ_SECONDS, spared=1 << 20, option="")
         routes = [
             Route("/v1/chat/completions", self._complete, methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
         ]
-        self._server = BoundedServer(Starlette(routes=routes), IDLE_SECONDS, CONNECTIONS)
+        self._server = BoundedServer(Starlette(routes=routes), READ_SECONDS, CONNECTIONS, idle_seconds=IDLE_SECONDS)
         self._server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # the run handles them
 
     async def start(self) -> None:
@@ -128,18 +138,31 @@ class ChatEndpoint:
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "proxima"}]})
 
+    def _key(self, request: Request) -> str:
+        if not name_in_host(host := request.headers.get("Host", "")):  # behind a forwarded port, it may be any name
+            raise ChatRefused(f"Host {host!a:.60} is malformed")
+        if not (key := bearer(request)):
+            reason = "no API key: send that of the episode as a bearer token"
+            raise ChatRefused(reason, code="invalid_api_key", status=401)
+        if not self.knows(key):
+            raise unknown_key()
+        return key
+
+    async def _read(self, request: Request) -> tuple[dict[str, Any], ChatRequest]:
+        """The body of a request, as JSON and as a chat."""
+        try:
+            async with self._reader.body(request, MOST_BYTES) as data:
+                body = parse_json(data)
+                return body, chat_request(body)
+        except HTTPException as error:
+            raise ChatRefused(error.detail, status=error.status_code) from None
+        except (TooLargeError, UnreadableError) as error:
+            raise ChatRefused(f"the request can't be read: {error}") from None
+
     async def _complete(self, request: Request) -> Response:
         try:
-            key = _key(request)
-            try:
-                data = await read_at_most(request.stream(), MOST_BYTES)
-            except TooLargeError:
-                raise ChatRefused(f"the request has more than {MOST_BYTES:,} bytes", status=413) from None
-            try:
-                body = parse_json(data)
-            except (TooLargeError, UnreadableError) as error:
-                raise ChatRefused(f"the request can't be read: {error}") from None
-            chat = chat_request(body)
+            key = self._key(request)
+            body, chat = await self._read(request)
             answer = await _unless_gone(request, self.answer(key, chat))
         except ChatRefused as refusal:
             return refusal.response()
@@ -149,14 +172,6 @@ class ChatEndpoint:
             return JSONResponse(_completion(common, answer))
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
         return StreamingResponse(_events(common, answer, usage), media_type="text/event-stream")
-
-
-def _key(request: Request) -> str:
-    if not name_in_host(host := request.headers.get("Host", "")):  # an agent behind a forwarded port may use any name
-        raise ChatRefused(f"Host {host!a:.60} is malformed")
-    if key := bearer(request):
-        return key
-    raise ChatRefused("no API key: send that of the episode as a bearer token", code="invalid_api_key", status=401)
 
 
 async def _unless_gone(request: Request, answer: Awaitable[ChatAnswer]) -> ChatAnswer:
@@ -174,6 +189,10 @@ async def _unless_gone(request: Request, answer: Awaitable[ChatAnswer]) -> ChatA
 
 def chat_request(body: Any) -> ChatRequest:
     """Parse a JSON body. ChatRefused names the field that is invalid or unsupported."""
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ChatRefused("the request has a lone surrogate, which is not text") from None
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
         raise ChatRefused("messages: must be a list of at least one message")
     for name, harmless in NOT_DONE.items():
@@ -184,21 +203,22 @@ def chat_request(body: Any) -> ChatRequest:
         raise ChatRefused("stream_options: must be an object")
     most = body.get("max_completion_tokens", body.get("max_tokens"))
     if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
-        raise ChatRefused(f"max_tokens={most!r}: must be a whole number >= 1")
+        raise ChatRefused(f"max_tokens={most!r:.60}: must be a whole number >= 1")
     stop = body.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
         raise ChatRefused("stop: must be a text, or a list of texts that are not empty")
-    tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
-    if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
+    if len(stop) > MOST_STOPS:
+        raise ChatRefused(f"stop: has {len(stop):,} texts; send at most {MOST_STOPS}")
+    tools = body.get("tools") or []
+    if not isinstance(tools, list):
         raise ChatRefused('tools: must be a list of {"type": "function", "function": {"name": …, "parameters": …}}')
+    for i, tool in enumerate(tools):
+        if problem := tool_problem(tool, f"tools.{i}"):
+            raise ChatRefused(problem)
+    tools = [] if body.get("tool_choice") == "none" else tools
     messages = tuple(_message(i, message) for i, message in enumerate(body["messages"]))
     return ChatRequest(messages=messages, tools=tuple(tools), max_tokens=most, stop=tuple(stop))
-
-
-def _is_tool(tool: Any) -> bool:
-    named = isinstance(tool, dict) and tool.get("type") == "function" and isinstance(tool.get("function"), dict)
-    return named and isinstance(tool["function"].get("name"), str)
 
 
 def _message(index: int, message: Any) -> ChatMessage:
@@ -220,19 +240,19 @@ def _text(where: str, content: Any) -> str:
         content = "".join(part["text"] for part in content)
     if content is not None and not isinstance(content, str):
         raise ChatRefused(f"{where}.content: must be a text, or parts of type text")
-    try:
-        (content or "").encode()
-    except UnicodeEncodeError:
-        raise ChatRefused(f"{where}.content: has a lone surrogate, which is not text") from None
     return content or ""
 
 
 def _call(where: str, call: Any) -> ToolCall:
     try:
-        arguments = load_json(call["function"]["arguments"] or "{}")
-        return ToolCall(name=str(call["function"]["name"]), arguments=dict(arguments))
-    except (KeyError, TypeError, ValueError):
+        name, written = call["function"]["name"], call["function"]["arguments"]
+        arguments = load_json(written or "{}")
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise ChatRefused(f"{where}.tool_calls: can't be read") from None
+    if not (isinstance(name, str) and isinstance(arguments, dict)):
+        raise ChatRefused(f"{where}.tool_calls: must have a name, and arguments that are the JSON of an object")
+    return ToolCall(name=name, arguments=arguments)
 
 
 def _calls(answer: ChatAnswer) -> list[dict[str, Any]]:
