@@ -15,6 +15,12 @@ def is_running(pid: int) -> bool:
     return False
 
 
+def is_stopped(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
+
+
 def with_word(file: str, word: str) -> list[int]:
     """The processes, but for this one, that have a word in their `cmdline`, or a variable in their `environ`."""
     pids = []

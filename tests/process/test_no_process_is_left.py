@@ -12,7 +12,7 @@ from proxima.process.kill import describe_exit
 from proxima.process.program import LINE_BYTES, Program, ProgramFailed
 from proxima.process.start import start_module
 from proxima.process.worker import ForkServer
-from tests.processes import assert_all_end, eventually, family
+from tests.processes import assert_all_end, eventually, family, is_stopped
 
 pytestmark = pytest.mark.slow  # processes
 SLEEPS = [sys.executable, "-S", "-c", "import time\nwhile True: time.sleep(9)"]
@@ -33,6 +33,27 @@ OPTIONS = {"warm_ups": [], "restricted": False, "memory_mb": 0}
 print("started", flush=True)
 sys.stdin.read()
 """
+# As the code of a reward, an environment or an agent may: stop its parent, its parent's parent, or both.
+STOPPING = """
+import os, signal, subprocess, sys, time
+def parent(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+def stop(who):
+    mine = parent(os.getpid())
+    for pid in {"parent": [mine], "grandparent": [parent(mine)], "both": [parent(mine), mine]}[who]:
+        os.kill(pid, signal.SIGSTOP)
+class World:
+    def reset(self, who):
+        subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
+        stop(who)
+    def respond(self, message):
+        return "again"
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stop("parent")
+    while True:
+        time.sleep(9)
+"""
 BELOW = {"a guarded command": 2, "a worker": 3}  # processes; else 1
 
 
@@ -47,6 +68,60 @@ def test_a_killed_parent_leaves_nothing(kind, tmp_path):
         eventually(lambda: len(family(parent.pid)) > BELOW.get(kind, 1))
         everyone = family(parent.pid)
         parent.kill()
+    assert_all_end(everyone)
+
+
+@pytest.fixture
+def stopping(tmp_path, monkeypatch):
+    """The file of a module that stops what runs it."""
+    (file := tmp_path / "stopping_world.py").write_text(STOPPING)
+    monkeypatch.syspath_prepend(tmp_path)
+    return file
+
+
+WHO = ("parent", "grandparent", "both")
+STOPPED_WORKER = """
+from proxima.environment.hosts import Hosts
+from proxima.environment.interface import EnvironmentSpec
+hosts = Hosts(EnvironmentSpec(kind="stopping_world:World"), workers=1)
+hosts._hosts[0].submit("open_environment", {"number": 0, "row": {"who": %r, "messages": []}, "seed": 0})
+"""
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_a_killed_parent_leaves_nothing_that_a_job_has_stopped(who, stopping):
+    path = os.pathsep.join([str(stopping.parent), *filter(None, sys.path)])
+    code = STOPPED_WORKER % who + "print('started', flush=True)\nimport sys\nsys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, **pipes) as parent:
+        assert parent.stdout.readline() == b"started\n"
+        eventually(lambda: len(family(parent.pid)) == 5)  # the fork server and its parent, the worker and its program
+        everyone = family(parent.pid)
+        if who != "parent":  # which is continued at once
+            eventually(lambda: is_stopped(everyone[1]))
+        parent.kill()
+    assert_all_end(everyone)
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_a_job_that_stops_its_parents_stops_no_other(who, stopping):
+    server = ForkServer(MODULE, "test", {"warm_ups": [], "restricted": False, "memory_mb": 0})
+    world = {"kind": "stopping_world:World", "arguments": {}, "tools": ()}
+    worker = server.fork(("load_environment", world))
+    everyone = family(server.child.process.pid)
+    worker.run("open_environment", {"number": 0, "row": {"who": who, "messages": []}, "seed": 0}, 600)
+    assert server.fork().run("drop", {"number": 1}, 600).value.keys() == {"seconds"}
+    everyone = {*everyone, *family(server.child.process.pid)}
+    server.close()
+    assert_all_end(everyone)
+
+
+def test_a_guarded_command_that_stops_its_guardian_ends(stopping):
+    child = start_module("proxima.process.guardian", "0.2", sys.executable, stopping, flag="-I")
+    eventually(lambda: is_stopped(child.process.pid))
+    everyone = family(child.process.pid)
+    assert len(everyone) == 2
+    assert child.end(600) == 128 + signal.SIGKILL
     assert_all_end(everyone)
 
 

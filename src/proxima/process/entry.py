@@ -1,8 +1,9 @@
 """The first thing in a process of proxima's: `python entry.py MODULE CHANNEL …` runs MODULE as `__main__`.
 
 CHANNEL is a connected socket that MODULE uses, and the process ends as soon as its other end is closed, even during
-imports; the modules of `proxima.process` themselves see to that, and leave nothing else behind. Run as a file, because
-importing a package of proxima would take seconds first. Standard library only.
+imports; the modules of `proxima.process` themselves see to that, and leave nothing else behind: one that was stopped by
+what it runs is continued when its parent ends. Run as a file, because importing a package of proxima would take seconds
+first. Standard library only.
 """
 
 import importlib.util
@@ -51,7 +52,9 @@ def load_package() -> None:
 
 if __name__ == "__main__":
     del sys.argv[0]
-    if not sys.argv[0].startswith("proxima.process."):
+    if sys.argv[0].startswith("proxima.process."):
+        end_with_parent(signal.SIGCONT)
+    else:
         end_with_parent()
         threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
     if sys.argv[0].startswith("proxima.") and "proxima" not in sys.modules:

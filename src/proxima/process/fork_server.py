@@ -5,7 +5,8 @@ costs milliseconds. A worker reads one job per line of JSON and replies to each 
 That line holds the job's id, a secret, so nothing else written into the socket can pass for a reply. The fork server
 kills all workers when its own socket closes, that is, when the run ends, however it ends. Processes that a job started
 end with its worker: the kernel hands orphans to the fork server, which kills them. The fork server's parent only waits:
-when the fork server itself is killed, the kernel hands all its descendants to that parent, which kills them.
+when the fork server itself is killed, the kernel hands all its descendants to that parent, which kills them; when a job
+stops it, that parent continues it.
 """
 
 import errno
@@ -140,10 +141,12 @@ def outlive_fork_server(control: socket.socket) -> None:
     adopt_orphans()
     if pid := os.fork():
         control.close()
-        os.waitpid(pid, 0)
+        while os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1]):  # by a job
+            os.killpg(pid, signal.SIGCONT)
         kill_children()
         os._exit(0)
     os.setsid()  # a signal to the whole group of a worker does not reach it
+    end_with_parent(signal.SIGCONT)  # a job may stop both, its parent first
 
 
 if __name__ == "__main__":

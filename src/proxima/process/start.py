@@ -1,6 +1,7 @@
 """Starts a module in another process, which ends with this one."""
 
 import ctypes  # noqa: F401  `end_with_parent` needs it, and between a fork and an exec nothing may be imported
+import signal
 import socket
 import subprocess
 import sys
@@ -26,9 +27,10 @@ class Child:
     channel: socket.socket
 
     def end(self, seconds: float = 0.0) -> int:
-        """Close the socket, wait `seconds` for the process to end by itself, then kill it with its group. Returns its
-        exit code; may be called twice."""
+        """Close the socket, wait `seconds` for the process to end by itself, even if what it runs has stopped it, then
+        kill it with its group. Returns its exit code; may be called twice."""
         self.channel.close()
+        self.process.send_signal(signal.SIGCONT)
         return wait_or_kill(self.process, seconds)
 
 

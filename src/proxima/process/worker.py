@@ -111,6 +111,8 @@ class ForkServer:
 
     def _call(self, request: Mapping[str, Any], fd: int | None = None) -> dict[str, Any]:
         """Send a request, and `fd` if given, and return the reply; RuntimeError if the process is gone."""
+        assert self.child is not None
+        self.child.process.send_signal(signal.SIGCONT)  # a job may have stopped it
         try:
             self._control.send(request, () if fd is None else (fd,))
             reply: dict[str, Any] = self._control.receive(time.monotonic() + START_SECONDS)
