@@ -79,6 +79,27 @@ def test_ties_and_every_truncation_together(logits, temperature, top_k, top_p, m
     assert below - 1e-5 <= u <= below + p[token] + 1e-5
 
 
+@pytest.mark.parametrize(
+    ("temperature", "min_p", "kept"),
+    [(0.5, 0.2, 2), (0.5, 0.1, 3), (1.0, 0.3, 3), (1.0, 0.5, 2), (2.0, 0.7, 2), (2.0, 0.5, 3)],
+)
+def test_min_p_is_a_share_of_the_likeliest_token_s_probability_at_the_temperature(temperature, min_p, kept):
+    """Weights 1, .37, .14 at temperature 1/2; 1, .61, .37 at 1; 1, .78, .61 at 2."""
+    logits = torch.tensor([[0.0, -0.5, -1.0, -20.0]])
+    out = sample_tokens(logits, settings(1, temperature, min_p=min_p), torch.tensor([0.0]), masks=True)
+    assert out.sets[0].tolist() == [*range(kept)]
+
+
+def test_the_top_k_that_are_reported_are_of_the_whole_distribution():
+    """A teacher's buckets are compared with them; truncation concerns only what is drawn."""
+    logits = torch.tensor([[0.6, 0.1, 0.3], [0.1, 0.7, 0.2]]).log()
+    out = sample_tokens(logits.clone(), settings(2, top_k=1), torch.tensor([0.5, 0.5]), top=2)
+    assert out.columns["top_k"].tolist() == [[0, 2], [1, 2]]
+    expected = torch.tensor([[0.6, 0.3], [0.7, 0.2]]).log()
+    torch.testing.assert_close(out.columns["top_k_log_prob"], expected)
+    assert out.columns["sampled_log_prob"].tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
+
+
 def test_greedy_takes_the_largest_and_reports_temperature_one():
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, -1.0]])
     out = sample_tokens(logits.clone(), settings(2, temperature=0.0, top_k=1, top_p=0.1), torch.tensor([0.99, 0.99]))

@@ -57,6 +57,11 @@ def test_monte_carlo_agrees_where_the_exact_way_is_closed():
     assert sign_flip(noise, seed=1) == sign_flip(noise, seed=1) == pytest.approx(exact, abs=0.1)
 
 
+def test_a_p_value_by_flips_is_never_zero():
+    """The signs that were observed are one of the flips: none of 100,000 others is as far, and p is 1 / 100,001."""
+    assert sign_flip([math.sqrt(i) for i in range(2, 80)]) == 1 / 100_001
+
+
 OUTCOMES = [(0, 0, 200), (3, 1, 200), (12, 2, 14), (5, 0, 100), (0, 9, 54), (1, 0, 1), (7, 7, 30), (40, 25, 1000)]
 
 

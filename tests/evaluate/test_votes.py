@@ -65,8 +65,8 @@ def test_a_half_is_a_half(text):
 
 
 TOGETHER = {"1,000": "1000", "1,000.0": "1e3", "-3": "−3", "(1, 2)": "(1,2)", r"\text{ even }": "even"}
-TOGETHER |= {r"90^\circ": "90", r"12\%": "12"}
-APART = {r"2\frac12": "21/2", "1,2": "12", "0.333": "1/3", "even": "odd", "1/0": "0"}
+TOGETHER |= {r"90^\circ": "90", r"12\%": "12", "x = 12,345": "12345", r"1,234,567\text{ m}": r"1234567\text{ m}"}
+APART = {r"2\frac12": "21/2", "1,2": "12", "x = 1,2345": "12345", "0.333": "1/3", "even": "odd", "1/0": "0"}
 APART |= {"x+1": "1+x"}  # no algebra here: the reward judges, the vote compares
 
 

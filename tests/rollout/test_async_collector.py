@@ -57,6 +57,21 @@ def test_the_trainer_waits_less_than_it_would_alone():
     assert [batch.metrics()["age/max"] for batch in run.batches] == [0, 1, 1, 1]
 
 
+def test_stalls_are_the_beginnings_of_a_wait_for_the_lag_since_the_step_before():
+    """With one prompt a step and two places, the bound on the lag admits two prompts, then one after each step: it
+    leaves a place empty once the first is generated, and again once the third is; the end of the run is no stall."""
+    run = Run(Schedule(prompts=1, completions=1, concurrent=2, max_lag=1, steps=4, train_seconds=20.0)).go()
+    assert [batch.measured["async/capacity_stalls"] for batch in run.batches] == [1, 0, 1, 0]
+
+
+def test_the_interrupted_share_is_of_completions_that_two_versions_sampled():
+    run = Run(Schedule(prompts=2, completions=2, concurrent=3, max_lag=2, steps=5, train_seconds=2.0)).go()
+    versions = [[c.policy_version for g in batch.groups for c in g.completions] for batch in run.batches]
+    mixed = [sum(len(set(column.tolist())) > 1 for column in columns) for columns in versions]
+    assert mixed == [0, 1, 2, 3, 2]
+    assert [batch.measured["interrupted_fraction"] for batch in run.batches] == [count / 4 for count in mixed]
+
+
 def test_evicted_groups_are_counted_and_refunded():
     size = {"prompts": 4, "concurrent": 12, "max_lag": 2, "steps": 40}
     run = Run(Schedule(**size, long_tail=True, train_seconds=4.0, over_age="drop")).go()

@@ -8,7 +8,7 @@ import torch
 
 from proxima.core import ADVANTAGES, SELECTIONS
 from proxima.core.advantage.token import Gae
-from proxima.core.reward_kl import RewardKl
+from proxima.core.reward_kl import AdaptiveCoefficient, RewardKl
 from proxima.data import Outcomes, Prompt, SamplingMask, UserError, pack
 from proxima.runtime.loop.step_metrics import rollout_metrics
 from proxima.train import TokenStatistics
@@ -209,6 +209,9 @@ def test_the_divergence_of_all_paths_is_paid_by_the_episode():
     assert batch.metrics["reward_kl/paid"] == pytest.approx(0.25)  # five tokens of .5 nats
     assert [item.advantage[0] for item in batch.trajectories] == pytest.approx([0.5, 0.5, -0.5])
     assert spec.after(batch).reward_kl == spec.reward_kl
+    # half the target: .2 less, times 2 samples of a horizon of 10; the three paths are of two completions
+    adaptive = replace(spec, reward_kl=RewardKl(coefficient=0.1, adaptive=AdaptiveCoefficient(target=1.0, horizon=10)))
+    assert adaptive.after(batch).reward_kl.coefficient == pytest.approx(0.096)
 
 
 def test_columns_of_turns():

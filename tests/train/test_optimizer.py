@@ -1,6 +1,7 @@
-"""Schedules by their numbers, and which settings of optimizers are refused."""
+"""Schedules by their numbers, the rate of a vision tower, and which settings of optimizers are refused."""
 
 import math
+from dataclasses import replace
 from typing import get_args, get_type_hints
 
 import pytest
@@ -8,8 +9,12 @@ import torch
 from torch import nn
 from transformers import get_scheduler
 
-from proxima.train import AdamW, Schedule
+from proxima.model import Policy, load
+from proxima.model.images import ImageStore
+from proxima.model.pretrained import beside_decoder
+from proxima.train import AdamW, Schedule, TrainStack
 from proxima.train.optimizer_muon import Muon
+from tests.tiny_images import make_tiny_reader
 
 
 def factors(total, kind="constant", **settings):
@@ -50,6 +55,20 @@ def test_odd_totals(schedule):
         1.0 if schedule == "constant" else pytest.approx(0.3)
     )
     assert factors(3, kind=schedule, warmup=10) == pytest.approx([0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(lr=1e-2), Muon(lr=1e-2, adamw_lr=1e-3)])
+def test_a_vision_tower_has_its_share_of_the_learning_rate(optimizer, tmp_path):
+    folder = str(make_tiny_reader("qwen2_vl", tmp_path))
+    loaded = replace(load(folder), tokenizer=ImageStore(folder).tokenizer, vision_lr_ratio=0.25)
+    stack = TrainStack(Policy(loaded), optimizer=optimizer)
+    eyes = {id(p) for p in beside_decoder(stack.model.model).values()}
+    rates = {True: set(), False: set()}
+    for group in stack.optimizer.param_groups:
+        for parameter in group["params"]:
+            rates[id(parameter) in eyes].add(group["lr"])
+    peak = {optimizer.lr} if isinstance(optimizer, AdamW) else {1e-2, 1e-3}
+    assert rates[False] == peak and rates[True] == {0.25 * rate for rate in peak}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Which weights Muon has, and its schedule; test_optimizer_step.py has its steps."""
 
 import pytest
+import torch
 
 from proxima.train.optimizer_muon import Muon
 from tests.model.families import make
@@ -28,3 +29,17 @@ def test_the_schedule_scales_both_learning_rates():
         stack.update([list(range(13))], items)
         rates.append(sorted({group["lr"] for group in stack.optimizer.param_groups}))
     assert rates == [pytest.approx([f * 1e-4, f * 1e-3]) for f in (0.5, 1.0, 1.0, 0.5)]
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (8, 2)])
+def test_a_step_has_the_scale_of_the_longer_side(shape):
+    """lr .2 sqrt(8) for a wide matrix as for a tall one; its orthogonal part has singular values of about 1."""
+    torch.manual_seed(0)
+    weight, gradient = torch.zeros(shape), torch.randn(shape)
+    ours, theirs = (torch.nn.Parameter(weight.clone()) for _ in range(2))
+    ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+    Muon(lr=0.1, weight_decay=0.0).build([ours]).step()
+    torch.optim.Muon([theirs], lr=0.1, weight_decay=0.0, adjust_lr_fn="match_rms_adamw").step()
+    torch.testing.assert_close(ours, theirs)
+    values = torch.linalg.svdvals(ours.detach()) / (0.1 * 0.2 * max(shape) ** 0.5)
+    assert all(0.6 < value < 1.3 for value in values.tolist())

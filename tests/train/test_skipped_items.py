@@ -10,7 +10,9 @@ import torch
 from proxima.core import MismatchGuard, Reinforce, TokenMean
 from proxima.model import Policy
 from proxima.train import PolicyObjective, TrainStack
+from proxima.train.batch_builder import TrainingBatch
 from proxima.train.learner import Learner
+from proxima.train.mismatch_rejection import without_mismatched
 from proxima.train.objectives.router_balance import RouterBalance
 from tests.model.rows import loaded
 from tests.train.helpers import trajectories
@@ -81,3 +83,17 @@ def test_a_balance_loss_counts_no_empty_completion():
     (loss,) = balance.losses(None, SimpleNamespace(need=outputs.get))
     assert loss.denominator == 1 and loss.value == 0.5 * 4
     assert loss.metrics["routing/balance_loss"].value == 4
+
+
+def test_the_rejected_share_is_of_the_sequences_that_the_update_would_see():
+    """Two of four have advantage 0; of the others, the one with a catastrophic token is rejected: a half."""
+    rows = [item for item in trajectories(advantages=(1.0, 0.0, -1.0, 0.0, 0.0), spread=0.0) if len(item.tokens)][:4]
+    columns = [np.asarray(item.behavior_log_prob, np.float32).copy() for item in rows]
+    columns[2][0] -= 30.0
+    fake = SimpleNamespace(log_prob=lambda items: columns)
+    keys = tuple(item.key for item in rows)
+    batch = TrainingBatch(groups=(), completions=tuple(rows), reasons={}, updates=(keys[:2], keys[2:3], keys[3:]))
+    left = without_mismatched(batch, fake, OBJECTIVE, MismatchGuard(on_mismatch="reject"), [])
+    assert left.metrics["mismatch/rejected_seq_fraction"] == 0.5
+    assert left.reasons == {keys[2]: "mismatch"} and left.updates == (keys[:2], keys[3:])
+    assert [item.key for item in left.trajectories] == [keys[0], keys[1], keys[3]]

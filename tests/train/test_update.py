@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core import PENALTIES, SURROGATES
+from proxima.core import AGGREGATES, PENALTIES, SURROGATES
 from proxima.core.correction import CORRECTIONS
 from proxima.data import NotFiniteError
 from proxima.model import Policy
@@ -142,6 +142,17 @@ def test_only_a_gradient_of_exactly_zero_is_skipped_and_every_one_is_counted():
     result = t.update([[2, 5], [0, 1], [9]], items)
     assert result.metrics["updates/skipped"] == 2 and (result.updates, t.updates) == (3, 3)
     assert 0 < result.metrics["grad_norm"] < 1e-6 and not same(weights(t), before)
+
+
+@pytest.mark.parametrize("aggregate", ["sequence_mean_token_mean", "sequence_mean_token_sum"])
+def test_an_update_of_one_sequence_is_divided_by_one(aggregate):
+    """At ratio 1 the loss is -A, of a token or times the tokens of the sequence; then half of it for each of two."""
+    row, other = trajectories(spread=0.0, advantages=(2.0, 2.0))[0:3:2]
+    tokens = [int(np.sum(item.loss_mask)) for item in (row, other)] if aggregate.endswith("sum") else [1, 1]
+    settings = {"aggregate": AGGREGATES[aggregate]()}
+    assert trainer(**settings).update([[0]], [row]).metrics["loss"] == pytest.approx(-2.0 * tokens[0], rel=1e-5)
+    both = trainer(**settings).update([[0, 1]], [row, other]).metrics["loss"]
+    assert both == pytest.approx(-2.0 * sum(tokens) / 2, rel=1e-5)
 
 
 def test_no_updates_at_all():

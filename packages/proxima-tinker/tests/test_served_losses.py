@@ -9,7 +9,7 @@ from tinker.types import AdamParams, LoraConfig
 
 from proxima.data import UserError
 from proxima_tinker.datum import Datum
-from proxima_tinker.losses import ClientLoss
+from proxima_tinker.losses import ClientLoss, Targets
 from proxima_tinker.trained_model import TrainedModel
 
 from .data_of_clients import run_whole
@@ -117,6 +117,48 @@ def test_a_gradient_is_that_of_the_formula(base, data, name, rank):
     assert difference(ours, theirs) <= ROUNDING
     assert result.loss == pytest.approx(total, rel=1e-5)
     assert result.outputs[0]["logprobs"].shape == data[0].targets.shape
+
+
+def targets_of(**columns):
+    """Of one sequence."""
+    columns = {name: torch.tensor(values) for name, values in columns.items()}
+    log_prob = columns.pop("log_prob")
+    return Targets(log_prob=log_prob, columns=columns, cu_seqlens=torch.tensor([0, len(log_prob)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "keep"),
+    [("ppo", -(0.5 + 1 + 1.2) + (0.8 + 1 + 1.5), [1, 1, 0, 0, 1, 1]), ("cispo", 0.0, [0, 1, 0, 0, 1, 0])],
+)
+def test_a_token_is_kept_where_no_bound_applies(name, loss, keep):
+    """Ratios 1/2, 1 and 3/2 within .8 and 1.2, with A = 1, then with A = -1: PPO's bound on one side depends on A."""
+    ratio = torch.tensor([0.5, 1.0, 1.5] * 2)
+    b = targets_of(log_prob=ratio.log().tolist(), logprobs=[0.0] * 6, advantages=[1.0] * 3 + [-1.0] * 3)
+    result = ClientLoss(name, {})(b)
+    assert float(result.loss) == pytest.approx(loss, abs=1e-6)
+    assert result.outputs["keep"].tolist() == keep
+
+
+def test_a_token_without_log_prob_and_advantage_is_of_the_prompt():
+    """The mean is over the others: a completion may have A = 0, and a sure token the log-prob 0."""
+    b = targets_of(log_prob=[-3.0, -1.0, -1.0, 0.0], logprobs=[0.0, -1.0, -1.0, 0.0], advantages=[0.0, 0.0, 1.0, 2.0])
+    result = ClientLoss("ppo", {"surrogate": "ppo_clip", "aggregate": "token_mean"})(b)
+    assert float(result.loss) == pytest.approx(-(0 + 1 + 2) / 3)
+
+
+def test_a_step_has_the_settings_of_its_request(base, data):
+    """After the first step the moments are (1 - beta1) g and (1 - beta2) g²."""
+    model = trained(base, 4)
+    run_whole(model, data[:2], ClientLoss("cross_entropy", {}), backward=True)
+    before, grads = {n: p.detach().clone() for n, p in model.trained.items()}, gradients(model)
+    model.step(AdamParams(learning_rate=1e-3, beta1=0.8, beta2=0.6, eps=1e-2, weight_decay=0.5))
+    for name, gradient in grads.items():
+        parameter = model.trained[name]
+        slots = model.optimizer.state[parameter]
+        torch.testing.assert_close(slots["exp_avg"], 0.2 * gradient)
+        torch.testing.assert_close(slots["exp_avg_sq"], 0.4 * gradient**2)
+        expected = before[name] * (1 - 1e-3 * 0.5) - 1e-3 * gradient / (gradient.abs() + 1e-2)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("config", [{"surrogate": "cppo", "surrogate.delta": 0.01}, {"surrogate": "gspo"}])
