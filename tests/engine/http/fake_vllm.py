@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,8 +11,10 @@ import httpx
 import numpy as np
 
 from proxima.engine.http.client import Address, ServerClient
+from tests.engine.http.fake_vllm_worker import FakeWorker
 
 VOCABULARY, LENGTH = 1000, 64
+WEIGHT_CALLS = ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update")
 
 
 @lru_cache(maxsize=1000)
@@ -50,6 +52,8 @@ class FakeVllm:
         backend: of its weight transfer.
         sleeps: it was started with --enable-sleep-mode.
         routes: it was started with --enable-return-routed-experts, and has a mixture in layers 0 and 2 of 3.
+        workers: load what is handed over; without, loads of any files succeed. A request ends the server if one of them
+            is in the middle of a load.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class FakeVllm:
         backend: str | None = "proxima_folder",
         sleeps: bool = False,
         routes: bool = False,
+        workers: Sequence[FakeWorker] = (),
     ) -> None:
         self.processed, self.generate, self.control = processed, generate, control
         self.backend = backend
@@ -68,6 +73,8 @@ class FakeVllm:
         self.routes = routes
         self.version, self.paused, self.busy = "default", False, False
         self.updating = False  # a load has begun and not been finished
+        self.workers, self.dead = workers, False
+        self.gone_after: int | None = None  # buckets after which no call arrives
         self.calls: list[tuple[str, Any]] = []
         self.change: dict[str, Any] = {}  # of the choices of an answer, for what a bad server sends
 
@@ -81,6 +88,10 @@ class FakeVllm:
     def answer(self, request: httpx.Request) -> httpx.Response:
         path, query = request.url.path, dict(request.url.params)
         body = json.loads(request.content) if request.content else None
+        if path == "/update_weights" and self.gone_after is not None:
+            if not self.gone_after:
+                raise httpx.ConnectError("gone")
+            self.gone_after -= 1
         self.calls.append((path, body if body is not None else query))
         if path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "fake", "max_model_len": LENGTH}]})
@@ -88,6 +99,9 @@ class FakeVllm:
             return httpx.Response(200, json={"version": "0.0.fake"})
         if path == "/tokenize":
             return httpx.Response(200, json={"tokens": [len(word) for word in body["prompt"].split()]})
+        self.dead |= path == "/inference/v1/generate" and not all(worker.model.computes for worker in self.workers)
+        if self.dead:
+            return httpx.Response(500, json={"detail": "EngineCore encountered an issue"})
         if self.asleep and path == "/inference/v1/generate":
             return httpx.Response(503, json={"detail": "asleep"})
         if path == "/inference/v1/generate":
@@ -114,13 +128,27 @@ class FakeVllm:
             return httpx.Response(500, json={"detail": "asleep"})
         if path in ("/pause", "/resume"):
             self.paused = path == "/pause"
-        if path == "/start_weight_update":
+        if self.workers and path in WEIGHT_CALLS and (failures := self._failures(path, body)):
+            return httpx.Response(500, json={"detail": str(failures[0])})
+        if path == "/update_weight_version":
+            self.version = body["new_version"]
+        if path == "/start_weight_update" and not self.workers:
             if self.updating:
                 return httpx.Response(500, json={"detail": "already active. Call finish_weight_update first"})
             self.updating = True
         if path == "/finish_weight_update":
             self.version, self.updating = body.get("weight_version", self.version), False
         return httpx.Response(200, json={"weight_version": self.version, "is_paused": self.paused})
+
+    def _failures(self, path: str, body: Any) -> list[Exception]:
+        """What the workers raise, each of which is called."""
+        failures = []
+        for worker in self.workers:
+            try:
+                worker.call(path, body)
+            except Exception as error:
+                failures.append(error)
+        return failures
 
     def _settings(self) -> dict[str, Any]:
         return {

@@ -95,6 +95,14 @@ def test_samplings_that_vllm_refuses_beside_sampling_masks(samplings, line):
         spec.check(replace(needs, samplings=samplings[:1], training=samplings[0]))
 
 
+def test_incomplete_weights_are_refused_where_no_new_ones_come():
+    servers = fakes(1)
+    servers[0].label = "incomplete run-3"
+    assert notes(servers) == []
+    with pytest.raises(FieldError, match="has incomplete weights: their last update was broken off; start the server"):
+        notes(servers, replace(NEEDS, publishes=False))
+
+
 def test_different_weights_are_refused_where_no_new_ones_come():
     servers = fakes(2)
     servers[1].label = "other"

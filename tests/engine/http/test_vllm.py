@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -138,6 +139,25 @@ def test_a_prefix_cache_that_was_not_emptied_is_an_error() -> None:
     run(DIALECT.reset_prefix_cache(fake.client(), facts, running=True))
 
 
+def test_weight_calls_share_no_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn closes that of a call that failed, and the next one, which finishes the open update, would be lost."""
+    fake, facts = probed()
+    fake.updating, answer = True, fake.answer
+    (tmp_path / "a.safetensors").touch()
+    seen: list[tuple[str, str]] = []
+
+    def noted(request: httpx.Request) -> httpx.Response:
+        seen.append((request.url.path, request.headers["connection"]))
+        return answer(request)
+
+    monkeypatch.setattr(fake, "answer", noted)
+    run(DIALECT.load_weights(fake.client(), facts, WeightHandover(version=1, label="run-1", folder=tmp_path)))
+    update = ["start_weight_update", "finish_weight_update", "start_weight_update", "update_weights"]
+    for name in [*update, "finish_weight_update"]:
+        assert (f"/{name}", "close") in seen
+    assert [path for path, _ in seen[2:]] == [f"/{name}" for name in [*update, "finish_weight_update"]]
+
+
 def test_weights_go_file_by_file_and_carry_their_label(tmp_path: Path) -> None:
     files = [tmp_path / f"model-{name}.safetensors" for name in "abc"]
     for file in reversed(files):
@@ -146,8 +166,9 @@ def test_weights_go_file_by_file_and_carry_their_label(tmp_path: Path) -> None:
     before = len(fake.calls)
     weights = WeightHandover(version=3, label="run-3", folder=tmp_path)
     run(DIALECT.load_weights(fake.client(), facts, weights))
-    start, begin, *buckets, finish = fake.calls[before:]
+    start, label, begin, *buckets, finish = fake.calls[before:]
     assert (start[0], begin[0]) == ("/init_weight_transfer_engine", "/start_weight_update")
+    assert label == ("/update_weight_version", {"new_version": "incomplete run-3"})
     assert [body["update_info"] for _, body in buckets] == [
         {"file": str(file), "last": file is files[-1]} for file in files
     ]

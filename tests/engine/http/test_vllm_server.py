@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import itertools
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from proxima.data import UserError
-from proxima.engine.http.client import Address, ServerClient
-from proxima.engine.http.dialect import TokenRequest, WeightHandover
+from proxima.engine.http.client import Address, ServerClient, ServerError
+from proxima.engine.http.dialect import INCOMPLETE, TokenRequest, WeightHandover, WrittenTokens
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.vllm import VllmDialect
 from proxima.engine.http.weight_folder import WeightFolders
@@ -46,13 +47,17 @@ def trained() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def moved(trained: LoadedModel) -> LoadedModel:
+    return moving(trained)
+
+
+def moving(loaded: LoadedModel) -> LoadedModel:
     """The model after some training: every weight is another."""
-    model = copy.deepcopy(trained.model)
+    model = copy.deepcopy(loaded.model)
     draws = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1 + 0.05 * torch.randn(weight.shape, generator=draws))
-    return replace(trained, model=model)
+    return replace(loaded, model=model)
 
 
 @asynccontextmanager
@@ -90,18 +95,25 @@ async def test_a_tied_head_does_not_stay_behind(url: str, trained: LoadedModel) 
         assert (await DIALECT.health(server.client, server.facts)).weight_version == "tied-0"
 
 
+def small_model(kind: str, folder: Path) -> LoadedModel:
+    """A Llama with a tied head; or a mixture whose experts are 48 wide, which the kernel of a CPU pads to 64."""
+    sizes = {"vocab_size": 1024, "hidden_size": 128, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"num_hidden_layers": 3, "intermediate_size": 64, "initializer_range": 0.1, "eos_token_id": 0}
+    torch.manual_seed(0)
+    if kind == "mixture":
+        sizes |= {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [1]}
+        model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True))
+    loaded = LoadedModel(model=model, tokenizer=tiny_tokenizer(), path=str(folder))
+    for part in (loaded.model, loaded.tokenizer):
+        part.save_pretrained(folder)
+    return loaded
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_the_experts_of_a_mixture_are_packed_again(dtype: str, tmp_path: Path) -> None:
-    """48 wide, which the kernel of a CPU pads to 64."""
-    sizes = {"vocab_size": 1024, "hidden_size": 128, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes |= {"num_hidden_layers": 3, "intermediate_size": 64, "moe_intermediate_size": 48, "num_experts": 8}
-    config = Qwen3MoeConfig(**sizes, num_experts_per_tok=2, mlp_only_layers=[1], initializer_range=0.1, eos_token_id=0)
-    torch.manual_seed(0)
-    model, tokenizer = Qwen3MoeForCausalLM(config), tiny_tokenizer()
-    loaded = LoadedModel(model=model, tokenizer=tokenizer, path=str(tmp_path / "model"))
-    for part in (model, tokenizer):
-        part.save_pretrained(loaded.path)
-
+    loaded = small_model("mixture", tmp_path / "model")
     with live_server(tmp_path, dtype=dtype, model=tmp_path / "model") as url:
         async with replica(url) as server, syncing(loaded, 128) as sync:
             metrics = await push(sync, server, loaded.model, "mixture-0")
@@ -232,3 +244,87 @@ def over_kept_cache(before: Any, after: Any, prefix: list[int], tokens: np.ndarr
         ids = torch.tensor([[prefix[-1], *tokens.tolist()]])
         rows = after(ids[:, :-1], past_key_values=cache, use_cache=True).logits[0].log_softmax(-1)
     return rows.gather(1, ids[0, 1:, None])[:, 0].numpy()
+
+
+def in_buckets(folder: Path, count: int) -> list[Path]:
+    """Write the weights of a folder as so many files, which end in the middle of layers."""
+    content = {name: weight for file in folder.glob("*.safetensors") for name, weight in load_file(file).items()}
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    files, names = [folder / f"model-{number:05}.safetensors" for number in range(1, count + 1)], list(content)
+    for number, file in enumerate(files):
+        part = names[number * len(names) // count : (number + 1) * len(names) // count]
+        save_file({name: content[name] for name in part}, file, {"format": "pt"})
+    return files
+
+
+def gone(file: Path) -> None:
+    """It is listed, and gone when it is read."""
+    file.unlink()
+    file.symlink_to("nowhere")
+
+
+def torn(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def of_another_model(file: Path) -> None:
+    """The last of its weights has too many columns."""
+    content = load_file(file)
+    name = list(content)[-1]
+    save_file(content | {name: torch.cat([content[name]] * 2, -1).contiguous()}, file)
+
+
+SMALL_UPDATE = "tests/engine/http/test_broken_updates.py::test_after_a_bucket_that_failed_the_next_update_is_whole"
+
+
+@pytest.mark.campaign(SMALL_UPDATE)
+@pytest.mark.parametrize("kind", ["llama", "mixture"])
+async def test_every_bucket_of_an_update_cut_once(kind: str, tmp_path: Path) -> None:
+    """In each of four ways. After each cut the server computes, and the next update is whole: its scores are those of
+    an unbroken one."""
+    loaded = small_model(kind, tmp_path / "model")
+    given = WrittenTokens.of(np.arange(100, 164, dtype=np.int32), None)
+    folders = WeightFolders(tmp_path / "weights")
+    with live_server(tmp_path, model=tmp_path / "model") as url:
+        async with replica(url) as server:
+
+            async def handed_over(folder: Path, label: str) -> np.ndarray:
+                await DIALECT.pause(server.client, server.facts, "keep")
+                weights = WeightHandover(version=1, label=label, folder=folder, seconds=300)
+                await DIALECT.load_weights(server.client, server.facts, weights)
+                await DIALECT.resume(server.client, server.facts)
+                return await DIALECT.score(server.client, server.facts, given, 1)
+
+            models = [
+                folders.write(one.model, one.tokenizer, name) for name, one in (("a", loaded), ("b", moving(loaded)))
+            ]
+            buckets = [in_buckets(folder, 15) for folder in models]
+            expected = [await handed_over(folder, folder.name) for folder in models]
+            assert np.abs(expected[0] - teacher_forced(loaded.model, [100], given.read[1:])).max() < CLOSE
+            assert np.abs(expected[0] - expected[1]).max() > 10 * CLOSE
+            for number, cut in itertools.product(range(15), (gone, torn, of_another_model, None)):
+                file = buckets[1][number]
+                before = file.read_bytes()
+                if cut is None:  # the client leaves after this bucket
+                    await begin(server, buckets[1][: number + 1])
+                else:
+                    cut(file)
+                    with pytest.raises(ServerError, match="/update_weights"):
+                        await handed_over(models[1], "broken")
+                    file.unlink()
+                    file.write_bytes(before)
+                facts = await DIALECT.probe(server.client)  # draws tokens
+                assert facts.more["weights"].startswith("incomplete")
+                whole = number % 2
+                np.testing.assert_array_equal(await handed_over(models[whole], f"{number}-{cut}"), expected[whole])
+                assert "weights" not in (await DIALECT.probe(server.client)).more
+
+
+async def begin(server: Any, files: list[Path]) -> None:
+    """An update that ends after these files."""
+    await DIALECT.pause(server.client, server.facts, "keep")
+    await server.client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}begun"})
+    await server.client.post("/start_weight_update", alone=True)
+    for file in files:
+        await server.client.post("/update_weights", {"update_info": {"file": str(file)}})

@@ -150,26 +150,37 @@ class ServerClient:
         """
         return self._decoded(path, await self._request("GET", path))
 
-    async def post(self, path: str, body: Any = None, *, seconds: float | None = None, size: int = ANSWER) -> Any:
+    async def post(
+        self, path: str, body: Any = None, *, seconds: float | None = None, size: int = ANSWER, alone: bool = False
+    ) -> Any:
         """Send a POST; otherwise like `get`.
 
         Args:
             size: most bytes of the response.
+            alone: on a connection of its own. A server may close that of a call that failed, without saying so: the
+                next call would be lost.
         """
-        return self._decoded(path, await self._request("POST", path, body, seconds=seconds, size=size))
+        return self._decoded(path, await self._request("POST", path, body, seconds=seconds, size=size, alone=alone))
 
     async def post_text(self, path: str) -> str:
         """Send a POST; return the response as text."""
         return (await self._request("POST", path)).decode(errors="replace")
 
     async def _request(
-        self, method: str, path: str, body: Any = None, *, seconds: float | None = None, size: int = ANSWER
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        seconds: float | None = None,
+        size: int = ANSWER,
+        alone: bool = False,
     ) -> bytes:
-        limit = self.seconds if seconds is None else seconds
+        limit, headers = self.seconds if seconds is None else seconds, {"Connection": "close"} if alone else None
         try:
             async with asyncio.timeout(limit):  # the client's own limit is between two bytes
                 with self._transfer(path, limit):
-                    async with self._http.stream(method, path, timeout=limit, json=body) as response:
+                    async with self._http.stream(method, path, timeout=limit, json=body, headers=headers) as response:
                         await self._check_status(path, response)
                         return await read_body(response, size)
         except TimeoutError as error:

@@ -19,6 +19,9 @@ from proxima.engine.protocol import PauseMode, Sampling
 ENDINGS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}  # by the servers' names
 LARGEST_SET = 1 << 18  # most tokens that could be sampled without a top-k: the size of the largest vocabularies
 LogProbMode = Literal["processed", "untruncated", "raw"]
+INCOMPLETE = (
+    "incomplete "  # begins a server's label of its weights while an update changes them, or has been broken off
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +200,11 @@ class ServerHealth:
     model: str | None = None
 
 
+def is_incomplete(label: object) -> bool:
+    """True for the label of a server that has received only a part of its last weights."""
+    return isinstance(label, str) and label.startswith(INCOMPLETE)
+
+
 def check_scorable(url: str, facts: ServerFacts, count: int, option: str) -> None:
     """Raise UserError if `count` tokens fill the server's maximum length: it needs room for one more token."""
     if facts.max_length is not None and count >= facts.max_length:
@@ -241,7 +249,8 @@ class Dialect(Protocol):
         ...
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
-        """Load new weights into a paused server and tell it their version. Not transactional: see `weight_probe`."""
+        """Load new weights into a paused server and tell it their version. Not transactional: if this fails, a server
+        that keeps a part of them has a label that `is_incomplete`. See also `weight_probe`."""
         ...
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:

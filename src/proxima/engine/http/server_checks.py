@@ -8,7 +8,7 @@ from proxima.data import FieldError, UserError
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.answer_checks import check_sampling
 from proxima.engine.http.client import ServerError, busy_seconds
-from proxima.engine.http.dialect import ServerFacts
+from proxima.engine.http.dialect import ServerFacts, is_incomplete
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import Capabilities, EngineRequirements
@@ -113,6 +113,11 @@ async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
         for replica in serving:
             notes += check_facts(spec, replica.facts, needs, replica.url)
         labels = {replica.proof.label for replica in serving}
+        for replica in serving if not needs.publishes else ():  # new weights would be whole
+            if is_incomplete(replica.proof.label):
+                which = f": {replica.url}" if len(replicas) > 1 else ""
+                reason = f"has incomplete weights{which}: their last update was broken off"
+                raise FieldError("url", replica.url, reason, remedy="start the server again, or train with it")
         if len(labels) > 1 and not needs.publishes:
             names = " and ".join(map(repr, sorted(map(str, labels))))
             raise FieldError("url", spec.url, f"have different weights, {names}", remedy="start them again")

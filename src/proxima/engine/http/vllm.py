@@ -20,6 +20,7 @@ from proxima.engine.http.answer_values import id_list, items, mask_of_sets, numb
 from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected
 from proxima.engine.http.dialect import (
     ENDINGS,
+    INCOMPLETE,
     Chunk,
     Dialect,
     ServerFacts,
@@ -31,7 +32,14 @@ from proxima.engine.http.dialect import (
 )
 from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.server_spec import ServerSpec
-from proxima.engine.http.vllm_facts import GENERATE, MOVE_SECONDS, find_vllm_facts, wake_up
+from proxima.engine.http.vllm_facts import (
+    GENERATE,
+    MOVE_SECONDS,
+    close_broken_update,
+    find_vllm_facts,
+    start_update,
+    wake_up,
+)
 from proxima.engine.protocol import EngineRequirements, PauseMode
 
 ABSENT = -9999.0  # vLLM writes it where a log-prob is NaN, minus infinity, or was not computed
@@ -98,27 +106,27 @@ class VllmDialect(Dialect):
         await client.post(f"/pause?mode={mode}&clear_cache=false")
 
     async def resume(self, client: ServerClient, facts: ServerFacts) -> None:
+        """Resume sampling; see `close_broken_update`."""
+        await close_broken_update(client)
         await client.post("/resume")
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
-        """Load the weights by the server's weight-transfer API, file by file, and set their label. An update that was
-        broken off, which the server holds open, is finished first: it gives the weights no label.
+        """Load the weights by the server's weight-transfer API, file by file, and set their label. From the start to
+        the end the label is `INCOMPLETE`, which it stays if the update is broken off.
 
         Raises:
-            ServerError: a call failed, or the weights are gone; the server has no new label.
+            ServerError: a call failed, or the weights are gone; the server has no new weights, or incomplete ones.
         """
         if not (files := sorted(weights.folder.glob("*.safetensors"))):
             raise ServerError(client.url, "", f"no weights are left in {weights.folder}")
-        await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds)
-        try:
-            await client.post("/start_weight_update", seconds=weights.seconds)
-        except ServerError:
-            await client.post("/finish_weight_update", {}, seconds=weights.seconds)
-            await client.post("/start_weight_update", seconds=weights.seconds)
+        await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds, alone=True)
+        await client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}{weights.label}"})
+        await start_update(client, weights.seconds)
         for file in files:
             bucket = {"file": str(file), "last": file == files[-1]}
-            await client.post("/update_weights", {"update_info": bucket}, seconds=weights.seconds)
-        await client.post("/finish_weight_update", {"weight_version": weights.label}, seconds=weights.seconds)
+            await client.post("/update_weights", {"update_info": bucket}, seconds=weights.seconds, alone=True)
+        finish = {"weight_version": weights.label}
+        await client.post("/finish_weight_update", finish, seconds=weights.seconds, alone=True)
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Empty the prefix cache.

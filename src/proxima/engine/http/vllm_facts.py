@@ -6,13 +6,14 @@ from typing import Any
 from proxima.data import UserError
 from proxima.engine.http.answer_values import id_list, one_line, plain_name, short_text, whole
 from proxima.engine.http.client import OK, RefusedError, ServerClient, ServerError, as_expected
-from proxima.engine.http.dialect import ServerFacts
+from proxima.engine.http.dialect import ServerFacts, is_incomplete
 from proxima.engine.http.log_prob_mode import Pair, find_log_prob_mode, two_greatest
 from proxima.engine.serve.launch import TRANSFER
 
 GENERATE = "/inference/v1/generate"
 PROMPT = (17, 42, 99, 7)  # ids that every vocabulary has
 MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
+BROKEN_UPDATE = "incomplete: their last update was broken off; train with the server, or start it again"
 
 
 async def find_vllm_facts(client: ServerClient) -> ServerFacts:
@@ -24,7 +25,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         UserError: it refuses the token, its model does not generate text, or it was started without --enable-scale-out.
     """
     models = await client.get("/v1/models")
-    await _wake(client)
+    incomplete = await _wake(client)
     version = await _optional(client.get("/version"))
     with as_expected(client, "/v1/models", models):
         served = models["data"][0]
@@ -55,15 +56,39 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         routed_experts=isinstance(first.get("routed_experts"), str),
         batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT")) and device == "cuda",
         sleeps=bool(_of(config, "model_config", "enable_sleep_mode")),
-        more={"log-probs": why} if why else {},
+        more={**({"log-probs": why} if why else {}), **({"weights": BROKEN_UPDATE} if incomplete else {})},
     )
 
 
-async def _wake(client: ServerClient) -> None:
-    """Wake a server that an earlier run has left asleep or paused; vLLM does not distinguish the two."""
-    if _of(await _optional(client.get("/is_sleeping")), "is_sleeping") is True:
+async def _wake(client: ServerClient) -> bool:
+    """Make a server compute that an earlier run has left asleep, paused, which vLLM does not distinguish, or in the
+    middle of an update of its weights. True: its weights are incomplete."""
+    left = _of(await _optional(client.get("/is_sleeping")), "is_sleeping") is True
+    if left:
         await wake_up(client)
+    incomplete = await close_broken_update(client)
+    if left:
         await client.post("/resume")
+    return incomplete
+
+
+async def start_update(client: ServerClient, seconds: float) -> None:
+    """Start an update of the weights. One that the server holds open is finished first."""
+    try:
+        await client.post("/start_weight_update", seconds=seconds, alone=True)
+    except ServerError:
+        await client.post("/finish_weight_update", {}, seconds=seconds, alone=True)
+        await client.post("/start_weight_update", seconds=seconds, alone=True)
+
+
+async def close_broken_update(client: ServerClient) -> bool:
+    """If the last update of the weights was broken off, close it: a request to a server with half-loaded layers ends
+    it. Its weights, and their label, remain incomplete; True if they are."""
+    incomplete = is_incomplete(_of(await _optional(client.get("/weight_info")), "weight_version"))
+    if incomplete:
+        await start_update(client, MOVE_SECONDS)
+        await client.post("/finish_weight_update", {}, seconds=MOVE_SECONDS, alone=True)
+    return incomplete
 
 
 async def wake_up(client: ServerClient) -> None:
