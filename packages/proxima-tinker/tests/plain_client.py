@@ -62,9 +62,9 @@ class Client:
         number = self.seq if number is None else number
         return protocol.ForwardBackwardRequest(model_id=self.model, seq_id=number, loss_fn="cross_entropy")
 
-    def begin_long_pass(self):
+    def begin_long_pass(self, examples=50):
         message = self.message()
-        for _ in range(50):
+        for _ in range(examples):
             add(message, tokens=[5] * 200, targets=[6] * 200)
         return self.post("forward_backward", message.SerializeToString())
 

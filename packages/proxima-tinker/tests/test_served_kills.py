@@ -1,6 +1,7 @@
 """A server that is killed: every client goes on, nothing is done twice, and the weights are those of an unbroken
 run."""
 
+import os
 import random
 import signal
 import subprocess
@@ -11,7 +12,6 @@ import time
 import pytest
 import tinker
 
-from proxima.system.machine import usable_cores
 from tests.engine.helpers import threads
 from tests.ports import kept_port
 from tests.warm import WarmPopen
@@ -32,7 +32,8 @@ class Killed:
     def start(self):
         words = ["-m", "proxima.cli.main", "serve-training", str(self.model), "--name", "tests/tiny"]
         words += ["--folder", str(self.folder), "--port", str(self.port), "--dtype", "float32"]
-        self.process = WarmPopen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = WarmPopen([sys.executable, *words], **pipes, env=os.environ | {"OMP_NUM_THREADS": "1"})
         self.lines.append(self.process.stdout.readline())
         assert "Ctrl-C stops it" in self.lines[-1], self.process.stderr.read()
 
@@ -48,8 +49,7 @@ class Killed:
 def check(tmp_path, tiny_model, kills, steps):
     """A job has the same losses and the same state whether its server is killed so many times or not."""
     model, done = tiny_model("llama"), []
-    cores = usable_cores()
-    with threads(cores), running(tmp_path / "whole", model, tokens=4096, threads=cores) as served:
+    with threads(1), running(tmp_path / "whole", model, tokens=4096) as served:
         whole, path = program(served.client(), seed=7, steps=steps)
         expected = weights(tmp_path / "whole", path)
     server = Killed(tmp_path / "broken", model)
@@ -93,3 +93,16 @@ def test_a_signal_while_requests_run_ends_the_server_and_loses_none(tmp_path, ti
     assert client.answer(accepted).headers["content-type"] == "application/x-protobuf"
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(30) == 0 and server.process.stderr.read() == ""
+
+
+def test_a_signal_while_passes_of_several_models_wait_for_their_turns(tmp_path, tiny_model):
+    """Each has done a part of its pass, whose gradients torch holds."""
+    server = Killed(tmp_path, tiny_model("llama"))
+    clients = [Client(server) for _ in range(4)]
+    accepted = [client.begin_long_pass(examples=400) for client in clients]
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0 and server.process.stderr.read() == ""
+    server.start()
+    assert "4 models of earlier; 4 requests run again" in server.lines[-1]
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0 and len(accepted) == 4

@@ -63,10 +63,16 @@ class ComputeLane(ComputeThread):
                 self._queue()
 
     async def run_parts(self, parts: Generator[None, None, T]) -> T:
-        """Return or raise what the generator does; where it yields, others get their turn."""
+        """Return or raise what the generator does; where it yields, others get their turn. If the caller is cancelled,
+        the generator is closed in this lane: the tensors that it holds may still be in use there, and freeing them in
+        whichever thread collects it can end the process."""
         result: list[T] = []
-        while not result:
-            result = await self.run(advanced, parts)
+        try:
+            while not result:
+                result = await self.run(advanced, parts)
+        except BaseException:
+            await self.run(parts.close)
+            raise
         return result[0]
 
     @property
