@@ -13,12 +13,15 @@ from proxima.train.optimizer_state import read_optimizer
 from proxima.train.stack import TrainStack
 
 
-def damage(path: Path) -> str | None:
-    """Describe the damage to the checkpoint in `path`; None if every file is as it was written. Reads all files."""
+def damage(path: Path, part: str = "") -> str | None:
+    """Describe the damage to the checkpoint in `path`; None if every file is as it was written. Reads all files, or
+    those of a part, such as its folder `model`."""
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
         return "state.json is missing or damaged"
     for name, crc in checkpoint.facts.get("crc32", {}).items():
+        if not name.startswith(f"{part}/" if part else ""):
+            continue
         try:
             if Checksum.of(path / name).crc32 != crc:
                 return f"{name} is damaged"

@@ -2,10 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from proxima.data import UserError
+from proxima.config.sections.model_section import ModelConfig
+from proxima.data import FieldError, UserError
+from proxima.runtime.launch.inputs import model_hashes
+from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.restored_journal import RestoredJournal
@@ -43,6 +47,22 @@ def test_a_flipped_bit_costs_a_checkpoint_not_the_run(runs, tmp_path):
     assert said in watcher.warnings[0]
     assert [c.step for c in checkpoints(run.checkpoints)] == [1, 2, 3]
     assert_same(traces(run.path), runs.traces("carried groups"))
+
+
+def test_weights_with_a_flipped_bit_are_neither_exported_nor_trained_on(runs, tmp_path):
+    run = RunFolder(shutil.copytree(runs.finished("carried groups"), tmp_path / "run"))
+    flip(run.checkpoint(3) / "model" / "model.safetensors", at=1.0, bit=2)
+    flip(run.checkpoint(2) / "optimizer.safetensors", at=1.0, bit=2)
+    reason = "model/model.safetensors is damaged"
+    with pytest.raises(UserError, match=rf"000003: {reason}; restore the file from a copy, or use one of \[1, 2\]"):
+        export(run.path, tmp_path / "out")
+    export(run.path, tmp_path / "out", which="2")  # which needs no optimizer
+    model = ModelConfig(path=str(run.checkpoint(3) / "model"))
+    with pytest.raises(FieldError, match=f"^model.path='.*' differs from what the run wrote: {reason}; restore"):
+        model_hashes(model)
+    assert model_hashes(replace(model, path=str(run.checkpoint(2) / "model")))
+    copied = shutil.copytree(run.checkpoint(3), tmp_path / "mine")  # whatever the user did with it
+    assert model_hashes(replace(model, path=str(copied / "model")))
 
 
 def test_a_journal_without_its_wal_is_restored_from_the_metrics(two_steps, runs, resume):

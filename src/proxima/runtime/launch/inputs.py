@@ -22,6 +22,8 @@ from proxima.system.environment import package_version
 from proxima.system.machine import compiler
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import EmptyPromptError, Rows, is_played
+from proxima.train.checkpoint import read_checkpoint
+from proxima.train.checkpoint_restore import damage
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
@@ -40,8 +42,7 @@ def input_hashes(
     reward, an environment or a tool (but not the modules that it imports)."""
     named = model_hashes(config.model)
     if (distillation := config.algorithm.distillation) is not None:
-        taught = model_files(distillation.path)
-        named |= {f"algorithm.distillation.path: {name}": value for name, value in taught.items()}
+        named |= _hashes("algorithm.distillation.path", distillation.path)
     named |= {"task: its rows": rows_sha(source.rows)} if isinstance(source, PromptSource) else source.hashes
     named |= _reward_hashes("reward", config.reward)
     for number, spec in enumerate(config.eval.sets):
@@ -59,18 +60,30 @@ def input_hashes(
 
 def model_hashes(model: "ModelConfig") -> dict[str, str]:
     """SHA-256 of each file of the model, and of the adapter that LoRA starts from, keyed by its name in messages."""
-    named = {f"model.path: {name}": value for name, value in model_files(model.path, model.revision).items()}
+    named = _hashes("model.path", model.path, model.revision)
     if model.lora is None or model.lora.path is None:
         return named
-    return named | {f"model.lora.path: {name}": value for name, value in weight_files(model.lora.path).items()}
+    return named | _hashes("model.lora.path", model.lora.path, files=weight_files)
+
+
+def _hashes(field: str, path: str, revision: str | None = None, files: Any = model_files) -> dict[str, str]:
+    """SHA-256 of the files of a model, keyed by their names in messages.
+
+    Raises:
+        FieldError: the model is in a checkpoint of another run, and differs from what was written.
+    """
+    place = Path(path).expanduser()
+    if read_checkpoint(place.parent) is not None and (why := damage(place.parent, place.name)) is not None:
+        remedy = "restore the file from a copy; if you changed it, copy the model out of its checkpoint"
+        raise FieldError(field, path, f"differs from what the run wrote: {why}", remedy=remedy)
+    return {f"{field}: {name}": value for name, value in files(path, revision).items()}
 
 
 def _reward_hashes(path: str, rewards: Sequence[Any]) -> dict[str, str]:
     named: dict[str, str] = {}
     for n, reward in enumerate(rewards):
         if REWARDS.holds(reward, "model"):
-            files = model_files(reward.path, reward.revision)
-            named |= {f"{path}.{n}.path: {name}": value for name, value in files.items()}
+            named |= _hashes(f"{path}.{n}.path", reward.path, reward.revision)
         if (file := _reward_file(reward)) is not None:
             named[f"{path}.{n}: {file.name}"] = sha256(file.read_bytes()).hexdigest()
     return named

@@ -14,19 +14,33 @@ from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.runtime.state.model_card import model_card
 from proxima.system.atomic_folders import atomic_folder
 from proxima.train.checkpoint import CRITIC, Checkpoint, checkpoints
+from proxima.train.checkpoint_restore import damage
 
 
-def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
+def find_checkpoint(run: str | Path, which: str = "last", part: str = "model") -> Checkpoint:
     """A run's checkpoint: `last`, `best` (`best_checkpoint`), or a step's number.
+
+    Args:
+        part: the folder of the checkpoint that will be read.
 
     Raises:
         UserError: the folder contains no run, no checkpoint, or not that one; lists the existing ones. The best was
-            not kept: `checkpoint.keep_best` was false, and a step without a checkpoint was better.
+            not kept: `checkpoint.keep_best` was false, and a step without a checkpoint was better. A file of the part
+            differs from what was written.
     """
     folder = existing_run(run)
     saved = checkpoints(folder.checkpoints)
     if not saved:
         raise UserError(f"{run} has no checkpoint yet", remedy="wait for one: checkpoint.every, or the end of the run")
+    found = _named(run, folder, saved, which)
+    if (why := damage(found.path, part)) is not None:
+        others = [c.step for c in saved if c is not found]
+        use = f", or use one of {others}" if others else ""
+        raise UserError(f"{found.path}: {why}", remedy=f"restore the file from a copy{use}")
+    return found
+
+
+def _named(run: str | Path, folder: RunFolder, saved: list[Checkpoint], which: str) -> Checkpoint:
     if which == "last":
         return saved[-1]
     if which == "best":
@@ -66,7 +80,7 @@ def export(
         UserError: no such checkpoint, `out` exists, no adapter or critic in the checkpoint, or the adapter's base has
             changed or is gone.
     """
-    checkpoint, target = find_checkpoint(run, which), Path(out)
+    checkpoint, target = find_checkpoint(run, which, CRITIC if critic else "model"), Path(out)
     source = checkpoint.path / CRITIC if critic else checkpoint.model
     if critic and not source.is_dir():
         reason = f"{checkpoint.path} has no critic: the run has none, or it is a head on the policy"
