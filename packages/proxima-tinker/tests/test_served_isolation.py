@@ -187,7 +187,7 @@ def test_two_servers_and_damaged_files(tmp_path, tiny_model):
     with running(tmp_path / "a", model) as served:
         client.served, client.http.base_url = served, f"{served.url}/api/v1"
         answer = client.forward_backward().json()
-        assert answer["category"] == "user" and f"{state.name}, can't be read" in answer["error"] and not served.log
+        assert answer["category"] == "user" and f"{state.name}, has 100 bytes" in answer["error"] and not served.log
     (tmp_path / "a" / "journal.sqlite").write_bytes(b"x" * 5000)
     with pytest.raises(UserError, match=r"journal.sqlite can't be opened.*choose another --folder"):
         service.Service(settings, 1, print)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sqlite3
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeGuard
@@ -28,6 +29,14 @@ def as_disk_full(error: BaseException, path: Path) -> OSError | None:
     if number is None and isinstance(error, Exception) and not isinstance(error, OSError):
         number = _probe(path.parent)
     return None if number is None else OSError(number, os.strerror(number), str(path))
+
+
+def sqlite_disk_full(error: sqlite3.OperationalError, path: Path) -> OSError | None:
+    """The full disk behind an error of SQLite about the file `path`; None if it was not the cause. SQLite calls a spent
+    quota, and what it can't place beside the file, an I/O error."""
+    if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    return as_disk_full(error, path) if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR else None
 
 
 def _probe(folder: Path) -> int | None:

@@ -2,23 +2,31 @@
 
 A request is written, and on the disk, before its client is told that it was accepted. A model's state is written to a
 file from time to time; after a restart, the requests since then are run again from it, which gives the same bits. So
-nothing that was accepted is lost, and nothing is done twice.
+nothing that was accepted is lost, and nothing is done twice. Every row has a checksum, which is compared when it is
+read.
 """
 
 import json
 import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from proxima.data import UserError
 from proxima.data.json_reader import load_json
+from proxima.system.checksum import Checksum
+from proxima.system.full_disk import sqlite_disk_full
 
-VERSION = 2
+VERSION = 3
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS records (kind TEXT, id TEXT, value TEXT NOT NULL, PRIMARY KEY (kind, id));
+CREATE TABLE IF NOT EXISTS records (
+    kind TEXT, id TEXT, value TEXT NOT NULL, crc32 TEXT NOT NULL, PRIMARY KEY (kind, id)
+);
 CREATE TABLE IF NOT EXISTS requests (
-    model TEXT, seq INTEGER, kind TEXT NOT NULL, body BLOB, answer BLOB, media TEXT, PRIMARY KEY (model, seq)
+    model TEXT, seq INTEGER, kind TEXT NOT NULL, body BLOB, crc32 TEXT NOT NULL,
+    answer BLOB, media TEXT, answer_crc32 TEXT, PRIMARY KEY (model, seq)
 ) WITHOUT ROWID;
 """
 ANSWERS_KEPT = 256  # of each model
@@ -36,60 +44,87 @@ class StoredRequest(NamedTuple):
 class RequestLog:
     """The SQLite file of a server; safe to call from any thread.
 
+    Every method raises OSError where the disk is full, and then has changed nothing; and UserError where the file is
+    damaged.
+
     Raises:
-        UserError: the file was written for another model, or by a later version, or is damaged.
+        UserError: the file was written for another model, or by another version, or is damaged.
     """
 
     def __init__(self, path: Path, model: str) -> None:
-        self._lock = threading.Lock()
+        self.path, self._lock = path, threading.Lock()
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._db.text_factory = lambda text: text.decode(errors="replace")  # of a damaged file, the checksums tell
+            if (damage := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(" ".join(damage.split()))
             self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + SCHEMA)
             for name, value in {"version": str(VERSION), "model": model}.items():
-                if (kept := self.get("server", name) or value) != value:
+                rows = self._rows("SELECT value FROM records WHERE kind = 'server' AND id = ?", name)
+                if rows and (kept := load_json(rows[0][0])) != value:
                     raise UserError(f"{path.parent} is of {name} {kept}, not {value}", remedy="choose another --folder")
                 self.put("server", name, value)
-        except sqlite3.Error as error:  # also of a file with other tables
+        except (sqlite3.Error, ValueError) as error:  # also of a file with other tables
             raise UserError(f"{path} can't be opened: {error}", remedy="choose another --folder") from error
 
     def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._lock:
+        with self._lock, self._failures_named():
             return self._db.execute(sql, values).fetchall()
+
+    @contextmanager
+    def _failures_named(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if full := sqlite_disk_full(error, self.path):
+                raise full from error
+            raise
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(str(error)) from error
+
+    def _damaged(self, what: str) -> UserError:
+        return UserError(f"{self.path} is damaged: {what}", remedy="restore it from a copy, or choose another --folder")
 
     def put(self, kind: str, id: str, value: Any) -> None:
         """Write or replace a record, a JSON value."""
-        sql = "INSERT INTO records VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
-        self._rows(sql, kind, id, json.dumps(value))
+        sql = "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value, "
+        text = json.dumps(value)
+        self._rows(f"{sql} crc32 = excluded.crc32", kind, id, text, _sum(kind, id, text))
 
     def get(self, kind: str, id: str) -> Any:
         """A record, or None."""
-        rows = self._rows("SELECT value FROM records WHERE kind = ? AND id = ?", kind, id)
-        return load_json(rows[0][0]) if rows else None
+        rows = self._rows("SELECT value, crc32 FROM records WHERE kind = ? AND id = ?", kind, id)
+        return self._record(kind, id, *rows[0]) if rows else None
+
+    def _record(self, kind: str, id: str, text: str, crc32: str) -> Any:
+        if _sum(kind, id, text) != crc32:
+            raise self._damaged(f"the record of {kind} {id} differs from what was written")
+        return load_json(text)
 
     def delete(self, kind: str, id: str) -> None:
         self._rows("DELETE FROM records WHERE kind = ? AND id = ?", kind, id)
 
     def all(self, kind: str, begins: str = "") -> list[tuple[str, Any]]:
         """The records of a kind whose ids begin with `begins`, in the order of their creation: id, value."""
-        sql = "SELECT id, value FROM records WHERE kind = ? AND id >= ? AND id < ? ORDER BY rowid"
-        return [(id, load_json(value)) for id, value in self._rows(sql, kind, begins, begins + "\U0010ffff")]
+        sql = "SELECT id, value, crc32 FROM records WHERE kind = ? AND id >= ? AND id < ? ORDER BY rowid"
+        return [(id, self._record(kind, id, *row)) for id, *row in self._rows(sql, kind, begins, begins + "\U0010ffff")]
 
     def accept(self, model: str, seq: int, kind: str, body: bytes) -> bool:
         """Write a request; False if there is one of this number already."""
-        sql = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, NULL, NULL) RETURNING seq"
-        return bool(self._rows(sql, model, seq, kind, body))
+        sql = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, NULL, NULL, NULL) RETURNING seq"
+        return bool(self._rows(sql, model, seq, kind, body, _sum(model, seq, kind, body)))
 
     def finish(self, model: str, seq: int, answer: Answer | None, record: Any = None) -> None:
         """Write the answer of a request. `record`: of its model, whose state on disk now has the effects of the
         requests up to this one: their bodies are forgotten, and old answers that an earlier state had."""
-        with self._lock, self._db:  # all or nothing
+        with self._lock, self._failures_named(), self._db:  # all or nothing
             self._db.execute("BEGIN IMMEDIATE")
             if answer is not None:
-                answered = "UPDATE requests SET answer = ?, media = ? WHERE model = ? AND seq = ?"
-                self._db.execute(answered, (*answer, model, seq))
+                answered = "UPDATE requests SET answer = ?, media = ?, answer_crc32 = ? WHERE model = ? AND seq = ?"
+                self._db.execute(answered, (*answer, _sum(model, seq, *answer), model, seq))
             if record is not None:
-                sql = "UPDATE records SET value = ? WHERE kind = 'model' AND id = ?"
-                self._db.execute(sql, (json.dumps(record), model))
+                sql = "UPDATE records SET value = ?, crc32 = ? WHERE kind = 'model' AND id = ?"
+                self._db.execute(sql, (text := json.dumps(record), _sum("model", model, text), model))
                 over = "DELETE FROM requests WHERE body IS NULL AND model = ? AND seq <= ?"
                 self._db.execute(over, (model, seq - ANSWERS_KEPT))
                 self._db.execute("UPDATE requests SET body = NULL WHERE model = ? AND seq <= ?", (model, seq))
@@ -100,12 +135,22 @@ class RequestLog:
 
     def request(self, model: str, seq: int) -> StoredRequest | None:
         """A request, or None."""
-        rows = self._rows("SELECT kind, body, answer, media FROM requests WHERE model = ? AND seq = ?", model, seq)
+        columns = "kind, body, crc32, answer, media, answer_crc32"
+        rows = self._rows(f"SELECT {columns} FROM requests WHERE model = ? AND seq = ?", model, seq)
         if not rows:
             return None
-        kind, body, answer, media = rows[0]
+        kind, body, crc32, answer, media, answer_crc32 = rows[0]
+        for what, content, recorded in (("request", (kind, body), crc32), ("answer", (answer, media), answer_crc32)):
+            if None not in content and _sum(model, seq, *content) != recorded:
+                raise self._damaged(f"{what} {seq} of {model} differs from what was written")
         return StoredRequest(kind, body, None if answer is None else (answer, media))
 
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+
+def _sum(*values: str | int | bytes) -> str:
+    """The CRC-32 of the values of a row."""
+    parts = [value if isinstance(value, bytes) else str(value).encode(errors="replace") for value in values]
+    return Checksum.of_bytes(b"\0".join(parts)).crc32

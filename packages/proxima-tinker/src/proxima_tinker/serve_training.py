@@ -34,6 +34,8 @@ def serve_training(
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     cores = usable_cores()
     require(settings.workers <= cores, "--workers", settings.workers, f"must be at most {cores}, this machine's cores")
+    import torch
+
     from proxima.model.compute_thread import ComputeThread
     from proxima.model.quiet import quiet_transformers
     from proxima.reward.http import bearer_token
@@ -49,7 +51,8 @@ def serve_training(
     with open_socket(host, port) as listening, signals_restored():
         require_secret(listening, host, key, "key", "--key-env")
         with quiet_transformers():
-            service = Service(settings, cores // settings.workers, _log)
+            threads = torch.get_num_threads()  # OMP_NUM_THREADS, or one a core
+            service = Service(settings, max(1, threads // settings.workers), _log)
         server = BoundedServer(ServiceApp(service, key, (host, *allow_host)).asgi, READ_SECONDS, MOST_CONNECTIONS)
         server.end_on_signals()
         shown = f"[{host}]" if ":" in host else host

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,11 @@ from proxima.model.adapter_folder import base_in_memory
 from proxima.model.pretrained import DTYPES
 from proxima.model.save import save_trained
 from proxima.runtime.state.folder_lock import FolderLock
+from proxima.runtime.watch.disk import Disk
 from proxima.system.atomic_files import write_atomic
 from proxima.system.atomic_folders import atomic_folder
+from proxima.system.checksum import Checksum, damage_beside_checksums, write_checksums
+from proxima.system.full_disk import as_disk_full, is_disk_full
 from proxima_tinker.losses import ClientLoss
 from proxima_tinker.request_log import Answer, RequestLog
 from proxima_tinker.samplers import SampleOrder, Samplers
@@ -51,6 +54,8 @@ SAMPLES_KEPT, MOST_SAMPLES = 600.0, 16_384  # seconds, number; the SDK asks at o
 GAP_SECONDS = 60.0  # a request waits so long for an earlier one that has not come
 LEFT_SECONDS = 900.0  # without a heartbeat, after which a client has left; the SDK sends one every ten seconds
 STATE_EVERY = 20  # a state is written when the work since the last one took so many times as long as writing it
+OTHERS, LOAD = "load or sample other weights", "load saved weights into the model, or make a new one from them"
+RUNS_AGAIN = "Ctrl-C ends the server, which writes the weights when it is started again"
 STATE = "optimizer.safetensors"  # of a checkpoint, with its weights and moments; of a sampler its weights alone
 # by request: the part of the path, and what `STATE` has of each parameter; in its place, external weights have a folder
 # that peft, or `AutoModelForCausalLM` for all weights, loads
@@ -69,8 +74,8 @@ class Model:
         lane: where it computes.
 
     Attributes: `trained`, None until it is needed; `waiting`, bytes of the requests that wait by their number; `seen`,
-    what the viewer reads, begun with the first request that changes the model; seconds of work since the last state,
-    and of writing that.
+    what the viewer reads, begun with the first request that changes the model; `lost`, why its weights can't be known
+    any more: a request that has to run again is damaged; seconds of work since the last state, and of writing that.
     """
 
     def __init__(self, id: str, record: dict[str, Any], lane: ComputeLane) -> None:
@@ -78,6 +83,7 @@ class Model:
         self.next_seq = record["state_seq"] + 1
         self.trained: TrainedModel | None = None
         self.seen: ServedRecord | None = None
+        self.lost: UserError | None = None
         self.waiting: dict[int, int] = {}
         self.arrived = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -183,6 +189,9 @@ class Service:
         return True
 
     def _log_error(self, what: str, error: Exception) -> None:
+        if is_disk_full(error):
+            self.log(f"{what}: {error.filename or self.settings.folder}: {error.strerror}")
+            return
         self.log(f"{what}: {''.join(traceback.format_exception(error))}")
 
     # ---- requests of a model -----------------------------------------------------------------------------------------
@@ -223,7 +232,8 @@ class Service:
         return request_id
 
     async def _serve(self, model: Model) -> None:
-        """Run the requests of a model in their order, forever."""
+        """Run the requests of a model in their order, forever. While the disk has no room for its weights, it waits."""
+        disk = Disk(self.settings.folder, self.log, model.id, RUNS_AGAIN)
         while True:
             while model.next_seq not in model.waiting:
                 model.arrived.clear()
@@ -233,7 +243,11 @@ class Service:
                 except TimeoutError:
                     await self._fail_gap(model)
             seq, model.used = model.next_seq, time.monotonic()
-            answer, stored = await model.lane.run_parts(self._perform(model, seq))
+
+            async def attempt(seq: int = seq) -> tuple[Answer, bool]:
+                return await model.lane.run_parts(self._perform(model, seq))
+
+            answer, stored = await disk.retry_when_full(attempt)
             model.next_seq = seq + 1  # before it is taken out: a state that is written now has its effect
             del model.waiting[seq]
             self._tell(f"{model.id}:{seq}", answer, stored)
@@ -260,11 +274,18 @@ class Service:
             self._tell(name, failure, stored)
 
     def _perform(self, model: Model, seq: int) -> Generator[None, None, tuple[Answer, bool]]:
-        """Run a request, in the model's lane. Returns its answer, and whether it is in the journal."""
+        """Run a request, in the model's lane. Returns its answer, and whether it is in the journal.
+
+        Raises:
+            OSError: the disk is full, and the request has changed nothing.
+        """
         name = f"{model.id}:{seq}"
         try:
             known = self.journal.request(model.id, seq)
             assert known is not None and known.body is not None
+        except UserError as error:  # damaged: perhaps a gradient that others after it need
+            model.lost, model.trained = error, None
+            return self._failed(name, error), False
         except Exception as error:
             return self._failed(name, error), False
         changes, done = known.kind in CHANGES, known.answer is not None
@@ -278,6 +299,8 @@ class Service:
                 read, do = REQUESTS[known.kind]
                 answer = do(self, model, seq, read.model_validate_json(known.body))
         except Exception as error:
+            if known.kind in SAVES and (full := as_disk_full(error, self.settings.folder / "models")):
+                raise full from error
             answer = self._failed(f"{name} {known.kind}", error)
         if done and not _had_effect(known.kind, *answer):  # by another version of the SDK, say
             self.log(f"{name}: it had succeeded before the restart, and failed when it ran again")
@@ -296,12 +319,19 @@ class Service:
         return _json(error=f"{type(error).__name__}: {error}", category="server")
 
     def _trained(self, model: Model) -> TrainedModel:
-        """The model, in memory; after a restart, or a rest, from its state on disk."""
+        """The model, in memory; after a restart, or a rest, from its state on disk.
+
+        Raises:
+            UserError: it is damaged.
+        """
+        if model.lost is not None:
+            raise UserError(model.lost.reason, remedy=LOAD)
         if model.trained is None:
             trained = self._new_model(model.record["spec"])
             if model.record["state_seq"] >= 0:
                 file = self._state_file(model, model.record["state_seq"])
-                trained.load(_read(f"the state of {model.id}, {file.name},", file))
+                what, written = f"the state of {model.id}, {file.name},", Checksum(*model.record["state"])
+                trained.load(_read(what, file, written))
             model.trained = trained
         return model.trained
 
@@ -323,8 +353,8 @@ class Service:
             return
         file = self._state_file(model, seq)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(file, save(self._trained(model).state()))
-        record = model.record | {"state_seq": seq}
+        write_atomic(file, content := save(self._trained(model).state()))
+        record = model.record | {"state_seq": seq, "state": astuple(Checksum.of_bytes(content))}
         self.journal.finish(model.id, seq, answer, record)
         model.record = record
         for other in set(file.parent.glob("state-*")) - {file}:
@@ -361,8 +391,11 @@ class Service:
         return _json(metrics=metrics)
 
     def _do_load(self, model: Model, seq: int, asked: Any) -> Answer:
-        folder = self.checkpoint_folder(asked.path, "training")
-        self._trained(model).load(_read(asked.path, folder / STATE), optimizer=asked.optimizer)
+        state = _read(asked.path, self.checkpoint_folder(asked.path, "training") / STATE)
+        # nothing remains of the model that it was, whose own state may be damaged
+        trained = model.trained or self._new_model(model.record["spec"])
+        trained.load(state, optimizer=asked.optimizer)
+        model.trained, model.lost = trained, None
         self._note(model, ServedRecord.forget)
         return _json(type=asked.type, path=asked.path, model_id=model.id)
 
@@ -392,10 +425,11 @@ class Service:
         trained, folder, (_, slots) = self._trained(model), self._place(path), SAVES[asked["type"]]
         with atomic_folder(folder) as beside:
             save_file(trained.state(slots), beside / STATE) if slots else save_trained(trained.loaded, beside)
+            write_checksums(beside)
         record = {
             **types.ParsedCheckpointTinkerPath.from_tinker_path(path).model_dump(),
             "time": date(),
-            "size_bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+            "size_bytes": sum(file.stat().st_size for file in folder.iterdir()),
             "user_metadata": asked.get("user_metadata"),
             "expires_at": None if asked["ttl_seconds"] is None else date(asked["ttl_seconds"]),
         }
@@ -559,17 +593,32 @@ def _had_effect(kind: str, content: bytes, media: str) -> bool:
     return kind == "optim_step" or media != JSON or "category" not in json.loads(content)
 
 
-def _read(what: str, file: Path) -> dict[str, Tensor]:
-    """Read a file that may be damaged, or deleted at this moment.
+def checked(what: str, file: Path, written: Checksum | None = None) -> Path:
+    """A file that may be damaged, or deleted at this moment.
+
+    Args:
+        written: its checksum; None: it is in the file's folder.
 
     Raises:
         UserError: it is.
     """
+
+    def damage() -> str:
+        return damage_beside_checksums(file) if written is None else written.difference(file)
+
+    if damage() and (why := damage()):  # a folder may have been replaced during the first look
+        raise UserError(f"{what} {why}", remedy=OTHERS if written is None else LOAD)
+    return file
+
+
+def _read(what: str, file: Path, written: Checksum | None = None) -> dict[str, Tensor]:
+    """The tensors of a file that is `checked`."""
     try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        remedy = "load or sample other weights"
-        raise UserError(f"{what} can't be read: {type(error).__name__}", remedy=remedy) from error
+        return load_file(checked(what, file, written))
+    except (OSError, SafetensorError) as error:  # deleted at this moment
+        raise UserError(
+            f"{what} can't be read: {type(error).__name__}", remedy="load or sample other weights"
+        ) from error
 
 
 def date(later: float = 0.0) -> str:

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Sequence
 from functools import partial
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,11 @@ from proxima.data import Prompt, UserError, require
 from proxima.engine.protocol import Request as EngineRequest
 from proxima.engine.protocol import Sampling
 from proxima.reward.server.bounded_server import BoundedReader
+from proxima.system.checksum import CHECKSUMS
+from proxima.system.full_disk import is_disk_full
 from proxima_tinker.datum import Array
 from proxima_tinker.samplers import SampleOrder, stop_settings
-from proxima_tinker.service import REQUESTS, Service, date
+from proxima_tinker.service import REQUESTS, Service, checked, date
 from proxima_tinker.wire import request_place
 
 POLL_SECONDS = 20.0  # the SDK gives up after 45
@@ -156,10 +159,10 @@ class ServiceApp:
         await self.service.delete_checkpoint(self._path(request))
 
     def external_urls(self, request: Request) -> Any:
-        folder = self.service.checkpoint_folder(self._path(request), "external")
+        files = self._files(request, "external")
         place, until = request.url.path.rpartition("/external_weights_urls")[0], int(time.time() + URL_SECONDS)
         urls = {}
-        for file in sorted(folder.glob("*")):
+        for file in files:
             path = f"{place}/files/{file.name}"
             query = f"until={until}&signature={self._signature(path, str(until))}"
             urls[file.name] = str(request.url.replace(path=path, query=query if self.key else ""))
@@ -167,11 +170,17 @@ class ServiceApp:
             raise HTTPException(404, "these weights were deleted at this moment")
         return {"urls": urls, "expires": date(URL_SECONDS)}
 
-    def file(self, request: Request) -> Any:
-        for file in self.service.checkpoint_folder(self._path(request)).glob("*"):
-            if file.name == request.path_params["file"]:
-                return FileResponse(file)
+    async def file(self, request: Request) -> Any:
+        path, name = self._path(request), request.path_params["file"]
+        for file in self._files(request):
+            if file.name == name:
+                return FileResponse(await asyncio.to_thread(checked, f"{name} of {path}", file))
         raise HTTPException(404, "there is no such file in the checkpoint")
+
+    def _files(self, request: Request, *kinds: str) -> list[Path]:
+        """The files of a checkpoint, of one of these kinds, without those that the server keeps for itself."""
+        folder = self.service.checkpoint_folder(self._path(request), *kinds)
+        return [file for file in sorted(folder.glob("*")) if file.name != CHECKSUMS]
 
     def sessions(self, request: Request) -> Any:
         return {"sessions": [id for id, _ in self.service.journal.all("session")]}
@@ -412,4 +421,6 @@ async def _refused(request: Request, error: Exception) -> Response:
         status, reason = 422, " ".join(str(error).split())
     elif isinstance(error, HTTPException):
         status, reason = error.status_code, error.detail
+    elif is_disk_full(error):  # the SDK waits after 429, and asks again
+        status, reason = 429, f"{error.filename}: {error.strerror}: free some space; nothing was accepted"
     return JSONResponse({"error": reason, "detail": reason}, status, getattr(error, "headers", None))

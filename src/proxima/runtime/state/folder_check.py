@@ -107,9 +107,7 @@ def _metrics(folder: RunFolder, journal: RestoredJournal | None) -> Finding:
 def _several(place: Path, recorded: Mapping[str, Checksum]) -> Finding:
     kind = f"{place.name}/"
     sums = {name: checksum for name, checksum in recorded.items() if name.startswith(kind)}
-    wrong = [
-        f"{name} {why}" for name, checksum in sums.items() if (why := file_difference(place.parent / name, checksum))
-    ]
+    wrong = [f"{name} {why}" for name, checksum in sums.items() if (why := checksum.difference(place.parent / name))]
     whole = f"{len(sums)} files, {sum(c.size for c in sums.values()):,} bytes" if sums else ""
     return Finding.of(kind, wrong, FROM_COPY, whole)
 
@@ -131,16 +129,3 @@ def _checkpoints(place: Path) -> Finding:
     steps = ", ".join(str(int(path.name)) for path in folders[-5:])
     whole = f"{len(folders)} checkpoints, the last of steps {steps}" if folders else ""
     return Finding.of("checkpoints/", wrong, "a resume sets it aside and uses the one before", whole)
-
-
-def file_difference(file: Path, recorded: Checksum) -> str:
-    """Describe the problem with a file; empty if its content is what was recorded."""
-    try:
-        now = Checksum.of(file)
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as error:
-        return f"can't be read ({error.strerror})"
-    if now.size != recorded.size:
-        return f"has {now.size:,} bytes, written were {recorded.size:,}"
-    return "" if now == recorded else "differs from what was written"

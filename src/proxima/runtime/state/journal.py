@@ -7,8 +7,6 @@ and the metrics are written. So either all of a step happened or none of it. The
 (checks and triggers): no code path can consume a prompt twice or skip a state.
 """
 
-import errno
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +18,7 @@ from proxima.data.json_reader import load_json
 from proxima.runtime.state.journal_checksums import JournalChecksums
 from proxima.runtime.state.journal_schema import FORMAT, STATEMENTS
 from proxima.runtime.watch.clock import Clock
-from proxima.system.full_disk import as_disk_full
+from proxima.system.full_disk import sqlite_disk_full
 from proxima.system.jsonl import dumps
 
 if TYPE_CHECKING:  # at run time the journal needs nothing but the standard library
@@ -71,7 +69,7 @@ class Journal:
         except (sqlite3.DatabaseError, ValueError) as error:  # also text that is no UTF-8, or no JSON
             self._db.close()
             if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
-                if full := self._disk_full(error):
+                if full := sqlite_disk_full(error, self.path):
                     raise full from error
                 remedy = "check the disk, then resume with --resume"
                 raise UserError(f"{self.path} can't be read or written ({error})", remedy=remedy) from error
@@ -228,16 +226,9 @@ class Journal:
         except BaseException as error:
             if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
                 self._db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.OperationalError) and (full := self._disk_full(error)):
+            if isinstance(error, sqlite3.OperationalError) and (full := sqlite_disk_full(error, self.path)):
                 raise full from error
             raise
-
-    def _disk_full(self, error: sqlite3.OperationalError) -> OSError | None:
-        """The full disk behind an error of SQLite, which calls a spent quota, and what it can't place beside the file,
-        an I/O error."""
-        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-        return as_disk_full(error, self.path) if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR else None
 
     def _move(self, uid: int, target: State, columns: str, **values: Any) -> None:
         """Change the state of a prompt, inside a transaction."""

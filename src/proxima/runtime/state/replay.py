@@ -18,7 +18,6 @@ from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.runtime.state.completion_columns import ROUTES
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.folder_check import file_difference
 from proxima.runtime.state.restored_journal import copied_journal
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_table
 from proxima.runtime.state.stored_completions import numpy_columns, stored_groups, stored_routes
@@ -73,7 +72,7 @@ class StoredRollouts:
         for step in range(1, self.steps + 1):
             file = self.folder.rollout_file(step)
             name = f"rollouts/{file.name}"
-            wrong = file_difference(file, recorded[name]) if name in recorded else "is not in run.sqlite"
+            wrong = recorded[name].difference(file) if name in recorded else "is not in run.sqlite"
             if wrong:
                 remedy = f"restore it, or replay fewer steps, train.steps={step - 1}"
                 raise self._refused(f"needs {name}, which {wrong}", remedy)

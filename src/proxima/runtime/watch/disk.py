@@ -13,6 +13,7 @@ from proxima.system.full_disk import is_disk_full
 
 T = TypeVar("T")
 RETRY_SECONDS = 5.0  # of the event loop's time
+RESUMED = "Ctrl-C ends it, and --resume continues from the last checkpoint"
 
 
 class StoppedWaiting(Exception):
@@ -26,10 +27,16 @@ class Disk:
     files that are written aside and renamed, and of an appended line that is removed again. Calls on the event loop
     are made in order: one that waits is made before later ones. `warn` is called once when the run pauses, and once
     when it continues; `stop` ends the waiting, with `StoppedWaiting`.
+
+    Args:
+        who: what pauses, for the user.
+        interrupted: what Ctrl-C would do, for the user.
     """
 
-    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
-        self.folder, self.warn = folder, warn
+    def __init__(
+        self, folder: Path, warn: Callable[[str], None], who: str = "the run", interrupted: str = RESUMED
+    ) -> None:
+        self.folder, self.warn, self.who, self.interrupted = folder, warn, who, interrupted
         self.stop = asyncio.Event()
         self._waiting: deque[Callable[[], object]] = deque()
         self._full = False
@@ -73,7 +80,7 @@ class Disk:
             else:
                 if self._full and not self._waiting:
                     self._full = False
-                    self.warn("there is space again: the run continues")
+                    self.warn(f"there is space again: {self.who} continues")
                 return result
 
     def _make_calls(self) -> None:
@@ -94,7 +101,7 @@ class Disk:
             self._full = True
             free = shutil.disk_usage(self.folder).free / 2**20
             self.warn(
-                f"{error.filename or self.folder}: {error.strerror} ({free:,.1f} MiB free): the run waits, and tries "
-                f"again every {RETRY_SECONDS:g} s. Free some space, and it continues where it is; Ctrl-C ends it, and "
-                "--resume continues from the last checkpoint"
+                f"{error.filename or self.folder}: {error.strerror} ({free:,.1f} MiB free): {self.who} waits, and "
+                f"tries again every {RETRY_SECONDS:g} s. Free some space, and it continues where it is; "
+                f"{self.interrupted}"
             )
