@@ -1,6 +1,7 @@
 """`proxima generate --chat`: turns, pieces of an answer, stop strings, an interrupted answer, and what is refused."""
 
 import io
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,16 @@ def test_the_pieces_of_an_answer_are_the_completion(conversation, model, monkeyp
     (whole,) = generate(*place, ["hello"], sampling=chat.sampling, system="Be brief.", seed=LONG)
     assert "".join(pieces) == whole.text and len(pieces) > 1
     assert chat.messages == [{"role": "user", "content": "hello"}, {"role": "assistant", "content": whole.text}]
+
+
+def test_a_turn_end_at_which_the_model_does_not_stop_is_named(model):
+    template = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n### End\n' }}{% endfor %}"
+    (Path(model) / "chat_template.jinja").write_text(template)
+    notes = []
+    local_engine(model, "float32", "cpu", notes.append)
+    assert len(notes) == 1 and notes[0].endswith("or --max-tokens; set --stop='### End'"), notes
+    local_engine(model, "float32", "cpu", notes.append, stop=("### End",))
+    assert len(notes) == 1
 
 
 def test_a_turn_has_the_chat_before_it(conversation, monkeypatch):

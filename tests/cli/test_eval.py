@@ -221,6 +221,37 @@ def test_a_folder_that_holds_something(proxima, refusal, here, tiny_model, gsm8k
     assert "--out other/thesis.tex is a file" in refusal(*command, "--out", "other/thesis.tex")
 
 
+def test_options_reach_every_set_of_a_recipe(done, here, recipe, tiny_model):
+    short = "{name: short, task: {kind: arithmetic, low: 1, high: 5, size: 4, split: test}}"
+    text = (here / recipe()).read_text().replace("split: test}}", f"split: test}}, sets: [{short}]}}")
+    (here / "tiny.yaml").write_text(text)
+    done("eval", tiny_model("llama"), "tiny.yaml", "--limit", "2", "--max-tokens", "3", "--out", "o", *SMALL[:3])
+    suites = json.loads((here / "o" / "result.json").read_text())["suites"]
+    facts = {name: (suite["questions"], suite["sampling"]["max_tokens"]) for name, suite in suites.items()}
+    assert facts == {"arithmetic": (2, 3), "short": (2, 3)}
+
+
+def test_an_option_without_effect_is_refused(refusal, here, recipe, tiny_model, gsm8k):
+    model, named = tiny_model("llama"), ("--task", "gsm8k")
+    for words, said in (
+        ((model, recipe(), "train.steps=5"), "train.steps=5 (command line): has no effect on this command"),
+        ((model, recipe(), "eval.every=5"), "eval.every says when a training evaluates: it has no effect here"),
+        ((model, recipe(), "--data", "data"), "data is for named sets; name them with task"),
+        ((model, recipe(), "--json-column", "answer"), "json_columns is for named sets"),
+        ((model, *named, "sft.loss_on=all_turns"), "--task has its own questions"),
+        (("--compare", "a", "b", "--limit", "5"), "--compare generates nothing and writes nothing; leave --limit out"),
+        (("--compare", "a", "b", "--max-tokens", "5", "--out", "c"), "leave --max-tokens and --out out"),
+    ):
+        assert said in refusal("eval", *words), words
+
+
+def test_a_list_of_answers_in_a_csv_file(done, here, tiny_model):
+    (here / "mine.csv").write_text('question,answer\nWhat is 1 + 1?,"[""2"", ""two""]"\n')
+    done("eval", tiny_model("llama"), "--task", "math500=mine.csv", "--json-column", "answer", "--out", "o", *SMALL)
+    (row,) = parquet.read_table(here / "o" / "math500.parquet").to_pylist()
+    assert json.loads(row["answer"]) == ["2", "two"]
+
+
 def test_broken_data_is_said_with_the_remedy(refusal, here, tiny_model, gsm8k):
     (gsm8k / "test.jsonl").write_text('{"question": "a", "answer": "1"}\n{"question": ')
     said = "error: gsm8k: data/gsm8k/test.jsonl:2 is not JSON"

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import printed
+from tests.prepare.published import write_parquet
 from tests.runtime.offline import tiny_sft
 
 
@@ -50,6 +51,25 @@ def test_a_resume_by_the_folder_alone(run, done, proxima):
     assert "done  5 steps" in out
     code, _, err = proxima("eval", run, "--out", "eval")
     assert code == 2 and "--task gsm8k" in err
+
+
+def test_a_named_set_is_sampled_as_the_command_line_says(run, done, here):
+    """The recipe's own `eval` section is that of SFT, which knows no sampling; the values are not its own."""
+    write_parquet(here / "data/amc23/test.parquet", [{"question": "What is 1 + 1?", "answer": "2"}])
+    words = "--task amc23 --max-tokens 5 --temperature 0.7 --top-p 0.9 --samples 2 --out o runtime.threads=1"
+    assert "2 samples per question at temperature 0.7, top_p 0.9, up to 5 tokens" in done("eval", run, *words.split())
+
+
+def test_a_run_answers_a_task_of_the_command_line(run, done, here):
+    words = (
+        "eval.task={kind: arithmetic, size: 9, split: test}",
+        "eval.limit=2",
+        "reward=number",
+        "eval.sampling.max_tokens=3",
+    )
+    done("eval", run, *words, "runtime.threads=1", "--out", "o")
+    suite = json.loads((here / "o" / "result.json").read_text())["suites"]["arithmetic"]
+    assert (suite["questions"], suite["sampling"]["max_tokens"], suite["sampling"]["temperature"]) == (2, 3, 0.0)
 
 
 def test_explain_shows_the_batch_and_a_plan_memory_and_time(run, done):

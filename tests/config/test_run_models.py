@@ -28,6 +28,14 @@ def test_the_newest_checkpoint_is_the_model(tmp_path):
     assert resolve("quickstart", [f"model.path={newest}"]).config.model.path == newest
 
 
+def test_a_run_is_an_adapter_or_a_reward_model_too(tmp_path):
+    run = run_folder(tmp_path, [5])
+    newest = str(run / "checkpoints" / "000005" / "model")
+    rewards = f"reward=[number, {{kind: model, path: {run}}}]"
+    config = resolve("quickstart", [f"model.lora.path={run}", rewards]).config
+    assert config.model.lora.path == newest and config.reward[1].path == newest
+
+
 def test_a_run_without_a_checkpoint_is_refused(tmp_path):
     resolved = resolve("quickstart", [f"model.path={run_folder(tmp_path, [])}"])
     said = [str(problem) for problem in check(resolved) if problem.path == "model.path"]

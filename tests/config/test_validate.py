@@ -38,18 +38,30 @@ def test_the_smallest_recipe_passes(recipe):
         ),
         (["placement=ray"], "placement.kind=ray", "ray", "ray"),
         (["model.lora={rank: 4}"], "model.lora.rank=4", "peft", "lora"),
+        (["reward=[number, math]"], "reward.1.kind=math", "math_verify", "math"),
+        (["reward={kind: reasoning_gym, name: puzzle}"], "reward.0.kind=reasoning_gym", "reasoning_gym", "gym"),
+        (["task={kind: dataset, path: a/b}"], "task.kind=dataset", "datasets", "data"),
+        (["eval.task=shapes"], "eval.task.kind=shapes", "PIL", "images"),
+        (
+            ["task={kind: arithmetic, environment: {kind: search, corpus: a}}", "episode.tokens=300"],
+            "task.environment={kind: search, corpus: a}",
+            "bm25s",
+            "search",
+        ),
     ],
 )
 def test_a_package_that_is_missing_is_named(recipe, monkeypatch, words, path, package, extra):
     find_spec = importlib.util.find_spec
     for there, lines in (
         (object(), []),
-        (None, [f"{path} (command line): needs the package {package}: pip install 'proxima-rl[{extra}]'"]),
+        (None, [f"needs the package {package.replace('_', '-')}: pip install 'proxima-rl[{extra}]'"]),
     ):
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name, *a, there=there: there if name == package else find_spec(name, *a)
         )
-        assert [problem for problem in problems(recipe, *words) if "package" in problem] == lines
+        said = [problem for problem in problems(recipe, *words) if "package" in problem]
+        assert [problem.partition("(command line): ")[2] for problem in said] == lines
+        assert all(path is None or problem.startswith(f"{path} (command line): ") for problem in said)
 
 
 def test_a_task_that_is_played_by_default_is_checked(recipe):

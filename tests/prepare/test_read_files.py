@@ -86,7 +86,7 @@ def test_rows_of_another_form_are_not_dropped_in_silence(tmp_path):
         ),
         ("a.jsonl", b"\xff\n", "a.jsonl:1 is not JSON: 'utf-8' codec can't decode"),
         ("a.json", b"[1]", "entry 0 is a int"),
-        ("a.parquet", b"PAR1 nothing", "a.parquet can't be read after row 0: .*; was it cut off"),
+        ("a.parquet", b"PAR1 nothing", "a.parquet can't be read as Parquet: .*: was it cut off"),
     ],
 )
 def test_damaged_files(tmp_path, name, content, message):
@@ -103,5 +103,5 @@ def test_a_parquet_file_damaged_inside(tmp_path):
     content = bytearray(path.read_bytes())
     content[200 : len(content) // 2] = bytes(len(content) // 2 - 200)
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="d.parquet can't be read after row"):
+    with pytest.raises(ValueError, match="d.parquet can't be read as Parquet: Corrupt snappy"):
         rows_of(path)

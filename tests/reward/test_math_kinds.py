@@ -372,9 +372,9 @@ def test_a_whole_solution_suggests_what_reads_it():
     hint = r"is a whole solution; for the answer in its \boxed{61}, "
     for reward in (Math(), Boxed()):
         assert reward.unreadable(SOLUTION) == hint + "set answer_in_box=true in the reward"
-    for reward in (Number(), Regex(), Accuracy152()):
+    for reward in (Number(), Regex(), Accuracy152(), Exact()):
         assert reward.unreadable(SOLUTION) == hint + "use 'math' or 'boxed' with answer_in_box=true"
-    for reward in (Math(), Boxed(), Number()):
+    for reward in (Math(), Boxed(), Number(), Exact()):
         assert reward.unreadable("54+7=61\n#### 61") == "is a whole solution; use 'gsm8k' for the number after its ####"
     assert Accuracy152().unreadable("54+7=61\n#### 61") is None
 

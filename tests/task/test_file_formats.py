@@ -3,9 +3,12 @@
 import gzip
 import json
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from proxima.data import FieldError, UserError
+from proxima.prepare.read_files import inspect_file, iter_source_rows
 from proxima.task import TASKS
 from proxima.task.file_formats import SUFFIXES, UNPACKED
 from proxima.task.local_files import Csv, Files, Jsonl, Parquet
@@ -86,6 +89,47 @@ def test_csv_as_spreadsheets_write_it(tmp_path):
     assert read(written(tmp_path, "long.csv", f"question,answer\n{long},1\n")) == [(long, "1")]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("excel.csv", "sep=;\nquestion;answer\nIs it 1,5?;7\n"),
+        ("tabs.csv", "SEP=\t\r\nquestion\tanswer\r\nIs it 1,5?\t7\r\n"),
+        ("pipes.csv", "question|answer\nIs it 1,5?|7\n"),
+        ("commas.csv", 'question;answer;"notes, if any";level\nIs it 1,5?;7;;1\n'),
+        ("most.csv", "question;answer;from, to;level\nIs it 1,5?;7;;1\n"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_the_delimiter_is_told_by_the_header(tmp_path, name, text, encoding):
+    assert read(written(tmp_path, name, text.encode(encoding))) == [("Is it 1,5?", "7")]
+    if text.lower().startswith("sep="):
+        with pytest.raises(UserError, match=f"{name}:4 has 1 cells"):
+            read(written(tmp_path, name, (text + "alone\n").encode(encoding)))
+
+
+@pytest.mark.parametrize("suffix", [*sorted(TEXTS), ".csv.gz"])
+def test_utf_16_with_a_mark_is_read_in_every_format_of_text(tmp_path, suffix):
+    text = TEXTS[suffix.removesuffix(".gz")]
+    expected = [(row["question"], row["answer"]) for row in ROWS]
+    assert read(written(tmp_path, f"data{suffix}", text.encode("utf-16"))) == expected
+    with pytest.raises(UserError, match=r"is not UTF-8: .*iconv -f utf-16le -t utf-8"):
+        read(written(tmp_path, f"bare{suffix}", text.encode("utf-16-le")))
+    with pytest.raises(UserError, match=r"begins as UTF-16, and is not"):
+        read(written(tmp_path, f"torn{suffix}", text.encode("utf-16")[:-1]))
+
+
+@pytest.mark.parametrize("key", ["data", "rows", "examples", "instances"])
+def test_rows_below_a_key_of_a_json_document(tmp_path, key):
+    expected = [(row["question"], row["answer"]) for row in ROWS]
+    document = json.dumps({"version": "1.1", key: ROWS}, indent=1)
+    assert read(written(tmp_path, "a.json", document)) == expected
+    assert read(written(tmp_path, "b.json.gz", document)) == expected
+    one = json.dumps({"question": "Q", "answer": "1", key: ["a", "b"]})  # a row with a list
+    assert read(written(tmp_path, "c.json", one)) == [("Q", "1")]
+    chat = json.dumps({"messages": [{"role": "user", "content": "Hi"}]})
+    assert read(written(tmp_path, "d.json", chat), messages="messages") == [("Hi", None)]
+
+
 def test_an_empty_cell_is_null(tmp_path):
     alpaca = "instruction,input,output\nAdd.,1 + 1,2\nGreet.,,Hi\n"
     path = written(tmp_path, "alpaca.csv", alpaca)
@@ -98,7 +142,12 @@ def test_an_empty_cell_is_null(tmp_path):
     [
         ("a.csv", "question,answer\nQ,1\nQ,1,2\n", r"a.csv:3 has 3 cells, and the header has 2 columns; quote a cell"),
         ("a.csv", 'question,answer\nQ,1\n"Q,2\nR,3\n', r"a.csv:3 is not CSV: .*close the quote"),
-        ("a.csv", "question,question\nQ,1\n", r"a.csv:1 has two columns 'question'"),
+        ("a.csv", "question,question\nQ,1\n", r"a.csv:1 has two columns 'question'; rename one; if the first line is"),
+        (
+            "a.csv",
+            "What is 1 + 1?,2\nWhat is 2 + 2?,4\n",
+            r"columns: What is 1 \+ 1\?, 2; if the first line is data, add",
+        ),
         ("a.csv", "question,answer\nQ,1\ncaf\xe9,2\n".encode("latin1"), r"a.csv:3 is not UTF-8.*iconv -f latin1"),
         ("a.csv", "query,answer\nQ,1\n", r"question='question' names no column: .*a.csv:2.*; columns: query, answer"),
         ("a.csv", "question,answer\n", r"path='.*a.csv' holds no rows"),
@@ -113,6 +162,55 @@ def test_a_broken_file_is_named_with_its_line_and_what_to_do(tmp_path, name, con
     with pytest.raises(UserError, match=message) as caught:
         Files(path=str(written(tmp_path, name, content))).rows(0)
     assert "\n" not in str(caught.value)
+
+
+def parquet_of(folder, *, names=("question", "answer"), rows=5000, broken=None, **options):
+    """A Parquet file of texts; `broken` is a row whose question is not UTF-8."""
+    texts = [f"What is {i} + 1?".encode() for i in range(rows)]
+    if broken is not None:
+        texts[broken] = b"caf\xe9"
+    questions = pa.array(texts, pa.binary()).view(pa.string())
+    table = pa.Table.from_arrays([questions, pa.array([str(i + 1) for i in range(rows)])], names=list(names))
+    parquet.write_table(table, folder / "a.parquet", **options)
+    return folder / "a.parquet"
+
+
+def source_rows(path):
+    return list(iter_source_rows([inspect_file(path, path.name)]))
+
+
+@pytest.mark.parametrize("use", [read, source_rows])
+@pytest.mark.parametrize("broken", [0, 4321])
+def test_a_text_of_parquet_that_is_not_utf_8_is_named_with_its_row(tmp_path, use, broken):
+    path = parquet_of(tmp_path, broken=broken)
+    with pytest.raises(
+        UserError, match=f"a.parquet, row {broken} can't be read as Parquet: a text is not UTF-8"
+    ) as caught:
+        use(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("use", [read, source_rows, lambda path: Files(path=str(path)).columns()])
+def test_two_columns_of_parquet_with_one_name(tmp_path, use):
+    with pytest.raises(UserError, match=r"a.parquet has two columns 'question'; rename one of them"):
+        use(parquet_of(tmp_path, names=("question", "question")))
+
+
+@pytest.mark.parametrize("use", [read, source_rows])
+def test_a_damaged_page_of_parquet_is_named_with_the_last_row_before_it(tmp_path, use):
+    path = parquet_of(tmp_path, row_group_size=2048, use_dictionary=False, compression="zstd")
+    start = parquet.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[start + 60 : start + 200] = bytes(140)
+    path.write_bytes(content)
+    with pytest.raises(
+        UserError, match=r"a.parquet, after row 4095, can't be read as Parquet: .*: was it cut off"
+    ) as caught:
+        use(path)
+    assert "\n" not in str(caught.value)
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match=r"a.parquet can't be read as Parquet"):
+        use(path)
 
 
 @pytest.mark.parametrize("suffix", sorted(UNPACKED))

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from proxima.data import UserError
 from proxima.task.hub import Dataset
 
 datasets = pytest.importorskip("datasets")
@@ -76,3 +77,16 @@ def test_a_hub_that_does_not_resolve_is_left_alone_at_once(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
     with offline_unless_reachable():
         assert not constants.HF_HUB_OFFLINE
+
+
+def test_an_item_that_can_not_be_decoded_is_named_with_its_row(tmp_path):
+    import pyarrow as pa
+
+    texts = pa.array([b"1 + 1?", b"caf\xe9"], pa.binary()).view(pa.string())
+    table = pa.table({"question": texts, "answer": ["2", "4"]})
+    data = datasets.Dataset(datasets.table.InMemoryTable(table))
+    data.save_to_disk(str(tmp_path / "saved"))
+    rows = Dataset(path=str(tmp_path / "saved")).rows(1)
+    assert rows[0].answer == "2"
+    with pytest.raises(UserError, match=r"data set '.*saved', row 1 can't be read: .*utf-8.*; remove the row"):
+        rows[1]

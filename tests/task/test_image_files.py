@@ -77,6 +77,10 @@ HOSTILE = {
     "an animated png": content(SMALL, "PNG", save_all=True, append_images=[picture(1, 24, 18)]),
     "32 bits": Image.new("I", (8, 8), 70_000),
     "floats": Image.new("F", (8, 8), -1.5),
+    "floats in 0 … 1": Image.new("F", (8, 8), 0.5),
+    "a float TIFF in 0 … 1": content(Image.new("F", (8, 8), 1.0), "TIFF"),
+    "a NaN": Image.fromarray(np.array([[0, np.nan], [3, 4]], np.float32)),
+    "a TIFF of two pages": content(SMALL, "TIFF", save_all=True, append_images=[SMALL]),
     "no file": "/no/such/file.png",
     "a device": "/dev/zero",
     "a folder": "/",
@@ -96,6 +100,33 @@ def test_a_hostile_image_is_one_line(name):
         open_image(HOSTILE[name])
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 400
+
+
+def test_many_pages_are_not_counted():
+    """Pillow reads the header of every page to count them: one that stands before itself in the file would never end,
+    and 60,000 took more than a minute."""
+    two = HOSTILE["a TIFF of two pages"]
+    seen = []
+
+    class Watched(io.BytesIO):
+        def seek(self, *place):
+            seen.append(place)
+            return super().seek(*place)
+
+    image = Image.open(Watched(content(SMALL, "TIFF", save_all=True, append_images=[SMALL] * 40)))
+    with pytest.raises(UserError, match="an image has several frames or pages; give one of them"):
+        open_image(image)
+    few = len(seen)
+    with Image.open(Watched(two)) as same, pytest.raises(UserError):
+        open_image(same)
+    assert few == len(seen) - few  # as many for 41 pages as for two
+
+
+def test_floats_are_what_eight_bits_would_be():
+    assert np.asarray(open_image(Image.new("F", (2, 2), 200.0))).max() == 200
+    assert np.asarray(open_image(Image.new("F", (2, 2), 0.0))).max() == 0  # black, in any range
+    with pytest.raises(UserError, match="float values in 0 … 1, which 8 bits would show as black; multiply it by 255"):
+        open_image(HOSTILE["floats in 0 … 1"])
 
 
 def test_sixteen_bits_become_eight():

@@ -13,10 +13,11 @@ from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import load
+from proxima.model.pretrained import own_stop_tokens
 from proxima.model.quiet import quiet_transformers
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, user_message
-from proxima.task.template_traps import template_note
+from proxima.task.template_traps import stop_note, template_note
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,9 +33,11 @@ def local_engine(
     *,
     max_length: int | None = None,
     images: bool = False,
+    stop: Sequence[str] = (),
 ) -> tuple[Any, LocalEngine]:
     """The tokenizer of a model and an engine that runs it, on sequences of at most `max_length` tokens; of a model
-    that is shown `images` the tokenizer has their store."""
+    that is shown `images` the tokenizer has their store. `warn` gets what its chat template lacks, such as an end of a
+    turn that neither the model's files nor a text of `stop` ends an answer at."""
     store: Any = None
     if images:
         from proxima.model.images import ImageStore
@@ -44,7 +47,9 @@ def local_engine(
         loaded = load(path, dtype=torch.float32, device=device)
     if store is not None:
         loaded = replace(loaded, tokenizer=store.tokenizer)
-    for note in template_note(loaded.tokenizer, path):
+    own = own_stop_tokens(getattr(loaded.model, "generation_config", None), loaded.model.config, loaded.tokenizer)
+    notes = stop_note(loaded.tokenizer, own, stop, stop="--stop={!r:.60}", limit="--max-tokens")
+    for note in [*template_note(loaded.tokenizer, path), *notes]:
         warn(note)
     return loaded.tokenizer, LocalEngine(loaded, Local(dtype=dtype), max_length=max_length)
 

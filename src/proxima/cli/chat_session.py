@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proxima.cli.model_asked import Inference, ModelAsked, model_asked, open_table, warn
 from proxima.data import UserError
@@ -35,8 +35,9 @@ def _talk(asked: ModelAsked, inference: Inference) -> None:
     from proxima.api.local_answers import ChatSession, local_engine
 
     sampling, data = inference.sampling(MOST), asked.data
+    place: Any = {"max_length": asked.max_length, "stop": sampling.stop}
     conversation = ChatSession(
-        *local_engine(asked.path, inference.dtype, inference.device, warn, max_length=asked.max_length),
+        *local_engine(asked.path, inference.dtype, inference.device, warn, **place),
         sampling,
         seed=inference.seed,
         system=data.system,
@@ -87,7 +88,8 @@ class EpisodeTalk:
 
         self.title, self.settings, self.tools = asked.path, table.world.rules.settings, table.world.rules.tools
         self.sampling = inference.sampling(MOST, asked.played)
-        _, engine = local_engine(asked.path, inference.dtype, inference.device, warn, max_length=asked.max_length)
+        place: Any = {"max_length": asked.max_length, "stop": self.sampling.stop}
+        _, engine = local_engine(asked.path, inference.dtype, inference.device, warn, **place)
         self.chat = EpisodeChat(table, engine, self.sampling, inference.seed, self)
         self.length = 0  # tokens of the last turn
         self.dim = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

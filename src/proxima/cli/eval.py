@@ -27,6 +27,7 @@ QUESTIONS, SAMPLING, OUTPUT = "questions", "sampling", "output"  # groups of the
 OVERRIDE = "a recipe (a run has its own), and overrides: engine.slots=32, model.max_length=4096"
 TASK = "aime24, aime25, aime26, amc23, gsm8k, math500; several with commas between them"
 DATA = "folder of the sets, as FOLDER/NAME/test.parquet (default: data)"
+JSON_COLUMN = "column of a named set whose texts are JSON, such as a list of right answers; repeatable"
 SAMPLES = "completions per question; 1 (default): greedy"
 TEMPERATURE = "default: 0 for one sample, 1 for several"
 TOP_P = "keep the most probable tokens up to this mass"
@@ -46,6 +47,7 @@ def evaluate_model(
     *,
     task: Annotated[Sequence[str], Argument(TASK, "NAME[=PATH]", words="append", group=QUESTIONS)] = (),
     data: Annotated[Path | None, Argument(DATA, "FOLDER", group=QUESTIONS)] = None,
+    json_column: Annotated[Sequence[str], Argument(JSON_COLUMN, "COLUMN", words="append", group=QUESTIONS)] = (),
     limit: Annotated[int | None, Argument("the first N questions of each set", "N", group=QUESTIONS)] = None,
     samples: Annotated[int | None, Argument(SAMPLES, "N", group=SAMPLING)] = None,
     temperature: Annotated[float | None, Argument(TEMPERATURE, "T", group=SAMPLING)] = None,
@@ -73,28 +75,34 @@ def evaluate_model(
     if compare:
         if model is not None:
             raise UserError(f"--compare takes two results and no model; leave {model!r} out")
+        unread = {"--task": task, "--data": data, "--json-column": json_column, "--limit": limit, "--samples": samples}
+        unread |= {"--temperature": temperature, "--top-p": top_p, "--max-tokens": max_tokens, "--k": k, "--out": out}
+        unread |= {"--checkpoint": checkpoint != "last", "--overwrite": overwrite}
+        if given := [flag for flag, value in unread.items() if value not in (None, "", (), [], False)]:
+            raise UserError(f"--compare generates nothing and writes nothing; leave {' and '.join(given)} out")
         return compare_sets(*compare, metric=metric, seed=seed or 0, form=form, show=show)
     if model is None:
         say = "proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B"
         raise UserError(f"name a model: {say}")
     recipe, overrides = _recipe_and_overrides(override)
+    words = {"seed": seed, "eval.metric": metric}
     options = {
-        "eval.limit": limit,
-        "eval.samples": samples,
-        "eval.sampling.temperature": temperature,
-        "eval.sampling.top_p": top_p,
-        "eval.sampling.max_tokens": max_tokens,
-        "seed": seed,
-        "eval.metric": metric,
+        "limit": limit,
+        "samples": samples,
+        "sampling.temperature": temperature,
+        "sampling.top_p": top_p,
+        "sampling.max_tokens": max_tokens,
     }
     from proxima.api.evaluation import run_evaluation
 
     outcome = run_evaluation(
         model,
         recipe,
-        [*overrides, *(f"{path}={value}" for path, value in options.items() if value is not None)],
+        [*overrides, *(f"{path}={value}" for path, value in words.items() if value is not None)],
+        options=options,
         tasks=task,
         data=data,
+        json_columns=json_column,
         checkpoint=checkpoint,
         ks=_ks(k),
         folder=out,

@@ -90,7 +90,7 @@ def _completed(
 
     sampling, data, clock = inference.sampling(MOST, asked.played), asked.data, Clock()
     how: dict[str, Any] = {"sampling": sampling, "samples": samples, "seed": inference.seed}
-    place: dict[str, Any] = {"max_length": asked.max_length, "images": bool(images)}
+    place: dict[str, Any] = {"max_length": asked.max_length, "images": bool(images), "stop": sampling.stop}
     tokenizer, engine = local_engine(asked.path, inference.dtype, inference.device, warn, **place)
     began = clock.now()
     if table is None:

@@ -26,7 +26,7 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> Node
     values = [text for text in overrides if not text.startswith(FILE)]
     for layer in [*layers, *over, read_overrides(values, config)]:
         tree = _with_section_presets(merge(tree, _with_list_presets(layer, root), config), root)
-    return _with_evaluation_defaults(tree, config)
+    return tree
 
 
 def _with_section_presets(tree: Node, root: type) -> Node:
@@ -77,26 +77,30 @@ def _written_out(preset: Mapping[str, Any] | Sequence[Any], chosen: Node) -> Nod
     return node_of(preset, Source(short, "preset"), chosen_in)
 
 
-def _with_evaluation_defaults(tree: Node, config: FieldInfo) -> Node:
+def with_evaluation_defaults(sections: Mapping[str, Node], training: Node | None, root: type) -> dict[str, Node]:
     """Lay `eval.sampling`, and that of each of `eval.sets`, over the training's sampling. Without `eval.task` nothing
-    changes, except that the recipe's `eval.every` becomes 0 if the command line removes the task."""
-    fields = dict(tree.mapping or {})
-    evaluation, training = fields.get("eval"), fields.get("sampling")
-    if evaluation is None or evaluation.mapping is None:
-        return tree
+    changes, except that the recipe's `eval.every` becomes 0 if the command line removes the task.
+
+    Args:
+        sections: those that the command reads.
+        training: the recipe's `sampling`, whether or not it is among them.
+        root: the config of the command.
+    """
+    fields = dict(sections)
+    if (evaluation := fields.get("eval")) is None or evaluation.mapping is None:
+        return fields
     task, every = evaluation.mapping.get("task"), evaluation.mapping.get("every")
     if task is None or task.value is None:
         if task is not None and task.source == COMMAND_LINE and every is not None and every.source.origin == "file":
             none = Node(0, Source("command line, eval.task=null", "command line"), "0", over=every)
             fields["eval"] = replace(evaluation, value={**evaluation.mapping, "every": none})
-        return replace(tree, value=fields)
-    if (below := config.child("eval").child("sampling")) is NO_FIELD:
-        return replace(tree, value=fields)
+        return fields
+    if (below := root_field(root).child("eval").child("sampling")) is NO_FIELD:
+        return fields
     if (sets := evaluation.mapping.get("sets")) is not None and sets.items is not None:
         each = [_with_sampling(held_out, training, below) for held_out in sets.items]
         evaluation = replace(evaluation, value={**evaluation.mapping, "sets": replace(sets, value=each)})
-    fields["eval"] = _with_sampling(evaluation, training, below)
-    return replace(tree, value=fields)
+    return fields | {"eval": _with_sampling(evaluation, training, below)}
 
 
 def _with_sampling(evaluation: Node, training: Node | None, info: FieldInfo) -> Node:

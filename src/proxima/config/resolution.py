@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.config.builder import Builder
-from proxima.config.describe import fields_of
+from proxima.config.describe import fields_of, root_field
 from proxima.config.families import TRAIN, family_of, family_of_config
-from proxima.config.layers import merged
+from proxima.config.layers import merged, with_evaluation_defaults
 from proxima.config.problems import ConfigError, Problem, one_problem
 from proxima.config.recipe_reader import read_recipe
 from proxima.config.resolved import Resolved
 from proxima.config.run_models import with_run_models
 from proxima.config.schema import RunConfig
-from proxima.config.tree import FILL_IN, Node, Source, node_of
+from proxima.config.tree import COMMAND_LINE, FILL_IN, Node, Source, merge, node_of
 from proxima.system.recipe_files import find_recipe, shown_path
 
 # a YAML file, a run folder (its `config.yaml`), the name of a recipe (`quickstart`), or a mapping of the same shape
@@ -70,7 +70,8 @@ def resolve(
 
         tree = with_learning_rate(tree, family)
     tree = with_run_models(tree)
-    fields = _fields_read(tree.mapping or {}, family.root, cls)
+    written = tree.mapping or {}
+    fields = with_evaluation_defaults(_fields_read(written, family.root, cls), written.get("sampling"), cls)
     if missing := list(_to_fill_in(replace(tree, value=fields))):
         raise ConfigError(missing)
     builder = Builder(import_code)
@@ -94,17 +95,44 @@ def _to_fill_in(node: Node, path: str = "") -> Iterator[Problem]:
 
 def _fields_read(fields: Mapping[str, Node], family: type, root: type) -> dict[str, Node]:
     """The sections that the command reads, and unknown ones, which are errors. If the command has another class for a
-    section, only the fields of the common base class are kept: `proxima eval` reads the system prompt of an SFT run,
-    but not how it was evaluated."""
+    section, the recipe's values are kept for the fields of the common base class alone: `proxima eval` reads the system
+    prompt of an SFT run, but not how it was evaluated. A value of the command line is meant for the command's class.
+
+    Raises:
+        ConfigError: the command line sets a section that the command does not read.
+    """
     theirs, ours = ({info.name: info.section for info in fields_of(cls)} for cls in (family, root))
-    kept = {}
+    kept, unread = dict[str, Node](), list[Problem]()
     for name, node in fields.items():
         first, second = theirs.get(name), ours.get(name)
         if name in theirs and name not in ours:
+            below = name == "sampling" and "eval" in ours  # the defaults of `eval.sampling`
+            if not below and (said := _of_command_line(node)) is not None:
+                path = name
+                while said.mapping and len(said.mapping) == 1:
+                    ((inner, said),) = said.mapping.items()
+                    path = f"{path}.{inner}"
+                message = f"has no effect on this command, which reads {', '.join(ours)}; leave it out"
+                unread.append(Problem(path, message, said.shown(), COMMAND_LINE.text))
             continue
         if node.mapping is not None and first is not None and second is not None and first is not second:
             base = next((cls for cls in first.__mro__ if cls in second.__mro__ and is_dataclass(cls)), None)
             names = {info.name for info in fields_of(base)} if base else set()
-            node = replace(node, value={key: child for key, child in node.mapping.items() if key in names})
-        kept[name] = node
+            read = {key: child if key in names else _of_command_line(child) for key, child in node.mapping.items()}
+            node = replace(node, value={key: child for key, child in read.items() if child is not None})
+        # of a section that the recipe's family lacks, or has as another class, no short form is written out yet
+        other = name not in theirs or first is not second
+        kept[name] = merge(None, node, root_field(root).child(name)) if other else node
+    if unread:
+        raise ConfigError(unread)
     return kept
+
+
+def _of_command_line(node: Node) -> Node | None:
+    """The part of a value that the command line sets; None if it sets none. A list is kept whole."""
+    if node.mapping is not None:
+        parts = {key: _of_command_line(child) for key, child in node.mapping.items()}
+        said = {key: child for key, child in parts.items() if child is not None}
+        return replace(node, value=said) if said or node.source == COMMAND_LINE else None
+    below = any(_of_command_line(child) is not None for child in node.items or ())
+    return node if below or node.source == COMMAND_LINE else None

@@ -5,7 +5,14 @@ from pathlib import Path
 
 from proxima.config.tree import Node, Source
 
-MODELS = (("model", "path"), ("critic", "path"), ("algorithm", "distillation", "path"))
+MODELS = (
+    ("model", "path"),
+    ("model", "lora", "path"),
+    ("critic", "path"),
+    ("algorithm", "distillation", "path"),
+    ("reward", "*", "path"),  # * is each entry of a list
+    ("eval", "sets", "*", "reward", "*", "path"),
+)
 
 
 def with_run_models(tree: Node) -> Node:
@@ -14,16 +21,19 @@ def with_run_models(tree: Node) -> Node:
     without a checkpoint is left as it is.
     """
     for path in MODELS:
-        tree = _with_run_model(tree, path, ".".join(path))
+        tree = _with_run_model(tree, path)
     return tree
 
 
-def _with_run_model(node: Node, path: tuple[str, ...], whole: str) -> Node:
+def _with_run_model(node: Node, path: tuple[str, ...]) -> Node:
+    if path[:1] == ("*",):
+        entries = node.items
+        return node if entries is None else replace(node, value=[_with_run_model(entry, path[1:]) for entry in entries])
     if path:
         child = (node.mapping or {}).get(path[0])
         if child is None:
             return node
-        return replace(node, value={**(node.mapping or {}), path[0]: _with_run_model(child, path[1:], whole)})
+        return replace(node, value={**(node.mapping or {}), path[0]: _with_run_model(child, path[1:])})
     run = Path(node.value).expanduser() if isinstance(node.value, str) else None
     if run is None or not (run / "config.yaml").is_file() or not (run / "metrics.jsonl").is_file():
         return node

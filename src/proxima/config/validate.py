@@ -6,6 +6,7 @@ Those in `CHECKS` stop the run; those in `WARNINGS` are only shown.
 
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,13 +26,24 @@ from proxima.reward import REWARDS
 from proxima.train import OPTIMIZERS
 
 Check = Callable[..., Findings]
-PACKAGES = {  # a path → the kind that needs a package, or any; the package and its extra
-    "placement.kind": ("ray", "ray", "ray"),
-    "model.lora.rank": ("", "peft", "lora"),
-    "task.images": ("", "PIL", "images"),
-    "episode.images": ("", "PIL", "images"),
-    "train.optimizer.kind": ("adamw_8bit", "torchao", "low-bit"),
-    "critic.optimizer.kind": ("adamw_8bit", "torchao", "low-bit"),
+PACKAGES = {  # a path → the kind that needs a package, or any; the package and what installs it
+    "placement.kind": ("ray", "ray", "proxima-rl[ray]"),
+    "model.lora.rank": ("", "peft", "proxima-rl[lora]"),
+    "task.images": ("", "PIL", "proxima-rl[images]"),
+    "episode.images": ("", "PIL", "proxima-rl[images]"),
+    "train.optimizer.kind": ("adamw_8bit", "torchao", "proxima-rl[low-bit]"),
+    "critic.optimizer.kind": ("adamw_8bit", "torchao", "proxima-rl[low-bit]"),
+}
+PACKAGES_OF_KINDS = {  # of slots and fields that occur in several places, by the last name of their path
+    ("environment", "reasoning_gym"): ("reasoning_gym", "proxima-rl[gym]"),
+    ("environment", "search"): ("bm25s", "proxima-rl[search]"),
+    ("environment", "skyrl_gym"): ("skyrl_gym", "skyrl-gym"),
+    ("environment", "textarena"): ("textarena", "textarena"),
+    ("reward", "math"): ("math_verify", "proxima-rl[math]"),
+    ("reward", "reasoning_gym"): ("reasoning_gym", "proxima-rl[gym]"),
+    ("task", "dataset"): ("datasets", "proxima-rl[data]"),
+    ("task", "reasoning_gym"): ("reasoning_gym", "proxima-rl[gym]"),
+    ("task", "shapes"): ("PIL", "proxima-rl[images]"),
 }
 PLAYED = "task.environment task.tools"
 
@@ -108,13 +120,16 @@ def _reason(where: str) -> str:
 
 
 def packages_are_installed(r: Resolved[Any]) -> Findings:
-    """What places, adapters and optimizers need must be installed; a reward's package is checked with the reward."""
+    """What tasks, environments, rewards, places, adapters and optimizers need must be installed."""
     for entry in r.entries:
-        if entry.path in PACKAGES:
-            kind, package, extra = PACKAGES[entry.path]
-            used = entry.value not in (None, False) and kind in ("", entry.value)
-            if used and importlib.util.find_spec(package) is None:
-                yield entry.path, f"needs the package {package}: pip install 'proxima-rl[{extra}]'"
+        kind, package, requirement = PACKAGES.get(entry.path, (None, "", ""))
+        used = entry.value not in (None, False) and kind in ("", entry.value)
+        name = re.sub(r"(\.\d+)?\.kind$", "", entry.path).rpartition(".")[2]
+        value = entry.value.get("kind") if isinstance(entry.value, dict) else entry.value  # of an environment
+        if isinstance(value, str) and (name, value) in PACKAGES_OF_KINDS:
+            used, (package, requirement) = True, PACKAGES_OF_KINDS[name, value]
+        if used and importlib.util.find_spec(package) is None:
+            yield entry.path, f"needs the package {package.replace('_', '-')}: pip install '{requirement}'"
 
 
 CHECKS: Sequence[Check | IfSet | IfKind] = (

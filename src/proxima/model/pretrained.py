@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe mus
 
 
 SHOWN_IMAGES = frozenset({"gemma3", "idefics3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})  # families
+READERS = ("gguf", "accelerate")  # what transformers needs to read a .gguf file
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 

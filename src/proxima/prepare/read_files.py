@@ -11,8 +11,6 @@ from proxima.data import UserError
 from proxima.prepare.row_formats import SourceQuestion, known_columns, read_row
 from proxima.task.file_formats import SUFFIXES, ParquetTable, data_suffix, open_data_file
 
-_BATCH = 2048  # rows
-
 
 @dataclass(frozen=True)
 class InputFile:
@@ -73,25 +71,9 @@ def _values(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the columns of each row."""
     table = open_data_file(path)
     if isinstance(table, ParquetTable):
-        yield from _parquet_values(path)
+        yield from table.stream(known_columns(table.columns(), str(path)))
     else:
         yield from (values for _, _, values in table.scan())
-
-
-def _parquet_values(path: Path) -> Iterator[dict[str, Any]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    row = 0
-    try:
-        file = parquet.ParquetFile(path, pre_buffer=False)  # which would hold the whole file in memory
-        columns = known_columns(file.schema_arrow.names, str(path))
-        for batch in file.iter_batches(batch_size=_BATCH, columns=columns, use_threads=False):
-            yield from batch.to_pylist()
-            row += batch.num_rows
-    except (OSError, pyarrow.ArrowException) as error:
-        what = " ".join(str(error).split())[:120]
-        raise UserError(f"{path} can't be read after row {row}: {what}; was it cut off?") from None
 
 
 def combined_sha256(inputs: Sequence[InputFile]) -> str:

@@ -76,12 +76,13 @@ class ModelReward(WeightedReward):
         require(self.tokens_per_forward >= 1, "tokens_per_forward", self.tokens_per_forward, "must be >= 1")
 
     def check(self) -> None:
-        from proxima.model.pretrained import check_device
+        from proxima.model.pretrained import check_device, load_tokenizer, require_rows
         from proxima.model.scalar_model import scalar_config, score_normalization
 
         check_device(self.device)
         with renamed("model.path", "path"):
             config, _ = scalar_config(self.path, self.revision)
+            require_rows(self.path, load_tokenizer(self.path, self.revision), config)
         measured = not self.normalize or score_normalization(config) is not None
         remedy = "train it with eval.task, or set normalize=false"
         require(measured, "normalize", True, f"{self.path} holds no mean and deviation of its scores", remedy=remedy)

@@ -89,9 +89,9 @@ class ColumnMapping(PlayedTask):
             columns |= dict.fromkeys(sorted(template_fields(text, field)) if "{" in text else [text], field)
         return columns
 
-    def require_columns(self, present: Iterable[str], source: str) -> None:
-        """Raise FieldError for a mapped column that does not exist, with the nearest name and those present;
-        FieldErrors for several."""
+    def require_columns(self, present: Iterable[str], source: str, remedy: str = "") -> None:
+        """Raise FieldError for a mapped column that does not exist, with the nearest name, those present and another
+        `remedy`, if there is one; FieldErrors for several."""
         columns, errors = list(present), list[FieldError]()
         for name, field in self.fields_by_column().items():
             if name in columns or name.partition(".")[0] in columns:
@@ -105,8 +105,8 @@ class ColumnMapping(PlayedTask):
             if field == "question" and (layout := _layout(columns)):
                 hint = layout
             reason = f"names no column: {source} has no column {name!r}"
-            remedy = f"{hint}; columns: {', '.join(columns) or 'none'}"
-            errors.append(FieldError(field, getattr(self, field), reason, remedy=remedy))
+            named = f"{hint}; columns: {', '.join(columns) or 'none'}{f'; {remedy}' if remedy else ''}"
+            errors.append(FieldError(field, getattr(self, field), reason, remedy=named))
         raise_together(errors)
 
     def lacks_answer(self, columns: Iterable[str]) -> bool:

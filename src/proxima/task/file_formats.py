@@ -4,13 +4,17 @@
 with the methods of `DataFile`, and a case in `open_data_file`.
 """
 
+import codecs
 import csv
 import gzip
 import io
 import json
+import re
 import zlib
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -26,7 +30,12 @@ OTHERS = {
     ".xlsx": "save it as CSV",
 }
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # the first bytes of such files
-DELIMITERS = (",", ";", "\t")
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+DELIMITERS = (",", ";", "\t", "|")
+LISTS = ("data", "rows", "examples", "instances")  # keys under which a JSON document has its rows
+BATCH = 2048  # rows of Parquet that a stream holds
+SEPARATOR = re.compile(r"sep=([^\r\n\"])[ \t]*(?:\r\n|\r|\n)", re.IGNORECASE)  # Excel's own first line
+HEADER = "if the first line is data, add one above it that names the columns"
 LONGEST_CELL = 2**31 - 1  # characters; the module `csv` allows 131,072 by default
 
 Values = dict[str, Any]
@@ -81,9 +90,14 @@ def open_data_file(file: Path, otherwise: str = ".jsonl") -> "DataFile | Parquet
             raise UserError(f"{file} is gzipped Parquet, which is compressed already", remedy=f"gunzip {file}")
         return ParquetTable(file)
     data = _unpacked(file) if packed else None
+    if (data or start)[:2] in UTF_16:  # as Excel and PowerShell write text
+        data = _as_utf8(file, file.read_bytes() if data is None else data)
+    elif b"\0" in (data or start)[:4]:
+        remedy = f"if it is UTF-16, convert it: iconv -f utf-16le -t utf-8 {file} > NEW"
+        raise UserError(f"{file} is not UTF-8: it begins with a zero byte in its first characters", remedy=remedy)
     if suffix in (".csv", ".tsv"):
         return CsvTable(file, file.read_bytes() if data is None else data, "\t" if suffix == ".tsv" else None)
-    if suffix == ".json" or start[:1] == b"[" or (data or b"")[:1] == b"[":
+    if suffix == ".json" or (data or start)[:1] == b"[":
         text = file.read_bytes() if data is None else data
         if (entries := _json_document(file, text, whole=suffix == ".json")) is not None:
             return EntryTable(file, entries)
@@ -95,6 +109,14 @@ def _unpacked(file: Path) -> bytes:
         return gzip.decompress(file.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{file} can't be unpacked: {error}; was it cut off?", remedy=f"gzip -t {file}") from None
+
+
+def _as_utf8(file: Path, data: bytes) -> bytes:
+    try:
+        return data.decode("utf-16").encode()
+    except UnicodeError as error:
+        what = f"{file} begins as UTF-16, and is not: {error}"
+        raise UserError(what[:200], remedy="was it cut off? write it as UTF-8") from None
 
 
 class LineTable:
@@ -159,7 +181,8 @@ class CsvTable:
     Every cell is a text, so that 07 stays 07; an empty one is null. The encoding is UTF-8, with or without a mark.
 
     Args:
-        delimiter: None: a comma, or, if the header has none, a semicolon or tab.
+        delimiter: None: that of Excel's first line `sep=;` if there is one, else of `DELIMITERS` the one that the
+            header has most often outside quotes.
 
     Raises:
         UserError: another encoding, a row with more or fewer cells than the header, an unclosed quote; names the line.
@@ -180,18 +203,21 @@ class CsvTable:
             place = f"{self.file}:{lines_above + 1}"
             remedy = f"if it is Latin-1, convert it: iconv -f latin1 -t utf-8 {self.file} > NEW"
             raise UserError(f"{place} is not UTF-8: {error.reason}", remedy=remedy) from None
-        first = text.lstrip("\r\n").partition("\n")[0]
-        delimiter = self._delimiter or next((mark for mark in DELIMITERS if mark in first), ",")
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        told = SEPARATOR.match(text)
+        delimiter = told[1] if told else self._delimiter or _delimiter(text)
+        reader = csv.reader(
+            io.StringIO(text[told.end() if told else 0 :], newline=""), delimiter=delimiter, strict=True
+        )
+        skipped = 1 if told else 0
         limit, rows, line = csv.field_size_limit(LONGEST_CELL), list[tuple[int, list[str]]](), 0
         try:
             for cells in reader:
                 if cells:  # not a blank line
-                    rows.append((line + 1, cells))
+                    rows.append((line + 1 + skipped, cells))
                 line = reader.line_num
         except csv.Error as error:
             remedy = 'close the quote; inside a quoted cell a quote is written twice, ""'
-            raise UserError(f"{self.file}:{line + 1} is not CSV: {error}", remedy=remedy) from None
+            raise UserError(f"{self.file}:{line + 1 + skipped} is not CSV: {error}", remedy=remedy) from None
         finally:
             csv.field_size_limit(limit)
         if not rows:
@@ -199,7 +225,7 @@ class CsvTable:
         header = [name.strip() or f"column {number}" for number, name in enumerate(rows[0][1], 1)]
         if len(set(header)) < len(header):
             twice = next(name for name in header if header.count(name) > 1)
-            raise UserError(f"{self.file}:{rows[0][0]} has two columns {twice!r}", remedy="rename one of them")
+            raise UserError(f"{self.file}:{rows[0][0]} has two columns {twice!r}", remedy=f"rename one; {HEADER}")
         for number, cells in rows[1:]:
             if len(cells) != len(header):
                 what = f"{self.file}:{number} has {len(cells)} cells, and the header has {len(header)} columns"
@@ -222,8 +248,19 @@ class CsvTable:
         return f"{self.file}:{self._rows[1][position][0]}"
 
 
+def _delimiter(text: str) -> str:
+    """The delimiter that the first line which is not blank has most often outside quotes; a comma without any."""
+    header = re.sub(r'"[^"]*"', "", text.lstrip("\r\n").partition("\n")[0])
+    return max(DELIMITERS, key=header.count)
+
+
 class ParquetTable:
-    """Parquet. Its columns are known without a row, and those that are read stay in memory, as Arrow."""
+    """Parquet. Its columns are known without a row, and those that are read stay in memory, as Arrow.
+
+    Raises:
+        UserError: the file is damaged, a text in it is not UTF-8, or two columns have one name; with the row, if one is
+            to blame.
+    """
 
     fills_nulls: ClassVar[bool] = True
 
@@ -233,31 +270,80 @@ class ParquetTable:
 
     def columns(self) -> tuple[str, ...]:
         """The columns; UserError if the file is not Parquet."""
-        import pyarrow
         from pyarrow import parquet
 
-        try:
-            return tuple(parquet.read_schema(self.file).names)
-        except (OSError, pyarrow.ArrowException) as error:
-            raise UserError(f"{self.file} can't be read as Parquet: {' '.join(str(error).split())[:120]}") from None
+        with _damage_named(str(self.file)):
+            names = tuple(parquet.read_schema(self.file).names)
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f"{self.file} has two columns {twice!r}", remedy="rename one of them")
+        return names
 
     def load(self, columns: Sequence[str] | None) -> int:
         """Read these columns, None: all; return the number of rows."""
         from pyarrow import parquet
 
-        self._table = parquet.read_table(self.file, columns=None if columns is None else list(columns))
-        return len(self._table)
+        chosen = list(self.columns() if columns is None else columns)
+        with _damage_named(str(self.file), partial(deque, self.stream(chosen), 0)):
+            table = parquet.read_table(self.file, columns=chosen)
+            table.validate(full=True)  # texts too
+        self._table = table
+        return len(table)
+
+    def stream(self, columns: Sequence[str]) -> Iterator[Values]:
+        """Yield the rows with these columns, of which a batch is in memory."""
+        from pyarrow import parquet
+
+        row = 0
+        with _damage_named(str(self.file)):
+            file = parquet.ParquetFile(self.file, pre_buffer=False)  # which would hold the whole file in memory
+            batches = file.iter_batches(batch_size=BATCH, columns=list(columns), use_threads=False)
+        while True:
+            with _damage_named(f"{self.file}, after row {row - 1}," if row else str(self.file)):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            with _damage_named(str(self.file), partial(self._values_of_each, batch, row)):
+                values = batch.to_pylist()
+            yield from values
+            row += batch.num_rows
+
+    def _values_of_each(self, batch: Any, first: int) -> None:
+        for index in range(batch.num_rows):
+            with _damage_named(self.place(first + index)):
+                batch.slice(index, 1).to_pylist()
 
     def scan(self) -> Iterator[tuple[int, str, Values]]:
         for number in range(self.load(None) if self._table is None else len(self._table)):
             yield number, self.place(number), self.read(number)
 
     def read(self, position: int) -> Values:
-        values: Values = self._table.slice(position, 1).to_pylist()[0]
+        with _damage_named(self.place(position)):
+            values: Values = self._table.slice(position, 1).to_pylist()[0]
         return values
 
     def place(self, position: int) -> str:
         return f"{self.file}, row {position}"
+
+
+@contextmanager
+def _damage_named(place: str, locate: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Convert the errors of Arrow, which are of many types, to `UserError` with the place.
+
+    Args:
+        locate: is called after an error, to raise another with a more exact place.
+    """
+    import pyarrow
+
+    try:
+        yield
+    except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as error:
+        locate()
+        reason = " ".join(str(error).split())[:120]
+        remedy = "write the file again: was it cut off?"
+        if isinstance(error, UnicodeDecodeError):
+            reason, remedy = f"a text is not UTF-8: {error.reason}", "write the file again, with its texts in UTF-8"
+        raise UserError(f"{place} can't be read as Parquet: {reason}", remedy=remedy) from None
 
 
 def content_lines(file: Path, data: bytes | None = None) -> Iterator[tuple[int, int, bytes]]:
@@ -310,19 +396,27 @@ def _too_deep(place: str) -> UserError:
 
 
 def _json_document(file: Path, data: bytes, *, whole: bool) -> list[Values] | None:
-    """The objects of a JSON list, or the one object of a file; None if the file has an object a line, or if it need not
-    be a `whole` document and is none of objects."""
+    """The objects of a JSON list, also if it is the only one of an object, under a key of `LISTS`; or the one object of
+    a file. None if the file has an object a line, or if it need not be a `whole` document and is none of objects."""
     try:
         document = load_json(data.removeprefix(b"\xef\xbb\xbf"))
     except TooDeepError:
         raise _too_deep(str(file)) from None
     except ValueError:
         return None
-    document = [document] if isinstance(document, dict) else document
-    if not isinstance(document, list) or not (whole or all(isinstance(entry, dict) for entry in document)):
+    inside = ""
+    if isinstance(document, dict):
+        lists = [key for key in LISTS if _of_objects(document.get(key))]
+        inside = f" of {lists[0]!r}" if len(lists) == 1 else ""
+        document = document[lists[0]] if inside else [document]
+    if not isinstance(document, list) or not (whole or _of_objects(document)):
         return None
     for index, entry in enumerate(document):
         if not isinstance(entry, dict):
-            what = f"{file}: entry {index} is a {type(entry).__name__}"
+            what = f"{file}: entry {index}{inside} is a {type(entry).__name__}"
             raise UserError(f"{what}, expected objects with the columns as keys")
     return [_encodable(entry) for entry in document] if b"\\u" in data or b"\xed" in data else document
+
+
+def _of_objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)

@@ -42,7 +42,27 @@ class Dataset(ColumnMapping):
         self.require_columns(data.column_names, source)
         self.refuse_media(data.column_names, source)
         require(len(data) > 0, "split", self.split, f"of {source} holds no rows")
-        return MappedRows(data, lambda index, values: self.row(values, f"{source}, row {index}", fills_nulls=True))
+        items = _ReadableItems(data, source)
+        return MappedRows(items, lambda index, values: self.row(values, f"{source}, row {index}", fills_nulls=True))
+
+
+@dataclass(frozen=True)
+class _ReadableItems:
+    """The items of a data set; one that the library can't decode, such as a damaged image or a text that is not UTF-8,
+    is a `UserError` with its row."""
+
+    data: Any
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self.data[index]
+        except Exception as error:  # of Arrow, PIL, audio decoders …
+            reason = " ".join(str(error).split())[:120] or type(error).__name__
+            raise UserError(f"{self.source}, row {index} can't be read: {reason}", remedy="remove the row") from None
 
 
 def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | None = None) -> Any:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from proxima.data import UserError
 from proxima.data.flow import MARK
 from proxima.system.packages import require_package
@@ -53,8 +55,8 @@ def open_image(value: Any) -> "Image":
         value: a path, the bytes of a file, or an image of PIL.
 
     Raises:
-        UserError: it is missing, no image of `FORMATS`, damaged, animated, or larger than `BYTES` or `PIXELS`; one
-            line. No more is decoded than these allow.
+        UserError: it is missing, no image of `FORMATS`, damaged, animated or of several pages, of floats in 0 … 1,
+            or larger than `BYTES` or `PIXELS`; one line. No more is decoded than these allow.
     """
     require_package("PIL", "images need", "proxima-rl[images]")
     from PIL import Image, ImageOps, UnidentifiedImageError
@@ -77,8 +79,8 @@ def open_image(value: Any) -> "Image":
             raise UserError(f"{shown} is a {type(value).__name__}", remedy="give a path, bytes, or an image of PIL")
         if value.width * value.height > PIXELS or not value.width * value.height:
             raise _too_large(shown, f"has {value.width} x {value.height} pixels; at most {PIXELS:,}")
-        if getattr(value, "n_frames", 1) > 1:
-            raise UserError(f"{shown} is animated", remedy="give one frame of it")
+        if _has_second_frame(value):
+            raise UserError(f"{shown} has several frames or pages", remedy="give one of them")
         value = _eight_bits(ImageOps.exif_transpose(value), shown)
         if value.has_transparency_data:
             value = Image.alpha_composite(Image.new("RGBA", value.size, "white"), value.convert("RGBA"))
@@ -93,16 +95,29 @@ def open_image(value: Any) -> "Image":
         raise UserError(f"{shown} can't be read: {said or type(error).__name__}", remedy="repair it") from error
 
 
+def _has_second_frame(image: "Image") -> bool:
+    """True for an animation and for several pages. They are not counted: a small file may have 60,000."""
+    try:
+        image.seek(1)
+    except EOFError:
+        return False
+    return True
+
+
 def _eight_bits(image: "Image", shown: str) -> "Image":
     """The image with 8 bits a channel; Pillow would make all but the darkest of 16 bits white."""
-    low, high = image.getextrema() if image.mode in ("I", "F") else (0, 255)
-    if low < 0 or high > 255:  # type: ignore[operator]
-        raise UserError(f"{shown} has values outside 0 … 255", remedy="save it with 8 bits a channel")
-    if not image.mode.startswith("I;16"):
-        return image
-    import numpy as np
     from PIL.Image import fromarray
 
+    if image.mode in ("I", "F"):
+        values, remedy = np.asarray(image), "save it with 8 bits a channel"
+        low, high = values.min(), values.max()  # NaN if there is one
+        if not (low >= 0 and high <= 255):
+            raise UserError(f"{shown} has values outside 0 … 255", remedy=remedy)
+        if image.mode == "F" and 0 < high <= 1:
+            what = f"{shown} has float values in 0 … 1, which 8 bits would show as black"
+            raise UserError(what, remedy=f"multiply it by 255 and {remedy}")
+    if not image.mode.startswith("I;16"):
+        return image
     return fromarray((np.asarray(image) / 257).round().astype(np.uint8))
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from proxima.data import FieldError, UserError, require
 from proxima.task.column_mapping import ANSWER, ColumnMapping
-from proxima.task.file_formats import DataFile, ParquetTable, open_data_file
+from proxima.task.file_formats import HEADER, CsvTable, DataFile, ParquetTable, open_data_file
 from proxima.task.protocol import EmptyPromptError, MappedRows, Row, Rows
 
 
@@ -21,11 +21,13 @@ from proxima.task.protocol import EmptyPromptError, MappedRows, Row, Rows
 class Files(ColumnMapping):
     """Rows from local files: Parquet, JSON Lines, JSON, CSV or TSV, told by the suffix and the content of each file.
 
-    `jsonl`, `json`, `csv` and `tsv` may be gzipped (`train.csv.gz`). A `.json` file holds a list of objects, one
-    object, or one a line. A CSV file has a header line; its cells are texts, so that 07 stays 07, and an empty one is
-    null. `json_columns` reads lists and objects in cells.
+    `jsonl`, `json`, `csv` and `tsv` may be gzipped (`train.csv.gz`), and in UTF-16 with a mark, as Excel writes it. A
+    `.json` file holds a list of objects, possibly under a key `data`, `rows`, `examples` or `instances`, one object, or
+    one a line. A CSV file has a header line, possibly below Excel's `sep=;`; its cells are texts, so that 07 stays 07,
+    and an empty one is null. `json_columns` reads lists and objects in cells.
 
-    Opening the data validates every row, so that a broken one is found before training; of Parquet the columns alone.
+    Opening the data validates every row, so that a broken one is found before training; of Parquet the columns, and
+    that its pages can be read and its texts are UTF-8.
 
     Args:
         path: a file, a pattern such as `data/train-*`, or several of either; the files of a pattern are sorted.
@@ -72,7 +74,7 @@ class Files(ColumnMapping):
         positions = array("q")
         for position, place, values in table.scan():
             if not positions:
-                self.require_columns(values, place)
+                self.require_columns(values, place, HEADER if isinstance(table, CsvTable) else "")
             try:
                 self.row(values, place, table.file.parent)
             except EmptyPromptError as error:

@@ -83,8 +83,16 @@ def _rendered_rows(tokenizer: Any, chats: Sequence[Sequence[Message]]) -> list[s
     return [f"{what}: {why}; {remedy}"]
 
 
-def stop_note(tokenizer: Any, stops: Sequence[int], stop_texts: Sequence[str]) -> list[str]:
-    """A warning if the model's own files don't let an answer end where the chat template ends a turn."""
+def stop_note(
+    tokenizer: Any,
+    stops: Sequence[int],
+    stop_texts: Sequence[str],
+    *,
+    stop: str = "sampling.stop=[{!r:.60}]",
+    limit: str = "sampling.max_tokens",
+) -> list[str]:
+    """A warning if the model's own files don't let an answer end where the chat template ends a turn; `stop` sets a
+    text at which an answer ends, and `limit` is what else ends it, as the user writes them."""
     end = turn_end(tokenizer)
     if end is None or end.token in stops or any(text in end.text for text in stop_texts):
         return []
@@ -95,10 +103,10 @@ def stop_note(tokenizer: Any, stops: Sequence[int], stop_texts: Sequence[str]) -
         remedy = f"for other engines, set eos_token_id in its generation_config.json to {ids}"
         return [f"{what}: here completions stop at both; {remedy}"]
     if not end.text:
-        what = f"the chat template writes nothing after an answer: completions end at {named} or sampling.max_tokens"
-        return [f"{what}; repair the template, or name a text in sampling.stop"]
+        what = f"the chat template writes nothing after an answer: completions end at {named} or {limit}"
+        return [f"{what}; repair the template, or name a text in {stop.partition('=')[0]}"]
     what = f"the chat template ends turns with the text {end.text!r:.60}, and completions go on after it"
-    return [f"{what}, to {named} or sampling.max_tokens; set sampling.stop=[{end.text.splitlines()[0]!r:.60}]"]
+    return [f"{what}, to {named} or {limit}; set {stop.format(end.text.splitlines()[0])}"]
 
 
 def system_note(tokenizer: Any, arguments: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from proxima.data.json_reader import load_json
 from proxima.model.demo_path import is_downloadable
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.lora import Lora
-from proxima.model.pretrained import RESIZE, UnloadedModel, check_device, check_path, rowless_ids
+from proxima.model.pretrained import READERS, RESIZE, UnloadedModel, check_device, check_path, rowless_ids
 from proxima.system.recipe_files import shown_path
 
 if TYPE_CHECKING:
@@ -193,6 +194,8 @@ def model_problem(path: str) -> str | None:
         check_path(path)
     except FieldError as error:
         return error.requirement
+    if path.endswith(".gguf") and (missing := [name for name in READERS if find_spec(name) is None]):
+        return f"needs {' and '.join(missing)}: pip install 'proxima-rl[gguf]'"
     if (Path(path) / ADAPTER).is_file():
         from proxima.model.lora_layers import missing_peft
 

@@ -3,6 +3,7 @@ the next policy, top-k log-probs, truncated sampling, asynchronous training, a n
 weights in bfloat16, trackers."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -385,7 +386,11 @@ def adapters_are_ready(r: Resolved[Any], model: ModelConfig) -> Findings:
     lora = model.lora
     assert lora is not None
     if (Path(model.path) / ADAPTER).is_file():
-        yield "model.path", "is an adapter; write its base there, and the adapter as model.lora.path"
+        from proxima.model.adapter_folder import base_of
+
+        with suppress(FieldError):  # said by `models_exist`
+            base = base_of(model.path).path
+            yield "model.path", f"is an adapter; set model.path={base} and model.lora.path={model.path}"
     elif lora.path is not None and lora.init != Lora.init:
         yield "model.lora.init", "draws a new adapter, and model.lora.path is one; set one of the two"
     else:
