@@ -75,7 +75,13 @@ def evaluate_model(
     if compare:
         if model is not None:
             raise UserError(f"--compare takes two results and no model; leave {model!r} out")
-        unread = {"--task": task, "--data": data, "--json-column": json_column, "--limit": limit, "--samples": samples}
+        unread: dict[str, object] = {
+            "--task": task,
+            "--data": data,
+            "--json-column": json_column,
+            "--limit": limit,
+            "--samples": samples,
+        }
         unread |= {"--temperature": temperature, "--top-p": top_p, "--max-tokens": max_tokens, "--k": k, "--out": out}
         unread |= {"--checkpoint": checkpoint != "last", "--overwrite": overwrite}
         if given := [flag for flag, value in unread.items() if value not in (None, "", (), [], False)]:
