@@ -1,5 +1,6 @@
 """`proxima reward score`: rewards over a file of texts, what can be wrong with either, and what programs read."""
 
+import gzip
 import json
 from dataclasses import replace
 
@@ -31,6 +32,12 @@ def obj(prompt, completion): return "1" in completion
 def answered(prompt, completion): return int(prompt.answer)
 def same(completion: str): return 1
 """
+
+
+def chat_cells(prompt, completion):
+    """A CSV file with lists of messages as JSON texts."""
+    cells = (json.dumps(cell).replace('"', '""') for cell in (prompt, completion))
+    return "prompt,completion,answer\n" + ",".join(f'"{cell}"' for cell in cells) + ",2\n"
 
 
 def write_scored(folder):
@@ -168,3 +175,31 @@ def test_what_a_run_has_recorded(proxima, here):
         assert (first["parts"]["environment"], first["parts"]["number"], second["parts"]["number"]) == (0.5, 1.0, 0.0)
         assert first["parts"]["length"] == second["parts"]["length"]  # observations don't count
         assert third["value"] is None and third["error"] == "it fell"
+
+
+CHAT = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
+MESSAGES = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "prompt,completion,answer\n1 + 1?,2,2\n"),
+        ("a.tsv", "prompt\tcompletion\tanswer\n1 + 1?\t2\t2\n"),
+        ("a.csv.gz", "sep=;\nprompt;completion;answer\n1 + 1?;2;2\n"),
+        ("a.json", json.dumps({"data": [{"prompt": "1 + 1?", "completion": "2", "answer": "2"}]})),
+        ("shared.json", json.dumps([{"conversations": CHAT, "answer": "2"}])),
+        ("chats.jsonl", json.dumps({"messages": MESSAGES, "answer": "2"})),
+        ("trl.csv", chat_cells(MESSAGES[:1], MESSAGES[1:])),
+    ],
+)
+def test_every_format_of_a_file_is_scored_alike(done, here, name, text):
+    content = text.encode()
+    (here / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert "1 completion: reward 1 (sd 0, 1 … 1), 1 of 1 correct" in done("reward", "score", name, "--reward", "exact")
+
+
+def test_a_chat_that_ends_with_the_user_has_nothing_to_score(refusal, here):
+    (here / "a.jsonl").write_text(json.dumps({"messages": MESSAGES[:1], "answer": "2"}))
+    said = refusal("reward", "score", "a.jsonl", "--reward", "exact")
+    assert "a.jsonl, row 0: column 'messages' ends with the user, so that there is nothing to score" in said

@@ -50,6 +50,27 @@ def test_json_files(tmp_path):
     ]
 
 
+SHARED = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"conversations": SHARED}, "2"),
+        ({"conversations": SHARED[:2], "answer": "two"}, "two"),
+        ({"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]}, "2"),
+        ({"messages": json.dumps([{"role": "user", "content": "1+1?"}]), "answer": "2"}, "2"),
+    ],
+)
+def test_whole_chats(tmp_path, row, answer):
+    assert only(write_jsonl(tmp_path / "a.jsonl", [row])) == SourceQuestion("1+1?", answer)
+
+
+def test_a_chat_of_several_turns_is_no_question(tmp_path):
+    (row,) = rows_of(write_jsonl(tmp_path / "a.jsonl", [{"conversations": SHARED + SHARED[1:]}]))
+    assert row.content is None and "the chat has 2 turns of the user, and a question is one" in row.reason
+
+
 def test_rows_of_another_form_are_not_dropped_in_silence(tmp_path):
     path = write_jsonl(
         tmp_path / "a.jsonl",

@@ -73,23 +73,13 @@ def evaluate_model(
     if show < 0:
         raise FieldError("--show", show, "must be >= 0")
     if compare:
-        if model is not None:
-            raise UserError(f"--compare takes two results and no model; leave {model!r} out")
-        unread: dict[str, object] = {
-            "--task": task,
-            "--data": data,
-            "--json-column": json_column,
-            "--limit": limit,
-            "--samples": samples,
-        }
-        unread |= {"--temperature": temperature, "--top-p": top_p, "--max-tokens": max_tokens, "--k": k, "--out": out}
-        unread |= {"--checkpoint": checkpoint != "last", "--overwrite": overwrite}
-        if given := [flag for flag, value in unread.items() if value not in (None, "", (), [], False)]:
-            raise UserError(f"--compare generates nothing and writes nothing; leave {' and '.join(given)} out")
+        unread: dict[str, object] = {"--task": task, "--data": data, "--json-column": json_column, "--limit": limit}
+        unread |= {"--samples": samples, "--temperature": temperature, "--top-p": top_p, "--max-tokens": max_tokens}
+        unread |= {"--k": k, "--out": out, "--checkpoint": checkpoint != "last", "--overwrite": overwrite}
+        refuse_beside_compare(model, unread)
         return compare_sets(*compare, metric=metric, seed=seed or 0, form=form, show=show)
     if model is None:
-        say = "proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B"
-        raise UserError(f"name a model: {say}")
+        raise UserError("name a model: proxima eval MODEL --task gsm8k, proxima eval RUN, or --compare A B")
     recipe, overrides = _recipe_and_overrides(override)
     words = {"seed": seed, "eval.metric": metric}
     options = {
@@ -116,6 +106,14 @@ def evaluate_model(
         stream=sys.stderr,
     )
     return _print_outcome(outcome, form, show)
+
+
+def refuse_beside_compare(model: str | None, options: dict[str, object]) -> None:
+    """Raise UserError for a model, or an option that was given, of a comparison, which generates nothing."""
+    if model is not None:
+        raise UserError(f"--compare takes two results and no model; leave {model!r} out")
+    if given := [flag for flag, value in options.items() if value not in (None, "", (), [], False)]:
+        raise UserError(f"--compare generates nothing and writes nothing; leave {' and '.join(given)} out")
 
 
 def _print_outcome(outcome: "EvalOutcome", form: Format, show: int) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.data.json_reader import load_json
+from proxima.task.published_chats import as_messages
 
 Values = Mapping[str, Any]
 
@@ -33,16 +34,18 @@ class SourceQuestion:
 
 # Columns of published data sets, the first that is there is used.
 QUESTION = ("problem", "Problem", "question", "prompt")
+CHATS = ("messages", "conversations")  # of whole chats, ShareGPT's among them
 ANSWER = ("reward_model", "answer", "Answer", "solution")
 SOLUTION, SUBJECT, NAME = ("solution", "Solution"), ("subject", "type"), ("unique_id", "id", "ID", "problem_idx", "url")
-COLUMNS = frozenset((*QUESTION, *ANSWER, *SOLUTION, *SUBJECT, *NAME, "level", "extra_info"))
+COLUMNS = frozenset((*QUESTION, *CHATS, *ANSWER, *SOLUTION, *SUBJECT, *NAME, "level", "extra_info"))
 
 
 def known_columns(columns: Iterable[str], source: str) -> list[str]:
     """Return the columns that are read; UserError, with those found and those expected, without question or answer."""
     present = list(columns)
-    if not all(any(name in present for name in names) for names in (QUESTION, ANSWER)):
-        expected = f"a question ({', '.join(QUESTION)}) and an answer ({', '.join(ANSWER)})"
+    whole = any(name in present for name in CHATS)  # a chat may hold its answer
+    if not whole and not all(any(name in present for name in names) for names in (QUESTION, ANSWER)):
+        expected = f"a question ({', '.join(QUESTION)}) and an answer ({', '.join(ANSWER)}), or {' or '.join(CHATS)}"
         raise UserError(f"{source} has the columns {', '.join(present) or 'none'}; expected {expected}")
     return [name for name in present if name in COLUMNS]
 
@@ -52,8 +55,11 @@ def read_row(values: Values) -> SourceQuestion:
 
     DAPO-Math-17k and data prepared for verl: a chat, with the answer inside `reward_model`. A prompt alone: its final
     answer is called the solution in such sets. GSM8K: the answer is a solution that ends in `#### number`. MATH, most
-    copies of the AIME: the answer in its column, or the last `\boxed{…}` of the solution.
+    copies of the AIME: the answer in its column, or the last `\boxed{…}` of the solution. A whole
+    chat: its user's only turn is the question, and the assistant's turn after it the answer, unless a column has that.
     """
+    if not any(name in values for name in QUESTION) and (column := next((n for n in CHATS if n in values), None)):
+        values = {**_chat(values[column], column), **values}
     chat = "prompt" in values and "reward_model" in values
     name = "prompt" if chat else next((name for name in QUESTION if name in values), "")
     question = _last_user_message(values["prompt"]) if name in ("prompt", "") else _text(values[name])
@@ -74,6 +80,19 @@ def read_row(values: Values) -> SourceQuestion:
         int(level) if level in {"1", "2", "3", "4", "5"} else None,
         _first(values, *NAME),
     )
+
+
+def _chat(value: Any, column: str) -> Values:
+    """The question of a chat, and its answer if the assistant gives one; ValueError for several turns of the user."""
+    try:
+        chat = as_messages(value, f"column {column!r}")
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    users = [message["content"] for message in chat if message["role"] == "user"]
+    if len(users) != 1:
+        raise ValueError(f"the chat has {len(users)} turns of the user, and a question is one")
+    last = chat[-1]
+    return {"question": users[0]} | ({"answer": last["content"]} if last["role"] == "assistant" else {})
 
 
 def _text(question: Any) -> str:

@@ -228,10 +228,10 @@ class ColumnMapping(PlayedTask):
 def _is_nested(value: Any) -> bool:
     """Return True for an object, a list of objects, or a chat as JSON text, which are no text for a template."""
     inside = value if isinstance(value, (list, tuple)) else ()
-    return isinstance(value, Mapping) or _is_chat(value) or any(map(_is_nested, inside))
+    return isinstance(value, Mapping) or is_chat(value) or any(map(_is_nested, inside))
 
 
-def _is_chat(value: Any) -> bool:
+def is_chat(value: Any) -> bool:
     """Return True for a list of {role, content}, or the same as JSON text."""
     if isinstance(value, str):
         if not value.lstrip().startswith("[") or '"role"' not in value:
@@ -247,7 +247,7 @@ def require_text(value: Any, where: str, column: str) -> None:
     """Raise UserError, with the remedy, unless the value of a question is text: anything else would be shown to the
     model as JSON, a whole chat as one turn of the user."""
     kind, remedy = type(value).__name__, f"write it as text, or question='{{{column}}}' to ask it as JSON"
-    if _is_chat(value):
+    if is_chat(value):
         kind, remedy = "a list of messages", f"map it with messages={column}"
     elif _is_nested(value):
         remedy = f"name the part of it that is the question, as in question={column}.text"

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from proxima.data import FieldError, UserError, require
 from proxima.task.column_mapping import ANSWER, ColumnMapping
-from proxima.task.file_formats import HEADER, CsvTable, DataFile, ParquetTable, open_data_file
+from proxima.task.file_formats import HEADER, CsvTable, DataFile, ParquetTable, Values, open_data_file
 from proxima.task.protocol import EmptyPromptError, MappedRows, Row, Rows
 
 
@@ -87,6 +87,18 @@ class Files(ColumnMapping):
         """Return the columns of the first row."""
         tables = (open_data_file(file, self.otherwise) for file in find_files(self.path))
         return next((present for table in tables if (present := table.columns())), None)
+
+    def first(self) -> Values | None:
+        """Return the columns of the first row, with their values; None without a row."""
+        for file in find_files(self.path):
+            table = open_data_file(file, self.otherwise)
+            if isinstance(table, ParquetTable):
+                values = next(table.stream(table.columns()), None)
+            else:
+                values = next((values for _, _, values in table.scan()), None)
+            if values is not None:
+                return values
+        return None
 
     def _read(self, tables: Sequence[DataFile | ParquetTable], index: int, position: tuple[int, int]) -> Row:
         table, at = tables[position[0]], position[1]

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from proxima.config import Resolved
     from proxima.reward import RewardRunner
 
-PROMPT, COMPLETION = ("prompt", "question", "messages"), ("completion", "text", "response")  # the first one present
+CHATS = ("messages", "conversations")  # which may end with the completion
+PROMPT, COMPLETION = ("prompt", "question", *CHATS), ("completion", "text", "response")  # the first one present
 RECORDED = frozenset({"prompt_uid", "sample", "tokens", "answer"})  # columns of a file that a run has written
 NO_TOKENS = np.zeros(0, np.int32)
 EXAMPLE = "--reward ./my_reward.py:function, --reward math, or --reward RECIPE"
@@ -150,6 +151,7 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
     Raises:
         UserError: the file can't be read, a column is missing, or a row has no text; the message names file and row.
     """
+    from proxima.task.column_mapping import is_chat
     from proxima.task.local_files import Files
 
     if not file.is_file():
@@ -160,9 +162,13 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
         if present is None:
             raise UserError(f"{file} is empty; a row is {{prompt, completion, …}}")
         prompt = chosen("prompt", columns.prompt, PROMPT, present, file)
-        completion = chosen("completion", columns.completion, COMPLETION, present, file)
+        whole = prompt in CHATS and columns.completion is None and not any(name in present for name in COMPLETION)
+        completion = "" if whole else chosen("completion", columns.completion, COMPLETION, present, file)
         answer = chosen("answer", columns.answer, (), present, file) if columns.answer else "answer"
-        rows = replace(task, prompt=prompt, answer=None, json_columns=tuple(columns.json_column)).rows(0)
+        first = task.first() or {}
+        as_text = [name for name in (prompt, completion) if isinstance(first.get(name), str) and is_chat(first[name])]
+        read = tuple(dict.fromkeys([*columns.json_column, *as_text]))
+        rows = replace(task, prompt=prompt, answer=None, json_columns=read).rows(0)
     except FieldError as error:  # it names a field of the task, which the user did not write
         raise UserError(f"{file} {error.requirement}") from None
     encode = tokens_of(model)
@@ -178,7 +184,10 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
             metadata=metadata,
             chat=row.chat,
         )
-        answers = completion_texts(row.metadata.get(completion), f"{place}: column {completion!r}")
+        if whole:
+            asked, answers = without_answer(asked, f"{place}: column {prompt!r}")
+        else:
+            answers = completion_texts(row.metadata.get(completion), f"{place}: column {completion!r}")
         if not metadata.keys() >= RECORDED:
             texts.append((asked, [Completion.of_text(number, i, text, encode(text)) for i, text in enumerate(answers)]))
             continue
@@ -208,6 +217,16 @@ def chosen(what: str, given: str | None, names: Sequence[str], present: Sequence
         reason = f"{file} has no column {given or names[0]!r}"
         raise UserError(reason, remedy=f"name it with --{what} COLUMN; columns: {', '.join(present) or 'none'}")
     return column
+
+
+def without_answer(prompt: Prompt, place: str) -> tuple[Prompt, list[str]]:
+    """The prompt of a chat that holds its completion, and the completion; UserError unless the assistant has the last
+    turn."""
+    *before, said = prompt.messages
+    if said["role"] != "assistant":
+        reason = f"{place} ends with the {said['role']}, so that there is nothing to score"
+        raise UserError(reason, remedy="name the column of the completions with --completion COLUMN")
+    return replace(prompt, messages=tuple(before)), [said["content"]]
 
 
 def completion_texts(value: Any, place: str) -> list[str]:
