@@ -23,8 +23,8 @@ _SERVERS: dict[str, ForkServer] = {}  # they end with this process
 class LentServer(ForkServer):
     """A server as one pool or set of hosts has it: `close` kills the workers that it forked for them, and no more."""
 
-    def __init__(self, server: ForkServer, options: Mapping[str, Any]) -> None:
-        super().__init__(server.jobs, server.who, options)
+    def __init__(self, server: ForkServer, options: Mapping[str, Any], slow: Mapping[str, str]) -> None:
+        super().__init__(server.jobs, server.who, options, slow)
         self._server = server
         self._workers: dict[int, Child] = {}
 
@@ -56,14 +56,14 @@ def lent_servers(imports: Sequence[str] = ()) -> Iterator[None]:
     The shared ones of environments import what describes tools, and `imports`, before they fork."""
     at_first, own = surroundings(), dict[str, ForkServer]()
 
-    def start(jobs: str, who: str, options: Mapping[str, Any]) -> ForkServer:
+    def start(jobs: str, who: str, options: Mapping[str, Any], slow: Mapping[str, str]) -> ForkServer:
         around = None if options["warm_ups"] == [Math.warm_up] else surroundings()
         if jobs == HOST_PROCESS and around == at_first:
             options = {**options, "warm_ups": [*options["warm_ups"], DESCRIBES_TOOLS, *imports]}
         # processes of a marked test inherit its mark, and none may outlive it
         shared = around in (None, at_first) and not os.environ.get("PROXIMA_TEST_MARK")
         servers, key = _SERVERS if shared else own, repr((jobs, options["warm_ups"], around))
-        return LentServer(servers.setdefault(key, ForkServer(jobs, who, options)), options)
+        return LentServer(servers.setdefault(key, ForkServer(jobs, who, options)), options, slow)
 
     with pytest.MonkeyPatch.context() as patch:
         for user in USERS:

@@ -4,17 +4,19 @@ import asyncio
 import os
 import re
 import signal
+from contextlib import closing
 
 import pytest
 
-from proxima.data import ToolCall
+from proxima.data import FieldError, ToolCall
 from proxima.environment import host_process
 from proxima.environment.hosts import EnvironmentFailure, Hosts
 from proxima.environment.interface import EnvironmentSpec
+from proxima.process import worker
 from proxima.process.worker import Worker
 from tests.environment.hostile import CHILDREN, CLASS, DONE, END, RESET, RESPOND, SHORT, TIME
 from tests.environment.worlds import called
-from tests.processes import assert_all_end, family
+from tests.processes import assert_all_end, eventually, family
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 LONG = 600.0  # seconds for calls that end
@@ -24,6 +26,40 @@ OUTCOMES = {kind: said for table in (RESPOND, RESET, END, CLASS) for kind, (_, s
 
 def spec(name, tools=()):
     return EnvironmentSpec(kind=name and f"tests.environment.{name}", tools=tools)
+
+
+SAID = f"environment slow_world:Slow: {{}} has taken {SHORT:g} s so far; it is given up after {{}} s\n"
+SLOW = """
+import time
+{at_import}
+class Slow:
+    def reset(self, seconds=3600.0):
+        time.sleep(seconds)
+    def respond(self, message):
+        return "again"
+"""
+
+
+@pytest.mark.parametrize("place", ["import", "reset"])
+def test_a_start_that_hangs_says_so_long_before_it_is_given_up(place, tmp_path, monkeypatch, capfd):
+    """Once, not for each of the episodes that begin."""
+    (tmp_path / "slow_world.py").write_text(SLOW.format(at_import="time.sleep(3600)" if place == "import" else ""))
+    monkeypatch.syspath_prepend(tmp_path)
+    slow = EnvironmentSpec(kind="slow_world:Slow")
+    if place == "import":
+        monkeypatch.setattr(worker, "SLOW_SECONDS", SHORT)
+        with pytest.raises(FieldError, match="can't be loaded: timed out after 1 s"):
+            Hosts(slow, workers=1, start_seconds=1.0)
+        assert capfd.readouterr().err == SAID.format("loading it", 1)
+        return
+    with closing(Hosts(slow, workers=2)) as made:
+        made._server.slow.pop("load_environment")  # it may be slow on a busy machine
+        monkeypatch.setattr(worker, "SLOW_SECONDS", SHORT)
+        for number, host in enumerate(made._hosts):
+            host.submit("open_environment", {"number": number, "row": {"messages": QUESTION}, "seed": 0})
+        eventually(lambda: not made._server.slow.keys() & {"open_environment"})
+        eventually(lambda: all(host.queue.kept[0].worker for host in made._hosts))
+    assert capfd.readouterr().err == SAID.format("its first `reset`", 600)
 
 
 ENDLESS = {kind: "respond" for kind, outcome in OUTCOMES.items() if outcome == TIME}

@@ -79,7 +79,10 @@ class Hosts:
         self._numbers = count()
         self.log: str | None = None
         options = {"warm_ups": [EnvironmentSpec.__module__], "restricted": False, "memory_mb": memory_mb}
-        self._server = ForkServer(HOST_PROCESS, "environment", options)
+        name = spec.kind or ", ".join(spec.tools)
+        load = f"environment {name}: loading it"
+        slow = {"inspect": load, "load_environment": load, "open_environment": f"environment {name}: its first `reset`"}
+        self._server = ForkServer(HOST_PROCESS, "environment", options, slow)
         try:
             self.interface = spec.inspected(lambda: self._server.fork(memory_mb=0), start_seconds)
         except BaseException:

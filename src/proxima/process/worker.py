@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from proxima.process.lines import LineChannel
@@ -21,6 +22,7 @@ from proxima.process.start import ONE_THREAD, Child, start_module
 
 START_SECONDS = 600.0  # to load math-verify, reasoning_gym or torch on a busy machine
 FORK_SERVER = "proxima.process.fork_server"
+SLOW_SECONDS = 30.0  # after which a start that takes longer is reported
 REPLY_BYTES = 1 << 26  # of a reply; a worker that writes more is killed
 
 
@@ -41,10 +43,13 @@ class ForkServer:
         who: the workers' purpose, as in "reward workers can't start".
         options: `warm_ups`, modules to import once before workers are forked, or `module:function` to call;
             `restricted` and `memory_mb`, the limits of a worker.
+        slow: what a job does, by its name, for a line on the standard error when it takes long: once for each.
     """
 
-    def __init__(self, jobs: str, who: str, options: Mapping[str, Any]) -> None:
-        self.jobs, self.who, self.options = jobs, who, options
+    def __init__(
+        self, jobs: str, who: str, options: Mapping[str, Any], slow: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.jobs, self.who, self.options, self.slow = jobs, who, options, dict(slow)
         self.closed = False
         self.child: Child | None = None
         self._lock = threading.Lock()
@@ -85,6 +90,12 @@ class ForkServer:
                 return int(self._call({"do": "kill", "pid": pid})["status"])
             except RuntimeError:
                 return 0
+
+    def report_slow(self, job: str, most: float) -> None:
+        """Report on the standard error, once for each job, that it takes long; it is given up after `most` seconds."""
+        if what := self.slow.pop(job, None):
+            line = f"{what} has taken {SLOW_SECONDS:g} s so far; it is given up after {most:g} s"
+            print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Kill the workers, whatever they are doing, and start no more. May be called twice."""
@@ -158,7 +169,7 @@ class Worker:
             return JobResult(error=f"can't be sent to a worker: {error}")
         self.jobs_done += 1
         try:
-            reply = self._channel.receive(deadline)
+            reply = self._reply(job, deadline - seconds, deadline)
             if reply["id"] != job_id:
                 raise ValueError("a reply to something else")
         except TimeoutError:
@@ -174,6 +185,15 @@ class Worker:
         if reply.get("last"):
             self.kill()
         return JobResult(value=reply.get("result"), error=reply.get("error"))
+
+    def _reply(self, job: str, began: float, deadline: float) -> Any:
+        """Wait for the reply to a job, and report one that takes long."""
+        if job in self._server.slow and deadline > began + SLOW_SECONDS:
+            try:
+                return self._channel.receive(began + SLOW_SECONDS)
+            except TimeoutError:
+                self._server.report_slow(job, deadline - began)
+        return self._channel.receive(deadline)
 
     def kill(self) -> int:
         """Kill the worker if it is still running. Returns the signal that ended it, 0 if it exited by itself."""

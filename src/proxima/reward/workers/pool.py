@@ -50,7 +50,8 @@ class WorkerPool:
     ) -> None:
         self.timeout, self.recycle, self.setup = timeout, recycle, tuple(setup)
         options = {"warm_ups": sorted(warm_ups), "restricted": restricted, "memory_mb": memory_mb}
-        self._server = ForkServer(GRADERS, "reward", options)
+        slow = {job.grader: f"reward {job.arguments.get('path', job.grader)}: loading it" for job in setup}
+        self._server = ForkServer(GRADERS, "reward", options, slow)
         self._queue = WorkerQueue(self._start_worker, workers)
 
     @property
