@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import resource
 import select
 import socket
 import threading
@@ -165,6 +166,48 @@ def test_connections_are_bounded(judge):
         clients = [open_ones.enter_context(connected(scorer.url)) for _ in range(5)]
         eventually(lambda: len(select.select(clients, [], [], 0)[0]) == 2)  # closed
         assert len(scorer.server.server_state.connections) == 3
+
+
+def test_connections_without_a_request_keep_nobody_out(judge, monkeypatch):
+    """The one that has waited longest is closed, and not one whose scores are computed."""
+    with served(judge, connections=3, read_seconds=LONG) as scorer, contextlib.ExitStack() as open_ones:
+        judge.hold()
+        busy = in_thread(post, f"{scorer.url}/score", request_of("abc"))
+        assert judge.entered.wait(LONG)
+        half = open_ones.enter_context(connected(scorer.url))
+        half.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        eventually(lambda: len(scorer.server.server_state.tasks) == 2)
+        silent = open_ones.enter_context(connected(scorer.url))
+        eventually(lambda: len(scorer.server.server_state.connections) == 3)
+        monkeypatch.setattr(bounded_server, "CROWDED_SECONDS", 0.0)
+        assert _received(half) == b""
+        monkeypatch.setattr(bounded_server, "CROWDED_SECONDS", LONG)
+        again = open_ones.enter_context(connected(scorer.url))
+        again.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert again.recv(65536).startswith(b"HTTP/1.1 404")
+        judge.gate.set()
+        busy.thread.join()
+        assert busy.result == (200, {"scores": [{"value": 3.0}]}) and not select.select([silent], [], [], 0)[0]
+
+
+def test_connections_leave_half_of_the_files_to_the_process():
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert bounded_server.BoundedServer(None, 1.0, soft).most == soft // 2
+    assert bounded_server.BoundedServer(None, 1.0, 8).most == 8
+
+
+def test_the_rest_of_a_refused_body_is_discarded_unparsed(judge, monkeypatch):
+    """The client reads the refusal although it has not sent all, and the end of the connection behind it."""
+    with served(judge, token="secret", read_seconds=LONG) as scorer, connected(scorer.url) as client:
+        client.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n ")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 401") and b"a bearer token is required" in answer
+        (connection,) = scorer.server.server_state.connections
+        client.sendall(b"no size of a chunk")
+        eventually(lambda: connection.discarded == 18)
+        monkeypatch.setattr(bounded_server, "MOST_DISCARDED", 20)
+        client.sendall(b"...")
+        eventually(lambda: not scorer.server.server_state.connections)
 
 
 def test_a_large_request_delays_a_small_one_by_a_slice(shared, judge):

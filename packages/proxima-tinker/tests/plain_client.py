@@ -14,8 +14,9 @@ SESSION = {"tags": [], "user_metadata": None, "sdk_version": "1"}
 class Client:
     """A session with a model of rank 4 and a sampler of the base; each of its requests waits for its answer."""
 
-    def __init__(self, served, **lora):
-        self.served, self.http = served, httpx.Client(base_url=f"{served.url}/api/v1", timeout=600)
+    def __init__(self, served, key="", **lora):
+        headers = {"X-API-Key": key} if key else {}
+        self.served, self.http = served, httpx.Client(base_url=f"{served.url}/api/v1", headers=headers, timeout=600)
         self.session = self.made("create_session", **SESSION)["session_id"]
         created = self.post("create_model", self.model_body(lora_config=lora or {"rank": 4, "seed": 1}))
         self.model = self.answer(created).raise_for_status().json()["model_id"]

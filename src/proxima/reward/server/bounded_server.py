@@ -24,6 +24,8 @@ from proxima.system.web_requests import LOOPBACK_NAMES, is_loopback, refused
 WRITE_SECONDS = 30.0  # for a client that has stopped reading to read again
 GRACE_SECONDS = 1  # for requests that are being answered when the server shuts down
 CROWDED_SECONDS = 1.0  # for a connection without a request, while there are as many as may be
+MOST_PARSED = 1 << 16  # bytes that are parsed before other connections have their turn
+MOST_DISCARDED = 1 << 27  # bytes of a body that was refused
 MOST_ACCEPTED, QUEUE = 128, 1024  # connections that are accepted at once, and that wait in the kernel for it
 BUSY = {"Retry-After": "1"}
 GONE = "the client left"
@@ -31,7 +33,9 @@ READ = "proxima.read"  # set in the scope of a request whose body is complete or
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's connection, which is closed at once if there are too many.
+    """uvicorn's connection. It is closed at once if there are too many. After a response to a request whose body was
+    not read, nothing more is sent, and what the client still sends is discarded unparsed: while it sends, it does not
+    read the response, and a million chunks of a byte would keep the event loop busy for a minute.
 
     Args:
         most: simultaneous connections.
@@ -39,14 +43,28 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, *, most: int, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.most = most
+        self.most, self.discarded = most, -1  # bytes; -1: nothing is discarded
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.max_size = MOST_PARSED  # type: ignore[attr-defined]  # of asyncio's transports of sockets
         if len(self.connections) > self.most:
             transport.abort()
 
+    def on_response_complete(self) -> None:
+        if self.cycle.more_body and not self.transport.is_closing():
+            self.discarded = 0
+            self.transport.write_eof()
+            self.flow.resume_reading()
+        else:
+            super().on_response_complete()
+
     def data_received(self, data: bytes) -> None:
+        if self.discarded >= 0:
+            self.discarded += len(data)
+            if self.discarded > MOST_DISCARDED:
+                self.transport.abort()
+            return
         try:
             super().data_received(data)
         except h11.LocalProtocolError:  # it became unreadable while it was answered: uvicorn can't answer 400 any more
@@ -125,7 +143,7 @@ class BoundedServer(uvicorn.Server):
             known, since = before.get(connection, (None, now))
             since = since if known == waits_for else now
             self._since[connection] = waits_for, since
-            between = cycle is not None and not connection.conn.trailing_data[0]
+            between = cycle is not None and not cycle.more_body and not connection.conn.trailing_data[0]
             seconds = math.inf if answering else self.idle_seconds if between else self.read_seconds
             if now - since > (seconds if reads else WRITE_SECONDS):
                 transport.abort()

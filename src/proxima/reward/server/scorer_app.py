@@ -6,7 +6,6 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,7 +17,7 @@ from starlette.routing import Mount, request_response
 from proxima.data import Completion, Group, Prompt
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.model_reward import ModelReward
-from proxima.reward.server.bounded_server import BUSY, GONE, READ, BoundedReader, bearer, disconnected
+from proxima.reward.server.bounded_server import BUSY, GONE, BoundedReader, bearer, disconnected
 from proxima.reward.server.score_requests import slices, submitted_group
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
@@ -116,18 +115,8 @@ class ScorerApp:
         return scores
 
     async def _refuse(self, request: Request, refusal: HTTPException) -> Response:
-        await self._discard(request)
         _log(request, f"{refusal.status_code} {refusal.detail}")
         return JSONResponse({"error": refusal.detail}, refusal.status_code, refusal.headers)
-
-    async def _discard(self, request: Request) -> None:
-        """Read what a refused client is still sending, up to a bound: while it sends, it does not read the refusal."""
-        left = 0 if request.scope.get(READ) or "expect" in request.headers else 8 * self.reader.most
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.limits.read_seconds):
-                while left > 0:
-                    message = await request.receive()
-                    left = left - len(message["body"]) if message.get("more_body") else 0
 
 
 def _log(request: Request, text: str) -> None:
