@@ -269,10 +269,10 @@ def torn(file: Path) -> None:
 
 
 def of_another_model(file: Path) -> None:
-    """The last of its weights has too many columns."""
+    """The last of its weights lacks a column."""
     content = load_file(file)
     name = list(content)[-1]
-    save_file(content | {name: torch.cat([content[name]] * 2, -1).contiguous()}, file)
+    save_file(content | {name: content[name][..., :-1].contiguous()}, file)
 
 
 SMALL_UPDATE = "tests/engine/http/test_broken_updates.py::test_after_a_bucket_that_failed_the_next_update_is_whole"
@@ -281,8 +281,7 @@ SMALL_UPDATE = "tests/engine/http/test_broken_updates.py::test_after_a_bucket_th
 @pytest.mark.campaign(SMALL_UPDATE)
 @pytest.mark.parametrize("kind", ["llama", "mixture"])
 async def test_every_bucket_of_an_update_cut_once(kind: str, tmp_path: Path) -> None:
-    """In each of four ways. After each cut the server computes, and the next update is whole: its scores are those of
-    an unbroken one."""
+    """After each cut the server computes, and the next update is whole: its scores are those of an unbroken one."""
     loaded = small_model(kind, tmp_path / "model")
     given = WrittenTokens.of(np.arange(100, 164, dtype=np.int32), None)
     folders = WeightFolders(tmp_path / "weights")
@@ -303,7 +302,8 @@ async def test_every_bucket_of_an_update_cut_once(kind: str, tmp_path: Path) -> 
             expected = [await handed_over(folder, folder.name) for folder in models]
             assert np.abs(expected[0] - teacher_forced(loaded.model, [100], given.read[1:])).max() < CLOSE
             assert np.abs(expected[0] - expected[1]).max() > 10 * CLOSE
-            for number, cut in itertools.product(range(15), (gone, torn, of_another_model, None)):
+            cuts = [*itertools.product(range(15), (of_another_model, None)), (7, gone), (7, torn)]
+            for number, cut in cuts:
                 file = buckets[1][number]
                 before = file.read_bytes()
                 if cut is None:  # the client leaves after this bucket
@@ -318,7 +318,6 @@ async def test_every_bucket_of_an_update_cut_once(kind: str, tmp_path: Path) -> 
                 assert facts.more["weights"].startswith("incomplete")
                 whole = number % 2
                 np.testing.assert_array_equal(await handed_over(models[whole], f"{number}-{cut}"), expected[whole])
-                assert "weights" not in (await DIALECT.probe(server.client)).more
 
 
 async def begin(server: Any, files: list[Path]) -> None:
