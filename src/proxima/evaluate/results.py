@@ -20,6 +20,7 @@ from proxima.data import Episode, Group, UserError
 from proxima.data.json_reader import load_json
 from proxima.evaluate.headline import ACCURACY
 from proxima.evaluate.votes import canonical
+from proxima.system.damaged_files import check_columns, reading
 from proxima.system.jsonl import utf8
 
 FORMAT = "proxima evaluation 1"
@@ -154,11 +155,9 @@ def read_result(path: str | Path) -> EvalResult:
         name = "held-out" if place.parent.name == "evals" else place.stem
         return EvalResult(path=place, suites={name: read_completions(place)})
     if (place / RESULT).is_file():
-        try:
+        with reading(place / RESULT, "evaluate again", "a result of proxima eval"):
             facts = load_json((place / RESULT).read_text(encoding="utf-8"))
-            names = list(facts["suites"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{place / RESULT} is not a result of proxima eval ({error}); evaluate again") from None
+            names = list(dict(facts["suites"]))
         suites = {name: read_completions(place / f"{name}.parquet") for name in names}
         return EvalResult(path=place, suites=suites, facts=facts)
     if files := sorted((place / "evals").glob("[0-9]*-*.parquet"), key=lambda file: int(file.stem.partition("-")[0])):
@@ -172,13 +171,18 @@ def read_result(path: str | Path) -> EvalResult:
 def read_completions(file: Path) -> dict[int, QuestionResult]:
     """Read uid → the question with the scores of its samples, in order; UserError if the file can't be read."""
     columns = ["prompt_uid", "sample", "question", "answer", "text", "correct", "reward", "tokens", "finish_reason"]
-    try:
+    remedy = "give a file that proxima eval or a run's evaluation wrote, or write it again"
+    if not file.exists():
+        raise UserError(f"{file} does not exist", remedy=remedy)
+    with reading(file, remedy, "an evaluation"):
         stored = pq.read_schema(file).names
         columns += [name for name in ("parts", "length", "sampled", "episode") if name in stored]
-        rows = pq.read_table(file, columns=columns, partitioning=None).to_pylist()
-    except (OSError, pa.ArrowInvalid, pa.ArrowKeyError, KeyError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"{file} can't be read as an evaluation: {reason[:160]}") from None
+        table = pq.read_table(file, columns=columns, partitioning=None)
+        check_columns(table, dict(zip(SCHEMA.names, SCHEMA, strict=True)))
+        return _results(table.to_pylist())
+
+
+def _results(rows: Sequence[Mapping[str, Any]]) -> dict[int, QuestionResult]:
     by_uid: dict[int, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["sample"]):
         by_uid.setdefault(row["prompt_uid"], []).append(row)
@@ -188,6 +192,7 @@ def read_completions(file: Path) -> dict[int, QuestionResult]:
         names = dict.fromkeys(name for sample in metrics for name in sample)
         values = {name: tuple(sample.get(name) for sample in metrics) for name in names}
         facts = {name: samples[0][name] for name in ("question", "answer")}
+        load_json(facts["answer"])  # which readers show
         texts = tuple(row["text"] for row in samples)
         results[uid] = QuestionResult(**facts, correct=correct, metrics=values, texts=texts)
     return results

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
-from proxima.experiments.run_reader import require_kind_and_step
-from proxima.system.jsonl import lines_from
+from proxima.system.jsonl import check_record, lines_from
 
 LAST = 256  # bytes compared to detect a rewritten file
 
@@ -34,7 +33,7 @@ class GrowingRecords:
             known = len(self.records)
             try:
                 for record, end in lines_from(self.file, self.end):
-                    require_kind_and_step(record)
+                    check_record(record, self.file.name)
                     self.records.append(record)
                     self.end = end
             except UserError:

@@ -15,6 +15,7 @@ from proxima.evaluate.headline import Headline
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.runtime.state.summary import tokens_per_second
 from proxima.runtime.watch.observer import Record
+from proxima.system.damaged_files import reading
 from proxima.system.recipe_files import shown_path
 
 # An axis → the key of metrics.jsonl whose running sum it is; None for `step`, which is the step number itself.
@@ -138,13 +139,6 @@ class Run(Metrics):
         return str(self.summary.get("status", "unfinished"))
 
 
-def require_kind_and_step(record: Record) -> None:
-    """Raise UserError if a line of metrics.jsonl lacks what every line has."""
-    if not (isinstance(record.get("step"), int) and isinstance(record.get("kind"), str)):
-        remedy = "restore the file, or delete the line"
-        raise UserError("metrics.jsonl has a line without kind and step", remedy=remedy)
-
-
 def metric_of(record: Record, name: str) -> Any:
     """The value of a metric in a record of metrics.jsonl, under any of its names; None where it is missing."""
     if name in record:
@@ -163,8 +157,6 @@ def read_run(folder: str | Path, *, empty: bool = False) -> Run:
     """
     place = existing_run(folder)
     records = place.read_metrics()
-    for record in records:
-        require_kind_and_step(record)
     metrics = Metrics.of(records)
     if not (metrics.train or metrics.evals or empty):
         raise NoMetrics(f"{shown_path(place.path)} has no metrics; it has not finished a step or an evaluation yet")
@@ -196,13 +188,15 @@ def read_summary(files: RunFolder) -> dict[str, Any]:
 
 
 def _content(path: Path, read: Callable[[], Any]) -> dict[str, Any]:
+    if not (path.exists() or path.is_symlink()):
+        return {}
     try:
-        value = read() if path.is_file() else {}
+        with reading(path, "restore it, or delete it to continue without it"):
+            value = read()
+    except FileNotFoundError:  # deleted at this moment
+        return {}
     except ConfigError as error:  # it names the file and the line
         raise UserError(str(error), remedy="restore the file, or delete it to continue without it") from error
-    except ValueError as error:
-        remedy = "restore it, or delete it to continue without it"
-        raise UserError(f"{path} can't be read ({error})", remedy=remedy) from error
     return value if isinstance(value, dict) else {}
 
 

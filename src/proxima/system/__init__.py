@@ -4,6 +4,7 @@
     atomic_folders   the same of a folder
     jsonl            JSON lines that survive a kill        checksum         of files
     text_files       reads what a user names               recipe_files     recipes by name
+    damaged_files    one line for a damaged file of a run
     bounded_reading  answers of other processes, up to a limit
     openmp           how long threads spin before they sleep
     machine          its processor, compiler and cache folder

@@ -1,4 +1,4 @@
-"""JSON of the run folder: strict (no NaN), UTF-8, and JSON lines that stay readable after a kill mid-line."""
+"""JSON of the run folder: strict (no NaN), UTF-8, and records, in lines that stay readable after a kill mid-line."""
 
 import json
 import math
@@ -6,8 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from proxima.data.errors import UserError
+from proxima.data.errors import UserError, safe_repr
 from proxima.data.json_reader import load_json
+
+# those of a record that are always numbers, beside all with a `/`
+NUMBERS = frozenset(
+    {"accuracy", "completions", "correct", "examples", "policy_version", "prompts", "questions", "time"}
+)
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
@@ -47,8 +52,22 @@ def _jsonable(value: Any) -> Any:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The records of a `.jsonl` file; empty if the file is missing. An incomplete last line is skipped; UserError,
-    with file and line, if an earlier line is not a JSON object."""
-    return [record for record, _ in lines_from(path)]
+    with file and line, if an earlier line is not a JSON object, or no record: a `kind`, a `step`, and numbers."""
+    records = [record for record, _ in lines_from(path)]
+    for number, record in enumerate(records, 1):
+        check_record(record, f"{path}:{number}")
+    return records
+
+
+def check_record(record: Mapping[str, Any], place: str) -> None:
+    """Raise UserError, with the place, for a record that is never written: readers compute with any of its numbers."""
+    remedy, step = "restore the file or delete the line", record.get("step")
+    if not isinstance(record.get("kind"), str) or type(step) is not int or not 0 <= step < 2**31:
+        raise UserError(f"{place} has no kind and step", remedy=remedy)
+    for name, value in record.items():
+        if ("/" in name or name in NUMBERS) and not isinstance(value, int | float | None):
+            reason = f"{place} has {safe_repr(value):.40} for {name:.80}, expected a number"
+            raise UserError(reason, remedy=remedy)
 
 
 def lines_from(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:

@@ -138,7 +138,8 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
     complete = isinstance(facts, dict) and {"trainer", "torch_rng"} <= facts.keys()
     if not complete or path.name != str(facts.get("step")).zfill(6):
         return None
-    if facts.get("format") == FORMAT and facts.get("state_crc32") != _state_crc32(facts):
+    checked = "state_crc32" in facts or facts.get("format") == FORMAT
+    if checked and facts.get("state_crc32") != _state_crc32(facts):
         return None
     return Checkpoint(path=path, step=int(path.name), facts=facts)
 

@@ -98,6 +98,13 @@ EPISODES: dict[str, tuple[pa.DataType, str]] = {
 IMAGES: dict[str, tuple[pa.DataType, str]] = {"images": (_INTS, "numbers of those that the question shows")}
 
 
+# every column as it is written, for those who read files that may be damaged
+FIELDS = {
+    name: pa.field(name, kind, name not in REQUIRED)
+    for name, (kind, _) in (REQUIRED | OPTIONAL | ROUTES | EPISODES | IMAGES).items()
+}
+
+
 def schema(version: str, columns: Sequence[str], *, nullable: bool = False) -> pa.Schema:
     """The schema of a file with these columns, of which with `nullable` any may be null; `version` is the name and the
     number of its format."""

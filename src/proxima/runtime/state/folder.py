@@ -183,7 +183,7 @@ class RunFolder:
 
     def elapsed(self) -> float:
         """Seconds that the run took, over all resumes: up to its last record, or up to its end where it ended there."""
-        return max([float(self.ended.get("seconds", 0)), *(float(r["time"]) for r in self.read_metrics())])
+        return max([float(self.ended.get("seconds", 0)), *(float(r.get("time") or 0) for r in self.read_metrics())])
 
     def write_config(self, text: str) -> None:
         """Write config.yaml."""

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.data.flow import Key
 from proxima.runtime.state.completion_columns import (
+    FIELDS,
     MASK_COLUMNS,
     completion_row,
     parsed,
@@ -26,6 +27,7 @@ from proxima.runtime.state.completion_columns import (
     write_rows,
 )
 from proxima.system.atomic_files import atomic_writer
+from proxima.system.damaged_files import check_columns, reading
 from proxima.system.jsonl import dumps, utf8
 from proxima.train.completion_record import CompletionRecord
 
@@ -45,6 +47,10 @@ OF_RECORD = (*OF_TRAJECTORY, *OF_FORWARD)
 OF_ADVANTAGE = ("advantage", "token_advantage", "token_reward")
 OF_COMPLETION = ("outcome", "used", "updates_before")
 TRAINING = ("prompt_tokens", "baseline", *OF_ENGINE, *MASK_COLUMNS, *OF_COMPLETION, *OF_RECORD, *OF_ADVANTAGE)
+DELETE = (
+    "delete it to read the others. A resume generates it again if its step is after the last checkpoint; else its "
+    "completions are lost, which training does not need"
+)
 EVAL_SCHEMA = schema("evals 3", COMMON)
 ROLLOUT_SCHEMA = schema("rollouts 5", COMMON + TRAINING)
 
@@ -79,17 +85,16 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """The file as an Arrow table, with the columns above or those wanted of them; `untruncated_log_prob` is filled in.
 
     Raises:
-        ValueError: the file is torn or no Parquet; names it and the remedy.
+        UserError: the file is damaged, or no Parquet; names it and the remedy.
     """
     sampled, filled = "sampled_log_prob", "untruncated_log_prob"
     wanted = None if columns is None else [*columns, *({sampled} - set(columns) if filled in columns else ())]
-    try:
-        table = pq.read_table(path, columns=wanted, partitioning=None)
-    except pa.ArrowInvalid as error:
-        raise UserError(
-            f"{path} {torn_file(error)}; delete it to read the others. A resume generates it again if"
-            " its step is after the last checkpoint; else its completions are lost, which training does not need"
-        ) from error
+    with reading(path, DELETE):
+        try:
+            table = pq.read_table(path, columns=wanted, partitioning=None)
+        except pa.ArrowInvalid as error:
+            raise UserError(f"{path} {torn_file(error)}", remedy=DELETE) from error
+        check_columns(table, FIELDS)
     if filled in table.column_names:
         whole = pc.coalesce(table[filled], table[sampled])
         table = table.set_column(table.column_names.index(filled), table.schema.field(filled), whole)
@@ -98,7 +103,9 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """The file as dictionaries; `answer` and `parts` are parsed from their JSON."""
-    return parsed(read_table(path, columns).to_pylist())
+    table = read_table(path, columns)
+    with reading(path, DELETE):
+        return parsed(table.to_pylist())
 
 
 def _completions(groups: Sequence[Group]) -> Iterator[tuple[Group, Completion, Score]]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from proxima.data import Completion, Episode, Group, Prompt, SamplingMask, Score
 from proxima.runtime.state.completion_columns import ABOUT, MASK_COLUMNS, PER_TOKEN, parsed
 from proxima.runtime.state.rollouts import OF_ADVANTAGE, OF_RECORD, read_table
+from proxima.system.damaged_files import reading
 
 
 def numpy_columns(column: pa.ChunkedArray) -> list[NDArray[Any] | None]:
@@ -80,7 +81,12 @@ def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str
     """The groups of a step's file: those that the step used, and those dropped before, with the reason. Of a prompt,
     the file has its tokens and its question."""
     of_trainer = {*OF_RECORD, *OF_ADVANTAGE}
-    rows = array_rows(read_table(path, [name for name in pq.read_schema(path).names if name not in of_trainer]))
+    with reading(path):
+        table = read_table(path, [name for name in pq.read_schema(path).names if name not in of_trainer])
+        return _groups(array_rows(table))
+
+
+def _groups(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[Group, ...], tuple[tuple[Group, str], ...]]:
     top = [len(row["top_k"]) // len(row["tokens"]) for row in rows if row["top_k"] is not None and len(row["tokens"])]
     used, dropped = [], []
     for uid, members in groupby(rows, key=itemgetter("prompt_uid")):

@@ -146,12 +146,13 @@ def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """Each event of the file, without incomplete ones."""
+    """Each event of the file, without incomplete and damaged ones."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             with suppress(ValueError):
                 event = load_json(line.strip().removesuffix(","))
-                if isinstance(event, dict):
+                times = [event.get(name, 0) for name in ("ts", "dur")] if isinstance(event, dict) else [None]
+                if all(isinstance(time, int | float) for time in times):
                     yield event
 
 

@@ -16,6 +16,7 @@ from proxima.data import UserError
 from proxima.data.flow import Key
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.system.bounded_reading import TooLargeError, parse_json, read_at_most
+from proxima.system.damaged_files import reading
 from proxima.system.jsonl import dumps
 from proxima.system.web_requests import LOOPBACK_NAMES, refused
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
@@ -101,8 +102,9 @@ class MicroscopeApp:
 
     def _made(self, answer: Answer, request: Request) -> Response:
         """Build the response, including its JSON, in the reader's thread."""
-        value = answer(request)
-        return value if isinstance(value, Response) else _json(value)
+        with reading("a file of the run", "proxima check RUN tells which one is damaged"):
+            value = answer(request)
+            return value if isinstance(value, Response) else _json(value)
 
     def admit(self, request: Request) -> None:
         """Raise HTTPException for an unauthorised request: one from a page of another site, or without the key."""

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from proxima.data import UserError
 from proxima.data.flow import Key
 from proxima.data.json_reader import load_json
-from proxima.runtime.state.completion_columns import torn_file
+from proxima.runtime.state.completion_columns import FIELDS, torn_file
 from proxima.runtime.state.stored_completions import array_rows
+from proxima.system.damaged_files import check_columns
 from proxima.system.jsonl import utf8
 from proxima.view.formatting import shortened
 
@@ -71,7 +72,7 @@ class StepFile:
             raise UserError(
                 f"{self.path.name} does not exist: the step is not finished, or its file was deleted"
             ) from None
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             raise UserError(f"{self.path.name} {torn_file(error)}") from error
 
     @property
@@ -81,8 +82,10 @@ class StepFile:
     def column(self, group: int, name: str) -> pa.ChunkedArray:
         """Read a column of a row group."""
         try:
-            return self._parquet.read_row_group(group, columns=[name], use_threads=False)[name]
-        except (pa.ArrowInvalid, OSError) as error:
+            table = self._parquet.read_row_group(group, columns=[name], use_threads=False)
+            check_columns(table, FIELDS)
+            return table[name]
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise UserError(f"{self.path.name} {torn_file(error)}") from error
 
     @cached_property
