@@ -5,15 +5,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
+from proxima.data.errors import safe_repr
 from proxima.data.json_reader import load_json
 from proxima.evaluate.headline import Headline
 from proxima.runtime.state.folder import RunFolder, existing_run
-from proxima.runtime.state.summary import tokens_per_second
+from proxima.runtime.state.summary import Summary, tokens_per_second
 from proxima.runtime.watch.observer import Record
 from proxima.system.damaged_files import reading
 from proxima.system.recipe_files import shown_path
@@ -163,7 +165,7 @@ def read_run(folder: str | Path, *, empty: bool = False) -> Run:
     return Run(
         folder=place.path,
         recipe=read_config(place.config),
-        summary=read_mapping(place.summary),
+        summary=read_whole_summary(place),
         environment=read_mapping(place.environment),
         **vars(metrics),
     )
@@ -179,10 +181,34 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return _content(path, lambda: load_json(path.read_text(encoding="utf-8")))
 
 
+def read_whole_summary(files: RunFolder) -> dict[str, Any]:
+    """The content of summary.json; empty while the run continues, UserError if it is damaged."""
+    values = read_mapping(files.summary)
+    for name, hint in get_type_hints(Summary).items():
+        if name in values and not has_type(values[name], hint):
+            reason = f"{files.summary} has {safe_repr(values[name]):.80} for {name}"
+            raise UserError(reason, remedy="restore it, or delete it to continue without it")
+    return values
+
+
+def has_type(value: Any, hint: Any) -> bool:
+    """True if a value of JSON is one of a type: a number, a text, a mapping or a sequence of such, or a union."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is Any:
+        return True
+    if kind is UnionType:
+        return any(has_type(value, each) for each in inner)
+    if kind is Mapping:
+        return isinstance(value, dict) and all(has_type(item, inner[1]) for item in value.values())
+    if kind is Sequence:
+        return isinstance(value, list) and all(has_type(item, inner[0]) for item in value)
+    return isinstance(value, int | float if kind is float else kind)
+
+
 def read_summary(files: RunFolder) -> dict[str, Any]:
     """The content of summary.json; empty while the run continues, or if the file is damaged."""
     try:
-        return read_mapping(files.summary)
+        return read_whole_summary(files)
     except (OSError, UserError):
         return {}
 

@@ -17,6 +17,7 @@ from proxima.experiments.run_reader import Run, flat, read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic
+from proxima.system.damaged_files import reading
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed, significant
 from proxima.view.log_lines import of_questions, why_unknown
 from proxima.view.microscope import PORT
@@ -34,7 +35,9 @@ def write_report(path: Path | str) -> Path:
         stays intact).
     """
     run = read_run(path, empty=True)
-    write_atomic(run.files.report, render("report", **report_values(run)))
+    with reading(f"a file of {run.folder}", "proxima check tells which one is damaged"):
+        page = render("report", **report_values(run))
+    write_atomic(run.files.report, page)
     return run.files.report
 
 

@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
+from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
+from proxima.system.damaged_files import reading
 from proxima.view.formatting import fixed, shortened, signed
 
 QUESTIONS = 5  # answered before and after
@@ -78,22 +80,25 @@ def select_samples(folder: RunFolder) -> tuple[list[tuple[int, list[dict[str, An
     samples, unreadable = [], []
     for file in _spread(sorted(folder.rollouts.glob("[0-9]*.parquet")), SAMPLED_STEPS):
         try:
-            rows = _rows(file, (*IDENTITY, "parts", "error", "advantage", "outcome"))
-        except ValueError:
+            with reading(file):
+                samples.append((int(file.stem), _step_samples(file, folder)))
+        except (FileNotFoundError, UserError):
             unreadable.append(file.name)
-            continue
-        groups: dict[int, list[dict[str, Any]]] = {}
-        for row in rows:
-            groups.setdefault(row["prompt_uid"], []).append(row)
-        best = {
-            uid: max((r["reward"] for r in rows if r["reward"] is not None), default=-inf)
-            for uid, rows in groups.items()
-        }
-        best_first = sorted(groups, key=lambda uid: -best[uid])
-        failed = [uid for uid in groups if any(row["error"] is not None for row in groups[uid])]
-        shown = [*dict.fromkeys([*failed[:1], *best_first])][:SAMPLED_GROUPS]
-        samples.append((int(file.stem), [_sample(groups[uid], folder.path) for uid in shown]))
     return samples, unreadable
+
+
+def _step_samples(file: Path, folder: RunFolder) -> list[dict[str, Any]]:
+    rows = _rows(file, (*IDENTITY, "parts", "error", "advantage", "outcome"))
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["prompt_uid"], []).append(row)
+    best = {
+        uid: max((r["reward"] for r in rows if r["reward"] is not None), default=-inf) for uid, rows in groups.items()
+    }
+    best_first = sorted(groups, key=lambda uid: -best[uid])
+    failed = [uid for uid in groups if any(row["error"] is not None for row in groups[uid])]
+    shown = [*dict.fromkeys([*failed[:1], *best_first])][:SAMPLED_GROUPS]
+    return [_sample(groups[uid], folder.path) for uid in shown]
 
 
 def _rows(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:

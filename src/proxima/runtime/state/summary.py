@@ -32,7 +32,7 @@ class Summary:
     seed: int
     algorithm: str = ""
     folder: str
-    eval: Mapping[str, Any] = field(default_factory=dict)
+    eval: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tokens_per_second: Mapping[str, float] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
     replay: Mapping[str, str | None] | None = None

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from proxima.data import UserError
+from proxima.system.damaged_files import reading
 from proxima.view.microscope.completion_page import CompletionPage
 from proxima.view.microscope.single_file import PAGE, bundle, inert_json, policy_of
 from proxima.view.microscope.step_file import StepFile
@@ -21,11 +22,13 @@ def exported_page(run: ViewedRun, step: int, uid: int | None = None) -> str:
         step: the step to show; uid: the only prompt whose completions are included; None: all prompts.
 
     Raises:
-        UserError: the step has no completions, or no such prompt.
+        UserError: the step has no completions, or no such prompt, or its file is damaged.
     """
     file = run.step(step)
     start = f"#/0/step/{step}" if uid is None else f"#/0/step/{step}/group/{uid}"
-    return _single_file({"start": start, "data": dict(_answers(run, file, uid))})
+    with reading(file.path):
+        answers = dict(_answers(run, file, uid))
+    return _single_file({"start": start, "data": answers})
 
 
 def step_of(run: ViewedRun, place: str) -> tuple[int, int | None]:
@@ -36,7 +39,7 @@ def step_of(run: ViewedRun, place: str) -> tuple[int, int | None]:
         UserError: it names neither.
     """
     first, slash, second = place.partition("/")
-    numbers = [int(part) for part in (first, second) if part.isdecimal()]
+    numbers = [int(part) for part in (first, second) if part.isdecimal() and len(part) < 10]
     steps = run.rollout_steps()
     if len(numbers) == 2:
         return numbers[0], numbers[1]
