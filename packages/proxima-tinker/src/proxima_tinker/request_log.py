@@ -29,7 +29,7 @@ CREATE TABLE IF NOT EXISTS requests (
     answer BLOB, media TEXT, answer_crc32 TEXT, PRIMARY KEY (model, seq)
 ) WITHOUT ROWID;
 """
-ANSWERS_KEPT = 256  # of each model
+MOST_WAITING = 1024  # requests of a model that may wait, and its last answers that are kept: those of all that waited
 Answer = tuple[bytes, str]  # content and media type
 
 
@@ -114,9 +114,14 @@ class RequestLog:
         sql = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, NULL, NULL, NULL) RETURNING seq"
         return bool(self._rows(sql, model, seq, kind, body, _sum(model, seq, kind, body)))
 
-    def finish(self, model: str, seq: int, answer: Answer | None, record: Any = None) -> None:
-        """Write the answer of a request. `record`: of its model, whose state on disk now has the effects of the
-        requests up to this one: their bodies are forgotten, and old answers that an earlier state had."""
+    def finish(self, model: str, seq: int, answer: Answer | None, record: Any = None, *, changed: bool = True) -> None:
+        """Write the answer of a request, and forget what nobody needs any more: bodies that need not run again, and
+        their answers but for the last `MOST_WAITING`.
+
+        Args:
+            record: of its model, whose state on disk now has the effects of the requests up to this one.
+            changed: the request had an effect on the model; else it does not run again.
+        """
         with self._lock, self._failures_named(), self._db:  # all or nothing
             self._db.execute("BEGIN IMMEDIATE")
             if answer is not None:
@@ -125,13 +130,22 @@ class RequestLog:
             if record is not None:
                 sql = "UPDATE records SET value = ?, crc32 = ? WHERE kind = 'model' AND id = ?"
                 self._db.execute(sql, (text := json.dumps(record), _sum("model", model, text), model))
-                over = "DELETE FROM requests WHERE body IS NULL AND model = ? AND seq <= ?"
-                self._db.execute(over, (model, seq - ANSWERS_KEPT))
                 self._db.execute("UPDATE requests SET body = NULL WHERE model = ? AND seq <= ?", (model, seq))
+            elif not changed:
+                self._db.execute("UPDATE requests SET body = NULL WHERE model = ? AND seq = ?", (model, seq))
+            if record is not None or not changed:
+                over = "DELETE FROM requests WHERE body IS NULL AND model = ? AND seq <= ?"
+                self._db.execute(over, (model, seq - MOST_WAITING))
 
     def pending(self, model: str, after: int) -> dict[int, int]:
-        """The requests of a model after a number, whose effects are not in its state: bytes by number."""
-        return dict(self._rows("SELECT seq, length(body) FROM requests WHERE model = ? AND seq > ?", model, after))
+        """The requests of a model after a number that have to run, for the first time or again: bytes by number."""
+        sql = "SELECT seq, length(body) FROM requests WHERE model = ? AND seq > ? AND body IS NOT NULL"
+        return dict(self._rows(sql, model, after))
+
+    def last_answered(self, model: str) -> int:
+        """The number of the last request of a model that was answered; -1: none."""
+        rows = self._rows("SELECT max(seq) FROM requests WHERE model = ? AND answer IS NOT NULL", model)
+        return -1 if rows[0][0] is None else int(rows[0][0])
 
     def request(self, model: str, seq: int) -> StoredRequest | None:
         """A request, or None."""

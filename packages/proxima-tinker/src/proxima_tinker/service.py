@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import astuple, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from proxima.system.atomic_folders import atomic_folder
 from proxima.system.checksum import Checksum, damage_beside_checksums, write_checksums
 from proxima.system.full_disk import as_disk_full, is_disk_full
 from proxima_tinker.losses import ClientLoss
-from proxima_tinker.request_log import Answer, RequestLog
+from proxima_tinker.request_log import MOST_WAITING, Answer, RequestLog
 from proxima_tinker.samplers import SampleOrder, Samplers
 from proxima_tinker.served_record import ServedRecord
 from proxima_tinker.served_settings import Settings
@@ -48,7 +49,7 @@ from proxima_tinker.wire import forward_backward_answer, read_forward_backward
 from proxima_tinker.workers import ComputeLane, Workers
 
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
-MOST_WAITING, MOST_BYTES = 1024, 1 << 30  # requests of one model, or of one sampler, that may wait, and their bytes
+MOST_BYTES = 1 << 30  # of the requests of one model that wait
 SNAPSHOTS = 8  # unnamed weights for samplers that are kept for each model
 SAMPLES_KEPT, MOST_SAMPLES = 600.0, 16_384  # seconds, number; the SDK asks at once, and samples again what is gone
 GAP_SECONDS = 60.0  # a request waits so long for an earlier one that has not come
@@ -73,14 +74,15 @@ class Model:
         record: as in the journal.
         lane: where it computes.
 
-    Attributes: `trained`, None until it is needed; `waiting`, bytes of the requests that wait by their number; `seen`,
-    what the viewer reads, begun with the first request that changes the model; `lost`, why its weights can't be known
-    any more: a request that has to run again is damaged; seconds of work since the last state, and of writing that.
+    Attributes: `trained`, None until it is needed; `waiting`, bytes of the requests that wait by their number;
+    `answered`, the last request that an earlier process has answered; `seen`, what the viewer reads, begun with the
+    first request that changes the model; `lost`, why its weights can't be known any more: a request that has to run
+    again is damaged; seconds of work since the last state, and of writing that.
     """
 
     def __init__(self, id: str, record: dict[str, Any], lane: ComputeLane) -> None:
         self.id, self.record, self.lane = id, record, lane
-        self.next_seq = record["state_seq"] + 1
+        self.next_seq, self.answered = record["state_seq"] + 1, -1
         self.trained: TrainedModel | None = None
         self.seen: ServedRecord | None = None
         self.lost: UserError | None = None
@@ -209,7 +211,7 @@ class Service:
 
     def _add_model(self, id: str, record: dict[str, Any]) -> None:
         model = self.models[id] = Model(id, record, ComputeLane(self.workers))
-        model.waiting = self.journal.pending(id, record["state_seq"])
+        model.waiting, model.answered = self.journal.pending(id, record["state_seq"]), self.journal.last_answered(id)
         model.task = asyncio.ensure_future(self._serve(model))
 
     def model(self, id: str) -> Model:
@@ -221,7 +223,7 @@ class Service:
         """Accept a request of a model and return its id; one that was accepted before is not run again."""
         model, request_id = self.model(model_id), f"{model_id}:{seq}"
         self.heartbeat(model.record["session"])
-        if seq in model.waiting or seq < model.next_seq:  # if it has not come before, `answer` tells
+        if seq in model.waiting or seq < max(model.next_seq, model.answered + 1):  # `answer` tells if it is new
             return request_id
         full = len(model.waiting) >= MOST_WAITING or sum(model.waiting.values()) + len(body) > MOST_BYTES
         if full and seq > model.next_seq:  # for the next one all others wait
@@ -236,6 +238,9 @@ class Service:
         disk = Disk(self.settings.folder, self.log, model.id, RUNS_AGAIN)
         while True:
             while model.next_seq not in model.waiting:
+                if model.next_seq <= model.answered:  # it changed nothing
+                    model.next_seq += 1
+                    continue
                 model.arrived.clear()
                 try:
                     async with asyncio.timeout(GAP_SECONDS if model.waiting else None):
@@ -309,7 +314,8 @@ class Service:
         if due and changes and model.trained is not None:
             # with its answer: what was loaded may be gone after a restart
             done |= self._tried(f"{name}: no state", self._write_state, model, seq, None if done else answer)
-        return answer, done or self._tried(name, self.journal.finish, model.id, seq, answer)
+        finish = partial(self.journal.finish, changed=changes and _had_effect(known.kind, *answer))
+        return answer, done or self._tried(name, finish, model.id, seq, answer)
 
     def _failed(self, what: str, error: Exception) -> Answer:
         """The answer to a request that failed; an error that is not the client's is in the log."""
