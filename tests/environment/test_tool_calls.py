@@ -62,6 +62,27 @@ READABLE = [
     ("mistral", 'With add {"a": 1} it is 1, I think.', []),
     ("mistral", "It is \\boxed{7}.", []),
     ("mistral", "The sets {1} and add {x} are equal.", []),
+    ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+     '<｜tool▁call▁begin｜>go<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>', [call("add", a=1), call("go")]),
+    ("deepseek", 'So:<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1}\n```'
+     '<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"s": "```"}\n```', [call("add", a=1),
+     call("f", s="```")]),
+    ("deepseek", 'functionadd\n```json\n{"a": 1}\n```\nfunctionadd\n```json\n{"a": 2}\n```', [call("add", a=1),
+     call("add", a=2)]),
+    ("deepseek", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"s": "<｜tool▁call▁begin｜>"}', [
+     call("f", s="<｜tool▁call▁begin｜>")]),
+    ("deepseek", "The function adds, as add({1}) shows.", []),
+    ("kimi", '<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 1}'
+     '<|tool_call_end|><|tool_call_begin|>functions.go:1<|tool_call_argument_begin|>{}<|tool_call_end|>', [
+     call("add", a=1), call("go")]),
+    ("kimi", 'functions.add:0{"a": 1}functions.a.b-c:12 {}', [call("add", a=1), call("a.b-c")]),
+    ("kimi", "I would call functions.add:0 with {1}.", []),
+    ("minimax", '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n<parameter name="s">1'
+     '</parameter>\n</invoke>\n<invoke name="go"></invoke>\n</minimax:tool_call>', [call("add", a=1, s="1"),
+     call("go")]),
+    ("minimax", '<invoke name="f"><parameter name="c">if a < b:\n <b></parameter></invoke>', [
+     call("f", c="if a < b:\n <b>")]),
+    ("minimax", 'a <invoke> without a name', []),
     ("llama", 'The object {"name": "Ann"} has a name.', []),
     ("llama", '{"answer": 3}', []),
     ("llama", "Seven.", []),
@@ -99,6 +120,14 @@ UNREADABLE = [
     ("mistral", "[TOOL_CALLS]add(1)", "is not followed by a name"),
     ("mistral", '[TOOL_CALLS]add[ARGS]{"a": NaN}', "NaN is not valid JSON"),
     ("mistral", 'add{"a": ', "is broken"),
+    ("deepseek", '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a"', "is broken"),
+    ("deepseek", '<｜tool▁call▁begin｜>add{"a": 1}', "do not follow <｜tool▁call▁begin｜>"),
+    ("kimi", '<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": NaN}', "NaN is not valid JSON"),
+    ("kimi", "<|tool_call_begin|>add(1)", "do not follow <|tool_call_begin|>"),
+    ("minimax", '<invoke name="add"><parameter name="a">1', "before </invoke>"),
+    ("minimax", '<invoke name="add">1 + 2</invoke>', "before </invoke>"),
+    ("minimax", '<invoke name="f">' + '<parameter name="a">1</parameter>' * 2 + "</invoke>", "occurs twice"),
+    ("minimax", "<invoke name=", "is not complete"),
     ("xml", "<function=add><parameter=a>1</function>", "is not closed"),
     ("xml", "<function=add><parameter=a\nb>1", "<parameter=a b> of add is not closed"),
     ("xml", "<function=add", "is not complete"),
@@ -164,6 +193,8 @@ def test_what_is_written_is_read_xml(calls, between):
 MARKS = ["<tool_call>", "</tool_call>", '{"name": "x", "arguments": {', "}}", "<function=x>", "<parameter=y>", "```x\n"]
 MARKS += ["</parameter>", "</function>", "```", "\n", '"', "\\", "\\ud800", "[", "]", "<|python_tag|>", "NaN", "1e999"]
 MARKS += [";", "<parameter=\n", "<arg_key>", "</arg_key>", "<arg_value>", "[TOOL_CALLS]", "[ARGS]", "x{"]
+MARKS += ["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "functionx\n```json\n", "<|tool_call_begin|>", "functions.x:0{"]
+MARKS += ['<invoke name="x">', '<parameter name="y">', "</invoke>", "functions.", "function"]
 SCRAPS = st.lists(st.sampled_from(MARKS) | st.text(max_size=5), max_size=30).map("".join)
 
 
@@ -251,15 +282,23 @@ FORMS = {
         "</parameter>\n") + "</function>\n</tool_call>", "xml",
     ),
     "GLM, without its arguments": ("<tool_call>NAME<arg_key>{{ k }}</arg_key><arg_value>", "glm"),
-    "DeepSeek": ("<｜tool▁call▁begin｜>NAME\n```json\nGIVEN\n```", "DeepSeek"),
-    "Kimi": ("<|tool_call_begin|>functions.NAME:0GIVEN", "Kimi K2"),
+    "DeepSeek R1": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nGIVEN\n```<｜tool▁call▁end｜>",
+        "deepseek",
+    ),
+    "DeepSeek V3.1": ("<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>GIVEN<｜tool▁call▁end｜>", "deepseek"),
+    "Kimi": ("<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>GIVEN<|tool_call_end|>", "kimi"),
+    "LFM2": ("<|tool_call_start|>[NAME(GIVEN)]", "LFM2"),
     "gpt-oss": ("<|channel|>commentary to=functions.NAME GIVEN", "gpt-oss"),
-    "MiniMax": ('<minimax:tool_call><invoke name="NAME">{{ c.function.arguments }}</invoke>', "MiniMax"),
+    "MiniMax": (
+        '<minimax:tool_call>\n<invoke name="NAME">' + EACH.replace("PAIR", '<parameter name="{{ k }}">'
+        "{{ v if v is string else v | tojson }}</parameter>") + "</invoke>", "minimax",
+    ),
     "a call in Hermes' tag": ("<tool_call>NAME(GIVEN)</tool_call>", ""),
     "a function in a tag": ("<function=NAME>GIVEN</function>", ""),
     "nested JSON": ('<tool_call>{"NAME": GIVEN}</tool_call>', ""),
 }  # fmt: skip
-CONTROLS = ("[TOOL_CALLS]", "[ARGS]", "<|channel|>", "<|tool_call_begin|>")
+CONTROLS = ("[TOOL_CALLS]", "[ARGS]", "<|channel|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>")
 
 
 @pytest.mark.parametrize("controls", [(), CONTROLS], ids=["tags", "control tokens"])
@@ -281,4 +320,6 @@ def test_a_format_is_chosen_if_its_reader_reads_the_call_back(name, controls):
         UserError, match=f"isn't known here{expected and f', as {expected} does'}: a call becomes "
     ) as e:
         format_of(tokenizer)
-    assert "set episode.tool_format to one of hermes, llama, glm, mistral, xml, code" in str(e.value)
+    assert "set episode.tool_format to one of hermes, llama, glm, mistral, deepseek, kimi, minimax, xml, code" in str(
+        e.value
+    )

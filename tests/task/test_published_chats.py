@@ -98,6 +98,11 @@ def test_a_thought_has_the_name_that_the_template_reads(key, read):
     ]
 
 
+def test_the_developer_is_the_system():
+    chat = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert [message["role"] for message in as_messages(chat, "row")] == ["system", "user"]
+
+
 def test_sharegpt_and_parts():
     given = [
         {"from": "system", "value": "Be brief."},

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn
 from proxima.data import ToolCall
 from proxima.data.json_reader import TooDeepError, bounded_int, check_depth, load_json
 
-ToolFormat = Literal["hermes", "llama", "glm", "mistral", "xml", "code"]
+ToolFormat = Literal["hermes", "llama", "glm", "mistral", "deepseek", "kimi", "minimax", "xml", "code"]
 Parameters = Mapping[str, Mapping[str, Any]]  # the schema of each tool's parameters, by the tool's name
 MOST_CALLS = 32  # per message
 
@@ -205,6 +205,102 @@ def mistral_start(text: str, tools: Parameters) -> int:
     return -1 if first is None else first.start()
 
 
+# The texts with which the first call of a message begins. Where tags are control tokens, a decoded text may lack them.
+DEEPSEEK_BARE = r"(?<![\w.])function(?:{names})\s{0,99}```"
+STARTS = {
+    "deepseek": r"<[｜|]tool▁calls?▁begin[｜|]>",
+    "kimi": r"<\|tool_call(s_section)?_begin\|>|(?<![\w.])functions\.[\w.-]{1,200}:\d{1,9}\s{0,99}\{",
+    "minimax": r"<minimax:tool_call>|<invoke name=",
+}
+
+
+def tag_start(text: str, tool_format: str, tools: Parameters) -> int:
+    """The position of the first call of a message in a format of `STARTS`; -1: there is none."""
+    pattern = STARTS[tool_format]
+    if tool_format == "deepseek" and tools:
+        pattern += "|" + DEEPSEEK_BARE.replace("{names}", "|".join(map(re.escape, tools)))
+    first = re.search(pattern, text)
+    return -1 if first is None else first.start()
+
+
+# of V3 and R1 `function<sep>NAME` and a fenced block, from V3.1 on `NAME<sep>` and JSON
+DEEPSEEK_TAG = re.compile(r"<[｜|]tool▁call▁begin[｜|]>")
+DEEPSEEK_CALL = re.compile(
+    r"<[｜|]tool▁call▁begin[｜|]>\s{0,99}([^\s<>{}`]{1,200})\s{0,99}<[｜|]tool▁sep[｜|]>"
+    r"\s{0,99}(?:([^\s<>{}`]{1,200})\s{0,99}```(?:json)?)?\s{0,99}(?=\{)"
+)
+
+
+def _deepseek(text: str, tools: Parameters) -> ParsedCalls:
+    if DEEPSEEK_TAG.search(text):
+        yield from _tagged(text, DEEPSEEK_TAG, DEEPSEEK_CALL, "<｜tool▁sep｜> and { do not follow")
+    elif (at := tag_start(text, "deepseek", tools)) >= 0:
+        bare = re.compile(
+            r"function({})\s{{0,99}}```(?:json)?\s{{0,99}}(?=\{{)".format("|".join(map(re.escape, tools)))
+        )
+        yield from _tagged(text[at:], bare, bare, "")
+
+
+KIMI_TAG = re.compile(r"<\|tool_call_begin\|>|(?<![\w.])(?=functions\.[\w.-]{1,200}:\d{1,9}\s{0,99}\{)")
+KIMI_CALL = re.compile(
+    r"(?:<\|tool_call_begin\|>)?\s{0,99}(?:functions\.)?([\w.-]{1,200})(?::\d{1,9})?\s{0,99}"
+    r"(?:<\|tool_call_argument_begin\|>)?\s{0,99}(?=\{)"
+)
+
+
+def _kimi(text: str, tools: Parameters) -> ParsedCalls:
+    return _tagged(text, KIMI_TAG, KIMI_CALL, "functions.NAME:0, <|tool_call_argument_begin|> and { do not follow")
+
+
+def _tagged(text: str, tag: re.Pattern[str], opening: re.Pattern[str], why: str) -> ParsedCalls:
+    """Find calls of a name and its arguments as JSON, each after a tag; the name is the last group of `opening`."""
+    found = tag.search(text)
+    while found is not None:
+        call, at = opening.match(text, found.start()), found.end()
+        try:
+            if call is None:
+                raise ValueError(f"{why} {found[0]}")
+            value, at = _json_at(text, call.end())
+            yield _call({"name": call[call.lastindex or 0], "arguments": value})
+        except ValueError as error:
+            yield str(error)
+        found = tag.search(text, max(at, found.end() + (found.end() == found.start())))
+
+
+MINIMAX_NAME = re.compile(r"<invoke name=[\"']?([^\s\"'<>]{1,200})[\"']?>")
+MINIMAX_PARAMETER = re.compile(r"\s*<parameter name=[\"']?([^\"'<>]{1,200})[\"']?>(.*?)</parameter>", re.DOTALL)
+
+
+def _minimax(text: str, tools: Parameters) -> ParsedCalls:
+    start = text.find("<invoke name=")
+    while start >= 0:
+        at = start + len("<invoke name=")
+        try:
+            call, at = _minimax_call(text, start, tools)
+            yield call
+        except ValueError as error:
+            yield str(error)
+        start = text.find("<invoke name=", at)
+
+
+def _minimax_call(text: str, at: int, tools: Parameters) -> tuple[ToolCall, int]:
+    """Read a call that begins at a position, and return it with its end."""
+    opening = MINIMAX_NAME.match(text, at)
+    if opening is None:
+        raise ValueError('<invoke name="NAME"> is not complete')
+    name, at = opening[1], opening.end()
+    arguments: dict[str, Any] = {}
+    while (parameter := MINIMAX_PARAMETER.match(text, at)) is not None:
+        key, at = parameter[1].strip(), parameter.end()
+        if key in arguments:
+            raise ValueError(f"the parameter {key[:40]} of {name[:60]} occurs twice")
+        schema = (tools.get(name, {}).get("properties") or {}).get(key)
+        arguments[key] = _plain_or_json(parameter[2], schema)
+    if not text[at : at + 200].lstrip().startswith("</invoke>"):
+        raise ValueError(f'{name[:60]} has something else than <parameter name="…">…</parameter> before </invoke>')
+    return ToolCall(name=name, arguments=arguments), at
+
+
 FENCE = re.compile(r"^[ \t]*```[ \t]*([^\s`]*)[ \t]*$", re.MULTILINE)
 
 
@@ -238,7 +334,8 @@ def _code_call(name: str, body: str, parameters: Mapping[str, Any]) -> ToolCall:
 
 
 READERS: dict[str, Callable[[str, Parameters], ParsedCalls]] = {
-    "hermes": _hermes, "llama": _llama, "glm": _glm, "mistral": _mistral, "xml": _xml, "code": _code,
+    "hermes": _hermes, "llama": _llama, "glm": _glm, "mistral": _mistral, "deepseek": _deepseek, "kimi": _kimi,
+    "minimax": _minimax, "xml": _xml, "code": _code,
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ template that does not render calls is recognised by the form that its source or
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import product
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -24,7 +25,7 @@ PARAMETERS = {
 }
 FUNCTION = {"name": TRIAL.name, "description": "Tries a call.", "parameters": PARAMETERS}
 SCHEMA = {"type": "function", "function": FUNCTION}
-READ_BACK: tuple[ToolFormat, ...] = ("hermes", "llama", "glm", "mistral", "xml")
+READ_BACK: tuple[ToolFormat, ...] = ("hermes", "llama", "glm", "mistral", "deepseek", "kimi", "minimax", "xml")
 
 # Marks in the source of a template, the most particular first: all of an entry must be there. The last part is the
 # format, or the name of the models whose form is not read here.
@@ -32,19 +33,19 @@ FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<arg_key>", "<arg_value>"), "glm"),
     (("[TOOL_CALLS]", "[ARGS]"), "mistral"),
     (("DSML",), "DeepSeek V3.2"),
-    (("tool▁call",), "DeepSeek"),
+    (("tool▁call", "tool▁sep"), "deepseek"),
     (("tool_calls_begin",), "DeepSeek"),
-    (("<|tool_call_begin|>",), "Kimi K2"),
+    (("<|tool_call_begin|>",), "kimi"),
     (("<|tool_call_start|>",), "LFM2"),
     (("<|channel|>",), "gpt-oss"),
-    (("<minimax:tool_call>",), "MiniMax"),
+    (("<minimax:tool_call>",), "minimax"),
     (("<seed:tool_call>",), "Seed-OSS"),
     (("<start_function_call>",), "FunctionGemma"),
     (("<|START_ACTION|>",), "Command R7B"),
     (("Action: ```json",), "Command R"),
     (("<|action_start|>",), "InternLM"),
     (("<function_calls>",), "OLMo 3"),
-    (("<invoke name=",), "MiniMax"),
+    (("<invoke name=",), "minimax"),
     (("<function=", "<parameter="), "xml"),
     (("<function=",), "xml"),
     (("<tool_calls>",), "Hunyuan or Jamba"),
@@ -95,8 +96,9 @@ def rendered_calls(tokenizer: Any, arguments: Mapping[str, Any]) -> Iterator[str
     asked = {"role": "user", "content": "Try it."}
     options = {**arguments, "tools": [SCHEMA], "tokenize": False}
     controls = re.compile("|".join(map(re.escape, control_texts(tokenizer))) or r"(?!)")
-    for given in (TRIAL.arguments, json.dumps(TRIAL.arguments)):
-        call = {"id": "trial0001", "type": "function", "function": {"name": TRIAL.name, "arguments": given}}
+    ids = "trial0001", f"functions.{TRIAL.name}:0"  # Mistral's have nine letters; Kimi K2 writes the id, not the name
+    for given, number in product((TRIAL.arguments, json.dumps(TRIAL.arguments)), ids):
+        call = {"id": number, "type": "function", "function": {"name": TRIAL.name, "arguments": given}}
         turn = {"role": "assistant", "content": "", "tool_calls": [call]}
         try:
             before = tokenizer.apply_chat_template([asked], add_generation_prompt=True, **options)
@@ -122,7 +124,14 @@ def _reads_back(turn: str, tool_format: ToolFormat) -> bool:
 
 def _may_be(tool_format: str, turns: list[str]) -> bool:
     """False if the template writes the name of a call otherwise than the format does."""
-    before = {"glm": r"<tool_call>\s*", "mistral": r"\[TOOL_CALLS\]\s*", "xml": "<function="}
+    before = {
+        "deepseek": r"(?:[｜|]>|function)\s*",
+        "glm": r"<tool_call>\s*",
+        "kimi": r"functions\.",
+        "minimax": "<invoke name=[\"']?",
+        "mistral": r"\[TOOL_CALLS\]\s*",
+        "xml": "<function=",
+    }
     pattern = before.get(tool_format, r'"name"\s*:\s*"') + TRIAL.name
     named = [turn for turn in turns if TRIAL.name in turn]
     return not named or any(re.search(pattern, turn) for turn in named)

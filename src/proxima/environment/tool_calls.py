@@ -4,6 +4,9 @@
     llama    {"name": "add", "parameters": {"a": 1}}, or a list of them        Llama 3, Mistral before v11, Phi-4-mini …
     glm      <tool_call>add <arg_key>a</arg_key><arg_value>1</arg_value></tool_call>    GLM 4.5 and later
     mistral  [TOOL_CALLS]add[ARGS]{"a": 1}                                     Mistral from v11 on
+    deepseek <｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>       DeepSeek V3.1; V3 and R1 in a fence
+    kimi     <|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>       Kimi K2
+    minimax  <invoke name="add"><parameter name="a">1</parameter></invoke>     MiniMax M2
     xml      <function=add><parameter=a>1</parameter></function>               Qwen3-Coder; templates without tools
     code     a fenced block, with the tool's name after the fence              templates without tools
 
@@ -17,7 +20,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxima.data import ToolCall
-from proxima.environment.call_readers import MOST_CALLS, Parameters, ReadMessage, ToolFormat, mistral_start, read_calls
+from proxima.environment.call_readers import (
+    MOST_CALLS,
+    STARTS,
+    Parameters,
+    ReadMessage,
+    ToolFormat,
+    mistral_start,
+    read_calls,
+    tag_start,
+)
 from proxima.environment.template_format import format_of
 
 __all__ = [
@@ -42,7 +54,10 @@ def parameters_of(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str
 def before_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> str:
     """The part of a message that precedes its first call."""
     marks = {"hermes": "<tool_call>", "glm": "<tool_call>", "xml": "<function=", "code": "```", "llama": "{"}
-    at = mistral_start(text, tools) if tool_format == "mistral" else text.find(marks[tool_format])
+    if tool_format in STARTS:
+        at = tag_start(text, tool_format, tools)
+    else:
+        at = mistral_start(text, tools) if tool_format == "mistral" else text.find(marks[tool_format])
     return text if at < 0 else text[:at].rstrip()
 
 
@@ -80,8 +95,17 @@ def write_call(call: ToolCall, tool_format: ToolFormat, tools: Parameters) -> st
         return json.dumps({"name": call.name, "parameters": arguments})
     if tool_format == "mistral":
         return f"[TOOL_CALLS]{call.name}[ARGS]{json.dumps(arguments)}"
+    if tool_format == "deepseek":
+        body = f"<｜tool▁call▁begin｜>{call.name}<｜tool▁sep｜>{json.dumps(arguments)}<｜tool▁call▁end｜>"
+        return f"<｜tool▁calls▁begin｜>{body}<｜tool▁calls▁end｜>"
+    if tool_format == "kimi":
+        body = f"functions.{call.name}:0<|tool_call_argument_begin|>{json.dumps(arguments)}"
+        return f"<|tool_calls_section_begin|><|tool_call_begin|>{body}<|tool_call_end|><|tool_calls_section_end|>"
+    values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
+    if tool_format == "minimax":
+        inside = "".join(f'<parameter name="{name}">{value}</parameter>\n' for name, value in values.items())
+        return f'<minimax:tool_call>\n<invoke name="{call.name}">\n{inside}</invoke>\n</minimax:tool_call>'
     if tool_format == "glm":
-        values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
         pairs = (f"<arg_key>{name}</arg_key>\n<arg_value>{value}</arg_value>\n" for name, value in values.items())
         return f"<tool_call>{call.name}\n{''.join(pairs)}</tool_call>"
     if tool_format == "code":

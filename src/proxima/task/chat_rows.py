@@ -63,18 +63,8 @@ class ChatReader:
             what = "has weight 0, and nothing else would be trained"
             what = what if len(written) == 1 else "has weight 0 in all turns of the assistant"
             raise FieldError("messages", answer_excerpt(chat[written[-1]]), what, remedy="remove the row")
-        before, tokens, mask = self._turn(chat, trained[0], arguments)
-        for turn in trained[1:]:
-            context, answer, learnt = self._turn(chat, turn, arguments)
-            so_far = before + tokens
-            if context[: len(so_far)] != so_far:
-                what = f"the tokens of turn {turn} do not begin with those of the turns before it: the chat template "
-                remedy = "set sft.loss_on=completion, or repair the template"
-                raise FieldError(
-                    "messages", answer_excerpt(chat[turn]), what + "renders these differently", remedy=remedy
-                )
-            between = context[len(so_far) :]
-            tokens, mask = tokens + between + answer, mask + [False] * len(between) + learnt
+        remedy = "set sft.loss_on=completion, or repair the template"
+        before, tokens, mask = turn_tokens(chat, trained, self.tokenizer, arguments, "completion", remedy)
         return self._cut(number, before, tokens, mask, chat)
 
     def chat(self, row: Row) -> tuple[Message, ...]:
@@ -116,16 +106,6 @@ class ChatReader:
             raise FieldError("completion", row.answer, "is missing: the row ends with its prompt", remedy=remedy)
         return row.answer
 
-    def _turn(
-        self, chat: Sequence[Message], turn: int, arguments: Mapping[str, Any]
-    ) -> tuple[list[int], list[int], list[bool]]:
-        """Return the tokens before a turn of the assistant, those of the turn, and the mask of the learnt ones."""
-        prompt, shown = chat[:turn], answer_excerpt(chat[turn])
-        require(bool(prompt), "messages", shown, "begins with the assistant: nothing predicts its first token")
-        before = prompt_tokens(prompt, self.tokenizer, arguments)
-        answer = answer_tokens(prompt, chat[turn], self.tokenizer, arguments, "completion")
-        return before.tolist(), answer.tolist(), [True] * len(answer)
-
     def _cut(
         self, number: int, before: list[int], tokens: list[int], mask: list[bool], chat: Sequence[Message]
     ) -> Trajectory:
@@ -143,3 +123,38 @@ class ChatReader:
                 raise OverLengthError("messages", text, what, remedy="shorten it, or raise model.max_length")
         ids, learnt = np.array(tokens, np.int32), np.array(mask, np.bool_)
         return Trajectory(group=number, prompt_tokens=np.array(before, np.int32), tokens=ids, loss_mask=learnt)
+
+
+def turn_tokens(
+    chat: Sequence[Message],
+    turns: Sequence[int],
+    tokenizer: Tokenizer,
+    arguments: Mapping[str, Any],
+    field: str,
+    remedy: str,
+) -> tuple[list[int], list[int], list[bool]]:
+    """Return the tokens before the first of these turns of the assistant, those from there to the end of the last, and
+    the mask of the tokens of the turns.
+
+    Args:
+        field: of the turns, for errors; remedy: if the template renders earlier turns differently.
+
+    Raises:
+        FieldError: nothing precedes the first turn, a turn's tokens differ from those that an engine would generate, or
+            those of a turn do not begin with those of the turns before it.
+    """
+    before, tokens, mask = list[int](), list[int](), list[bool]()
+    for turn in turns:
+        prompt, shown = chat[:turn], answer_excerpt(chat[turn])
+        require(bool(prompt), "messages", shown, "begins with the assistant: nothing predicts its first token")
+        context = prompt_tokens(prompt, tokenizer, arguments).tolist()
+        answer = answer_tokens(prompt, chat[turn], tokenizer, arguments, field).tolist()
+        if not mask:
+            before = context
+        so_far = before + tokens
+        if context[: len(so_far)] != so_far:
+            what = f"the tokens of turn {turn} do not begin with those of the turns before it: the chat template "
+            raise FieldError("messages", shown, what + "renders these differently", remedy=remedy)
+        between = context[len(so_far) :]
+        tokens, mask = tokens + between + answer, mask + [False] * len(between) + [True] * len(answer)
+    return before, tokens, mask

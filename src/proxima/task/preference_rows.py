@@ -1,14 +1,17 @@
 """Builds preference pairs, and completions with a label, from rows: their columns, and their conversion to tokens.
 
-A side is a text, or a list of messages that ends with one of the assistant. The prompt is that of the row; messages of
-a side before its last must equal it. Text of the assistant at its end begins each side. A bad row raises `FieldError`,
-which names the column's field; the caller adds the number of the row, and skips or refuses it.
+A side is a text, or a list of messages that ends with one of the assistant. The prompt is that of the row; the messages
+of a side before its last equal it, or begin with it and go on with further turns: of these, those of the assistant are
+trained. Where the row's messages are one of the sides, the prompt is what both sides begin with. Text of the assistant
+at the prompt's end begins each side. A bad row raises `FieldError`, which names the column's field; the caller adds the
+number of the row, and skips or refuses it.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,7 @@ from proxima.data import (
 from proxima.data.columns import LARGEST
 from proxima.model.chat import Tokenizer, is_begun, prompt_tokens
 from proxima.model.chat_answer import answer_excerpt, answer_tokens, row_excerpt
+from proxima.task.chat_rows import turn_tokens
 from proxima.task.prompts import row_arguments, row_messages
 from proxima.task.protocol import Row
 from proxima.task.published_chats import as_messages
@@ -83,14 +87,14 @@ class PreferenceReader:
             FieldError: `chosen` or `rejected`: no such column, empty, not a chat, without end-of-turn token, too long
                 (`OverLengthError`), another prompt than the row's, or equal sides; `margin`: not a finite number.
         """
-        sides = _side(row, "chosen", columns.chosen), _side(row, "rejected", columns.rejected)
-        (_, better), (_, worse) = sides
-        row = replace(row, messages=_prompt(row, sides))
+        sides = {"chosen": _side(row, "chosen", columns.chosen), "rejected": _side(row, "rejected", columns.rejected)}
+        prompt, (better, worse) = _split(row, sides)
+        row = replace(row, messages=prompt)
         margin = None if columns.margin is None else _number(_column(row, "margin", columns.margin))
         chosen = self._trajectory(number, 0, row, "chosen", better)
         rejected = self._trajectory(number, 1, row, "rejected", worse)
         equal = np.array_equal(chosen.tokens, rejected.tokens)
-        require(not equal, "rejected", answer_excerpt(worse), "equals chosen: the pair says nothing")
+        require(not equal, "rejected", answer_excerpt(worse[-1]), "equals chosen: the pair says nothing")
         return PreferencePair(row=number, chosen=chosen, rejected=rejected, margin=margin)
 
     def labeled(self, number: int, row: Row, columns: LabelColumns) -> LabeledCompletion:
@@ -101,48 +105,73 @@ class PreferenceReader:
         if isinstance(label, str):  # of a CSV file
             label = _LABELS.get(label.strip().lower(), label)
         require(isinstance(label, int) and label in (0, 1), "label", label, "must be true, false, 1 or 0")
-        row = replace(row, messages=_prompt(row, (side,)))
-        completion = self._trajectory(number, 0, row, "completion", side[1])
+        prompt, (said,) = _split(row, {"completion": side})
+        completion = self._trajectory(number, 0, replace(row, messages=prompt), "completion", said)
         return LabeledCompletion(row=number, completion=completion, good=bool(label))
 
-    def _trajectory(self, number: int, sample: int, row: Row, field: str, answer: Message) -> Trajectory:
-        said, shown = answer["content"].strip() or answer.get("tool_calls"), answer_excerpt(answer)
-        require(bool(said), field, answer["content"], "is empty")
-        require(bool(answer.get("weight", 1)), field, shown, "has weight 0: nothing of it would be trained")
+    def _trajectory(self, number: int, sample: int, row: Row, field: str, said: Sequence[Message]) -> Trajectory:
+        """The trajectory of a side: of its messages after the prompt, the last is the assistant's."""
+        answer, shown = said[-1], answer_excerpt(said[-1])
+        for message in said:
+            spoken = message["role"] != "assistant" or message["content"].strip() or message.get("tool_calls")
+            require(bool(spoken), field, message["content"], "is empty")
+        turns = [i for i, message in enumerate(said) if message["role"] == "assistant" and message.get("weight", 1)]
+        require(bool(turns), field, shown, "has weight 0: nothing of it would be trained")
         arguments = row_arguments(row, self.arguments, self.tokenizer)
         require(bool(row.messages), field, shown, "follows no prompt", remedy="map task.question to the prompt")
-        chat = row_messages(row, self.system, self.tokenizer)
-        before = prompt_tokens(chat, self.tokenizer, arguments)
-        tokens = answer_tokens(chat, answer, self.tokenizer, arguments, field)
+        chat, mask = row_messages(row, self.system, self.tokenizer), None
+        if len(said) == 1:
+            before = prompt_tokens(chat, self.tokenizer, arguments)
+            tokens = answer_tokens(chat, answer, self.tokenizer, arguments, field)
+        else:
+            remedy = "repair the template, or remove the earlier turns"
+            places = [len(chat) + turn for turn in turns]
+            parts = turn_tokens((*chat, *said), places, self.tokenizer, arguments, field, remedy)
+            before, tokens, mask = (
+                np.array(part, of) for part, of in zip(parts, (np.int32, np.int32, np.bool_), strict=True)
+            )
         used = len(before) + len(tokens)
         if used > self.context:
             reason = f"has no room: with its prompt it has {used} tokens, the model holds {self.context}"
             raise OverLengthError(field, shown, reason, remedy="shorten it or raise model.max_length")
-        return Trajectory(sample=sample, group=number, prompt_tokens=before, tokens=tokens)
+        return Trajectory(sample=sample, group=number, prompt_tokens=before, tokens=tokens, loss_mask=mask)
 
 
-Side = tuple[
-    tuple[Message, ...], Message
-]  # the messages before a completion, if its column has any, and the completion
+Side = tuple[Message, ...]  # the messages of a side, the last of them the assistant's
 
 
 def _side(row: Row, field: str, column: str) -> Side:
-    """Return the completion in a column, as the assistant's message."""
+    """Return the messages in a column; a text is one of the assistant."""
     value = _column(row, field, column)
     if isinstance(value, str):
         is_text = _CHAT_AS_TEXT.match(value) is None
         remedy = f"set task.json_columns=[{column.partition('.')[0]}]"
         require(is_text, field, row_excerpt(value), "holds a list of messages as JSON text", remedy=remedy)
-        return (), {"role": "assistant", "content": value}
+        return ({"role": "assistant", "content": value},)
     try:
         chat = as_messages(value, f"column {column!r}", fills_nulls=row.fills_nulls)
     except UserError as error:
         raise FieldError(field, row_excerpt(value), f"is not a chat: {error.reason}", remedy=error.remedy) from None
     require(chat[-1]["role"] == "assistant", field, row_excerpt(value), "must end with a message of the assistant")
-    remedy = "map task.question or task.messages to the prompt, or task.messages to one of the chats"
+    return chat
+
+
+def _split(row: Row, sides: Mapping[str, Side]) -> tuple[tuple[Message, ...], list[Side]]:
+    """Return the prompt of the sides, and the messages of each after it."""
     prompts = ((), row.messages, row.messages[:-1]) if is_begun(row.messages) else ((), row.messages)
-    require(chat[:-1] in prompts, field, row_excerpt(value), "begins with another prompt than its row", remedy=remedy)
-    return chat[:-1], chat[-1]
+    if all(chat[:-1] in prompts for chat in sides.values()):
+        return _prompt(row, list(sides.values())), [chat[-1:] for chat in sides.values()]
+    prompt = row.messages
+    if is_begun(prompt):  # it is one of the sides
+        pairs = takewhile(lambda pair: all(message == pair[0] for message in pair), zip(*sides.values(), strict=False))
+        prompt = prompt[: min(sum(1 for _ in pairs), *(len(chat) - 1 for chat in sides.values()))]
+    rest = [chat[len(prompt) :] if chat[: len(prompt)] == prompt else chat for chat in sides.values()]
+    remedy = "map task.question or task.messages to the prompt, or task.messages to one of the chats"
+    for (name, chat), said in zip(sides.items(), rest, strict=True):
+        answers = bool(said) and said[0]["role"] == "assistant"
+        shown = row_excerpt([dict(message) for message in chat])
+        require(answers, name, shown, "begins with another prompt than its row", remedy=remedy)
+    return prompt, rest
 
 
 def _prompt(row: Row, sides: Sequence[Side]) -> tuple[Message, ...]:
@@ -151,7 +180,9 @@ def _prompt(row: Row, sides: Sequence[Side]) -> tuple[Message, ...]:
     *before, last = row.messages
     if not is_begun(row.messages):
         return row.messages
-    is_answer = any(side["content"] == last["content"] or (chat and chat == tuple(before)) for chat, side in sides)
+    is_answer = any(
+        chat[-1]["content"] == last["content"] or (chat[:-1] and chat[:-1] == tuple(before)) for chat in sides
+    )
     return tuple(before) if is_answer else row.messages
 
 

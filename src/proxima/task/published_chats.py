@@ -4,6 +4,7 @@ A message is `{role, content}` with a text, and possibly
 
     reasoning_content   what the assistant thought before it wrote; in the data also `reasoning` or `thinking`
     tool_calls          a list of {type: function, id?, function: {name, arguments: an object}}
+    role                system, user, assistant or tool; `developer`, OpenAI's newer name of `system`, is read as that
     weight              1 or 0: whether a turn of the assistant is trained (SFT); in the data also `train`, `training`
     name, tool_call_id  and any other key of the data, for the chat template
 
@@ -17,7 +18,7 @@ from proxima.data import Message, UserError
 from proxima.data.json_reader import load_json
 from proxima.task.template import to_json_value
 
-ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"function": "tool"}
+ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"function": "tool", "developer": "system"}
 # ShareGPT's names of roles in its key `from`, with those that LLaMA-Factory and axolotl added
 SPEAKERS = ROLES | {
     "human": "user",

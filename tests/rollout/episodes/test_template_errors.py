@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from proxima.rollout.episodes.conversation import ForkRefused, TurnTemplate
-from proxima.rollout.episodes.worlds import template_errors
+from proxima.rollout.episodes.worlds import _unseen_tools, template_errors
+from tests.reward.make import prompt
 from tests.rollout.episodes.chat_families import MISTRAL, speaker
 from tests.rollout.episodes.episode_proof import TOOLS
 
@@ -37,3 +40,10 @@ def test_what_makes_a_run_impossible_is_no_fork():
 def test_a_generation_prompt_that_is_rewritten_is_a_fork(name):
     errors = found(name)
     assert [isinstance(error, ForkRefused) for error in errors] == [True, True]
+
+
+def test_a_column_of_tools_that_the_model_does_not_see_is_named():
+    rows = [replace(prompt(), metadata={"tools": tools}) for tools in ([], TOOLS)]
+    (note,) = _unseen_tools(rows, "task")
+    assert note.startswith("task: the rows' column 'tools' is not shown to the model, which sees the tools of its")
+    assert _unseen_tools(rows[:1], "task") == []

@@ -60,6 +60,8 @@ def plan(
         raise UserError(f"--lag {','.join(map(str, lag))}: must be one number >= 1 with several numbers of devices")
     if (exact or propose) and (several or simulated):
         raise UserError(f"--{'exact' if exact else 'propose'}: plans one number of devices, without --lag")
+    if exact and propose:
+        raise UserError("--exact: counts one layout, and --propose estimates many; leave one of the two out")
     if simulated and not lag and not several:
         raise UserError(f"--{'score' if fitted is None else 'from'}: is of a simulation", remedy="add --lag 0,1,2,4")
     if fitted is not None and mean_length is not None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from proxima.data import require
 
 Forks = Literal["train", "refuse"]
-ToolFormat = Literal["auto", "hermes", "llama", "glm", "mistral", "xml", "code"]
+ToolFormat = Literal["auto", "hermes", "llama", "glm", "mistral", "deepseek", "kimi", "minimax", "xml", "code"]
 ENVIRONMENTS_LOG = "environments.log"  # what the environments of tasks print
 
 

@@ -22,6 +22,7 @@ from proxima.rollout.episodes.played import Played, Told
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.turn_template import TurnTemplate
+from proxima.task.column_mapping import TOOLS
 
 if TYPE_CHECKING:
     from proxima.rollout.episodes.agent_player import AgentEpisodes
@@ -147,12 +148,21 @@ def make_worlds(
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
                 worlds[path] = world = World(play, hosts, model)
+                notes += _unseen_tools(prompts[path], path)
                 notes += _tried(world, prompts[path], play.seed, path)
     except BaseException:
         for hosts in shared:
             hosts.close()
         raise
     return worlds
+
+
+def _unseen_tools(prompts: Sequence[Prompt], path: str) -> list[str]:
+    """A warning if rows name tools: the model sees those of the environment, which it can call."""
+    if not any(prompt.metadata.get(TOOLS) for prompt in prompts[:TRIED]):
+        return []
+    reason = f"the rows' column {TOOLS!r} is not shown to the model, which sees the tools of its environment"
+    return [f"{path}: {reason}; the environment and the rewards get the column"]
 
 
 def _spec(task: Any) -> EnvironmentSpec:
