@@ -7,7 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.data import Completion, Group, Outcomes, Prompt, Score, Trajectory
+from proxima.data import (
+    Completion,
+    Episode,
+    Group,
+    LabeledCompletion,
+    Outcomes,
+    PreferencePair,
+    Prompt,
+    Score,
+    Trajectory,
+    UserError,
+)
+from proxima.data.policy_batch import finite_log_prob
 
 
 def completion(tokens=(5, 6), **changes):
@@ -85,3 +97,45 @@ def test_outcomes_from_groups():
     assert outcomes.take(torch.tensor([2, 0])).group.tolist() == [1, 0]
     with pytest.raises(ValueError, match=r"Group.scores: 1 scores for 2 completions of prompt 3"):
         Group(prompt=PROMPT, completions=group.completions, scores=scores[:1])
+
+
+def test_a_column_is_equal_to_no_absent_one():
+    row = Trajectory(group=0, prompt_tokens=[1], tokens=[2, 3])
+    known = replace(row, behavior_log_prob=[-1.0, np.nan])
+    assert known != row and row != known and known == replace(row, behavior_log_prob=[-1.0, np.nan])
+
+
+def test_an_episode_was_started_once_and_has_one_path_unless_it_says_otherwise():
+    assert (Episode().attempts, Episode().forks, Episode().cut, Episode().failure) == (1, 0, "", "")
+
+
+def test_what_a_reference_scores_comes_back_where_it_was():
+    chosen, rejected, other = (Trajectory(group=i, prompt_tokens=[1], tokens=[2]) for i in range(3))
+    pair = PreferencePair(row=0, chosen=chosen, rejected=rejected)
+    assert pair.with_sides([rejected, chosen]) == PreferencePair(row=0, chosen=rejected, rejected=chosen)
+    alone = LabeledCompletion(row=0, completion=chosen, good=True)
+    assert alone.sides == (chosen,) and alone.with_sides([other]) == replace(alone, completion=other)
+    both = replace(alone, mismatched=rejected)
+    assert both.sides == (chosen, rejected)
+    assert both.with_sides([other, chosen]) == replace(alone, completion=other, mismatched=chosen)
+
+
+def test_a_log_prob_of_minus_infinity_is_a_large_number_without_a_gradient():
+    value = torch.tensor([-1.0, -torch.inf], requires_grad=True)
+    finite = finite_log_prob(value)
+    finite.sum().backward()
+    assert finite.tolist() == [-1.0, pytest.approx(-1e15, rel=1e-6)] and value.grad.tolist() == [1.0, 0.0]
+
+
+def test_the_experts_of_a_completion_are_of_its_tokens():
+    experts = np.zeros((2, 3, 2), np.int8)
+    assert (
+        completion(routed_experts=experts, prompt_routed_experts=np.zeros((9, 3, 2), np.int8)).routed_experts
+        is not None
+    )
+    with pytest.raises(UserError, match=r"prompt 3, sample 0, turn 0: .*routed_experts: int8 of shape \[1, 3, 2\]"):
+        completion(routed_experts=experts[:1])
+
+
+def test_a_prompt_is_no_chat_unless_it_says_so():
+    assert (Prompt(uid=0, messages=(), tokens=(1,)).chat, Prompt(uid=0, messages=(), tokens=(1,)).opening) == (False, 0)

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from proxima.data.image_tokens import image_and_patch, image_starts, image_tokens, outside_image, shown_images
+from proxima.data.image_tokens import (
+    image_and_patch,
+    image_starts,
+    image_tokens,
+    outside_image,
+    patch_text,
+    shown_images,
+)
 
 
 def row(*parts):
@@ -17,6 +24,10 @@ def test_an_image_s_tokens_know_its_number_and_their_patches():
     image, patch = image_and_patch(TOKENS[[1, 2, 3, 5, 6, 7]])
     assert (image.tolist(), patch.tolist()) == ([2, 2, 2, 0, 0, 1], [0, 1, 2, 0, 1, 0])
     assert shown_images(row(TOKENS, image_tokens(2, 1))) == [2, 0, 1]
+
+
+def test_the_first_token_of_an_image_says_which_it_is():
+    assert [patch_text(int(token)) for token in image_tokens(3, 3)] == ["⟨image 3⟩", "", ""]
 
 
 def test_each_token_of_an_image_points_to_the_first_and_text_to_none():

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise, takewhile
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -144,3 +145,17 @@ def test_every_response_token_is_predicted_from_all_before_it(rows, share):
     assert parent.count(-1) == whole and len(b.tokens) == fed - saved - sum(openings)
     laid = [[token for span in spans for token in b.tokens[slice(*span)].tolist()] for spans in b.prompts]
     assert laid == [row.prompt_tokens.tolist() for row in rows]
+
+
+def test_the_experts_of_every_token_that_is_fed():
+    """The prompt once, the response without its last token; -1 where a trajectory has none."""
+    experts = np.arange(5, dtype=np.int8).reshape(5, 1, 1)
+    known = {"prompt_routed_experts": experts[:3], "routed_experts": 10 + experts[:3]}
+    rows = [
+        trajectory(tokens=(10, 11, 12), **known),
+        trajectory(tokens=(20, 21)),
+        trajectory((4, 5), (30, 31), group=1),
+    ]
+    b = pack(rows, routes=True)
+    assert b.tokens.tolist() == [1, 2, 3, 10, 11, 20, 4, 5, 30]
+    assert b.routed_experts.flatten().tolist() == [0, 1, 2, 11, 12, -1, -1, -1, -1]

@@ -177,3 +177,20 @@ def test_take_moves_whole_sequences_with_every_field(lengths, data):
     assert taken.policy_version.tolist() == flat and taken.log_prob.tolist() == [-(i + 1.0) for i in flat]
     assert taken.top_k.tolist() == [[2 * i, 2 * i + 1] for i in flat]
     assert taken.group.tolist() == [10 * s for s in order]
+
+
+def test_data_that_a_model_computed_has_no_gradient():
+    own = torch.zeros(5, requires_grad=True)
+    b = batch(log_prob=own * 2, behavior_log_prob=own + 1, entropy=own * 3)
+    assert b.log_prob.requires_grad and b.entropy.requires_grad and not b.behavior_log_prob.requires_grad
+    assert b.behavior_log_prob.tolist() == [1.0] * 5
+
+
+def test_batches_follow_each_other():
+    mask = torch.tensor([True, False, True])
+    parts = [batch((2, 0)), batch((3,), loss_mask=mask, group=torch.tensor([4])), batch((1,))]
+    b = PolicyBatch.cat([part if part.group is not None else part.take([*range(part.sequences)]) for part in parts])
+    assert b.cu_seqlens.tolist() == [0, 2, 2, 5, 6]
+    assert b.log_prob.tolist() == [-1.0, -2.0, -1.0, -2.0, -3.0, -1.0]
+    assert b.loss_mask.tolist() == [True, True, True, False, True, True]
+    assert (b.counts.tokens, b.counts.sampled) == ((2, 0, 3, 1), (2, 0, 3, 1))

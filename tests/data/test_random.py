@@ -21,6 +21,7 @@ def test_todays_bits_of_the_sampler():
     assert (completion_uniforms(7, 3, 1, 4, turn=0) == first).all()
     turns = [tuple(completion_uniforms(7, 3, 1, 4, turn=turn).tolist()) for turn in range(4)]
     assert len(set(turns)) == 4
+    assert completion_uniforms(7, 3, 1, 4, turn=2).view(np.uint32).tolist() == THIRD_TURN
 
 
 def test_todays_bits_of_the_bootstrap_and_of_value_hash():
@@ -36,6 +37,7 @@ def test_permutations_and_samples():
     assert mix(1, 2) != mix(2, 1)
 
 
+THIRD_TURN = [1057202411, 1064462845, 1050140048, 1041072548]
 # obtained from commit edd15e6
 SAMPLER = [1050798282, 1063867919, 1044238784, 1028877312]
 BOOTSTRAP = [[284220881, 3323838693, 29851634], [3074588012, 1228645824, 1278737940]]

@@ -1,10 +1,12 @@
 """Which tokens of paths are fed once, and the order in which they are packed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from proxima.data import Trajectory
-from proxima.data.shared_paths import LEAST_SHARED, common_beginning, packing_order
+from proxima.data.shared_paths import LEAST_OPENING, LEAST_SHARED, common_beginning, common_opening, packing_order
 from proxima.model.micro_batch import tokens_fed
 from tests.model.rows import forked
 
@@ -36,3 +38,26 @@ def test_what_two_paths_begin_with(alike, expected):
     experts[19] += 1  # where the token before is fed
     elsewhere = Trajectory(**{**vars(given[1]), "routed_experts": experts})
     assert common_beginning(sent[0], elsewhere) == min(18, expected)
+
+
+def test_what_two_prompts_begin_with():
+    """The last token of a prompt is fed again; what is sent to other experts from a token on is not shared."""
+    tokens = np.arange(90)
+    first, other = (
+        Trajectory(group=i, prompt_tokens=np.where(tokens < 80, tokens, 100 + i), tokens=[1]) for i in range(2)
+    )
+    assert common_opening(first, other) == 80 and common_opening(first, first) == 89
+    short = Trajectory(group=2, prompt_tokens=tokens[:LEAST_OPENING], tokens=[1])
+    assert common_opening(first, short) == 0  # one fewer than LEAST_OPENING
+    experts = np.zeros((90, 2, 2), np.int8)
+    moved = experts.copy()
+    moved[70] = 1
+    sent = [replace(x, prompt_routed_experts=rows) for x, rows in ((first, experts), (other, moved))]
+    assert common_opening(*sent) == 70 and common_opening(sent[0], other) == 0
+
+
+def test_paths_beside_plain_completions_are_ordered_too():
+    plain, path, *_ = (Trajectory(group=g, prompt_tokens=[1], tokens=[5, g]) for g in range(3))
+    paths = [replace(path, group=g, tokens=[5, t], sampled=[True, True]) for g, t in ((1, 9), (2, 1), (1, 2))]
+    assert list(packing_order([(paths[0],), (paths[1],), (plain,), (paths[2],)])) == [3, 0, 1, 2]
+    assert list(packing_order([(plain,), (path,)])) == [0, 1]

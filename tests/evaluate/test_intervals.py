@@ -73,6 +73,15 @@ def test_no_spread_is_no_certainty():
     assert halves.low == pytest.approx(0.33154, abs=1e-4) and halves.value == 0.5
     same = bootstrap_mean([0.0] * 30, span=(-1.0, 1.0))
     assert (same.low, same.high) == (-none.high, none.high)
+    better = bootstrap_mean([1.0] * 30, span=(-1.0, 1.0))
+    assert (better.low, better.high) == (pytest.approx(1 - none.high), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("level", "value"), [(0.0, 0.0), (1 / 6, 0.5), (0.5, 2.0), (5 / 6, 6.5), (1.0, 10.0), (-1, 0.0), (2, 10.0)]
+)
+def test_a_quantile_is_between_its_two_neighbours(level, value):
+    assert _quantile(np.array([0.0, 1.0, 3.0, 10.0]), level) == pytest.approx(value)
 
 
 def test_one_question_and_none():

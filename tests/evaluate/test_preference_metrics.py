@@ -31,5 +31,7 @@ def test_completions_with_a_label():
     good, bad = [labeled("chosen", x) for x in (2.0, 1.0)], [labeled("rejected", x) for x in (0.0, 1.0, 3.0)]
     metrics = preference_metrics(good + bad)
     assert metrics["accuracy"] == pytest.approx((1 + 1 + 0 + 1 + 0.5 + 0) / 6)  # six couples, a tie is a half
+    # the shares of the good are 2/3 and 1/2, of the bad 1, 3/4 and 0: variances .0069 and .0903, beyond both ends
+    assert (metrics["accuracy/low"], metrics["accuracy/high"]) == (0.0, 1.0)
     assert metrics["rewards/rejected"] == pytest.approx(4 / 3) and "answers" not in metrics and "loss" not in metrics
     assert "accuracy" not in preference_metrics(good)

@@ -7,7 +7,7 @@ import pytest
 from proxima.data import Episode, Score, Span, ToolCall, UserError
 from proxima.evaluate import read_result, wilson
 from proxima.evaluate.group_metrics import eval_metrics
-from proxima.evaluate.question_pairs import compare_results, metrics_of
+from proxima.evaluate.question_pairs import changed_questions, compare_results, metrics_of
 from proxima.runtime.state.rollouts import write_evals
 from tests.evaluate.test_group_metrics import group
 
@@ -78,3 +78,17 @@ def test_single_answers_are_compared_by_mcnemar_and_have_wilsons_intervals(tmp_p
     (comparison,) = compare_results(*results(tmp_path, [right, wrong, wrong, wrong], [right, right, wrong, wrong]))
     assert (comparison.first.low, comparison.first.high) == wilson(1, 4)
     assert (comparison.second.low, comparison.second.high) == wilson(2, 4) and comparison.test == "McNemar, exact"
+
+
+def test_changed_questions_begin_with_the_largest_change(tmp_path):
+    a, b = results(
+        tmp_path, *([Score(value=v) for v in side] for side in ((0.0, 0.5, 1.0, 1.0), (0.5, 0.5, 0.25, 3.0)))
+    )
+    (comparison,) = compare_results(a, b)
+    changed = changed_questions(a, b, comparison)
+    sides = {
+        name: [(x["first"][0], x["second"][0]) for x in changed.as_json(of)]
+        for name, of in vars(changed).items()
+        if name in ("lost", "gained")
+    }
+    assert sides == {"lost": [((1.0,), (0.25,))], "gained": [((1.0,), (3.0,)), ((0.0,), (0.5,))]}

@@ -8,6 +8,7 @@ import pytest
 from proxima.evaluate.votes import ANSWER_EXTRACTORS, answer_extractor, canonical
 from proxima.reward import REWARDS
 from proxima.reward.exact import Exact
+from proxima.reward.math.accuracy_1_5_2 import Accuracy152
 from proxima.reward.math.marked import Boxed, Gsm8kReward
 from proxima.reward.math.number import Number
 from proxima.reward.math.symbolic import Math
@@ -24,6 +25,8 @@ FOUND = {
         "so $x = 5$ and we are done": "x = 5",
         "it is 42": "42",
     },
+    Accuracy152(): {"so <answer> 18 </answer>": "18"},
+    Accuracy152(tag=None): {" 18 <answer>7</answer> ": "18 <answer>7</answer>"},
     Exact(): {"  7 ": "7"},
     Exact(ignore_case=True): {"Paris": "paris"},
 }
