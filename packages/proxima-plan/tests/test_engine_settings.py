@@ -13,7 +13,7 @@ from proxima.data import FieldError
 from proxima.engine import ENGINES
 from proxima.engine.serve.serve_options import Serve
 from proxima_plan.devices import GIB, read_devices
-from proxima_plan.engine_settings import engine_settings, kept_arguments
+from proxima_plan.engine_settings import _size, engine_settings, kept_arguments
 from proxima_plan.forecast import plan_recipe
 from tests.cli.conftest import here, proxima, recipe
 
@@ -166,3 +166,14 @@ def test_every_field_of_an_engine_is_in_the_table_of_the_page():
     for kind in ("local", "local_process", "vllm", "sglang"):
         there |= {field.name for field in fields(ENGINES[kind])}
     assert said == there
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        *(("8192", 8192), ("16k", 16_000), ("2m", 2_000_000), ("1g", 10**9), ("16K", 16_384), ("2M", 2**21)),
+        *(("1G", 2**30), ("1.5k", 1500), ("-1", 0), ("auto", 0)),
+    ],
+)
+def test_sizes_as_vllm_reads_them(text, size):
+    assert _size(text) == size

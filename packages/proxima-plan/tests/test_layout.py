@@ -88,3 +88,18 @@ def test_a_stand_in_is_refused_what_the_model_is(model):
     ]  # fmt: skip
     stand_in = KNOWN[model].config()
     assert [refused(stand_in, layout) for layout in layouts] == [refused(own, layout) for layout in layouts]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sharding", "parts"),
+    [
+        (16, {"kind": "full"}, 16),
+        (16, {"kind": "hybrid"}, 8),
+        (4, {"kind": "hybrid"}, 4),
+        (16, {"kind": "replicate", "tensor_parallel": 2}, 2),
+        (1, {"kind": "replicate"}, 1),
+    ],
+)
+def test_what_weights_are_split_over(ranks, sharding, parts, monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert DeviceLayout(ranks, Sharding(**sharding), 1, 1).parts == parts

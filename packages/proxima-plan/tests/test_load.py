@@ -1,12 +1,14 @@
 from dataclasses import replace
 from statistics import fmean
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 from proxima.config import resolve
 from proxima.config.estimate import batch_of
 from proxima_plan.model_size import known_models
-from proxima_plan.step_load import Load, load_of
+from proxima_plan.step_load import Load, load_of, load_of_examples
 
 
 @pytest.mark.parametrize("mean", [500, 3000, 3990])
@@ -39,3 +41,20 @@ def test_of_a_recipe():
     config = resolve("dapo_32b", ahead, root=None).config
     load = load_of(config, batch_of(config, 2048), known_models()["qwen2.5-32b"], None, 0.7)
     assert (load.lag, load.asked, load.forwards) == (2, 600 * 16, 0)
+
+
+def test_the_mean_square_is_that_of_whole_sequences():
+    """Lengths of 1,100, nearly all alike; or half of 600 and half of 2,100: (600² + 2100²) / 2700."""
+    load = Load(sequences=8, group=1, prompt=100, mean=1000, longest=4000, spread=1e-9, endless=0.0)
+    assert load.mean_square == pytest.approx(1100, rel=1e-3)
+    lengths = iter([500.0, 2000.0] * 32)
+    with mock.patch.object(Load, "quantile", lambda load, share: next(lengths)):
+        assert load.mean_square == pytest.approx((600**2 + 2100**2) / 2700)
+
+
+def test_the_load_of_examples():
+    step = SimpleNamespace(examples=32, mean=300.0, longest=9000, budget=4096)
+    config = SimpleNamespace(model=SimpleNamespace(gradient_checkpointing=True), train=SimpleNamespace(optimizer=None))
+    load = load_of_examples(config, step)
+    assert (load.sequences, load.mean, load.longest, load.micro_tokens, load.generates) == (32, 300, 9000, 9000, False)
+    assert load_of_examples(config, SimpleNamespace(**vars(step) | {"budget": 10_000})).micro_tokens == 10_000

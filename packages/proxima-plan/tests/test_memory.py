@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import pytest
+from transformers import Qwen3MoeConfig
 
 from proxima.config.sections.model_section import ModelConfig
+from proxima.train.optimizer_muon import Muon
 from proxima_plan.devices import device_kinds
-from proxima_plan.memory import largest_micro_batch, trainer_memory
-from proxima_plan.model_size import known_models
+from proxima_plan.memory import _logits, _moments, _of_layer, largest_micro_batch, trainer_memory
+from proxima_plan.model_size import ModelFacts, known_models, model_facts
 
 from .plans import LOAD, changed, planned
 
@@ -56,3 +60,45 @@ def test_devices_of_an_engine_beyond_the_key_heads_cache_the_same():
         memory = planned(engines=32 // size, each=size).memory
         kept[size] = memory.engine["KV cache"] / memory.slots
     assert kept[2] == pytest.approx(2 * kept[4]) and kept[8] == pytest.approx(kept[4])
+
+
+WIDTHS = {"hidden": 8, "intermediate": 16, "vocabulary": 32, "kv_width": 4, "query_width": 8, "heads": 2, "kv_heads": 1}
+SMALL = ModelFacts(parameters=1000, layers=2, layer=300, **WIDTHS)
+BF16 = ModelConfig(path="small", compute_dtype="bfloat16")
+
+
+def test_what_a_layer_keeps_by_hand():
+    """Of three tokens, with two bytes of a product. Norms 2 (4 + 4) 8; rounded inputs 5 · 2 · 8; attention as much;
+    gate and up 4 · 2 · 16: 416 bytes. Norms of heads (4 + 2) (8 + 4); two experts 2 · 2 · 2 · 8."""
+    assert _of_layer(BF16, SMALL, 3, 4, fused=False) == 3 * 416
+    assert _of_layer(BF16, replace(SMALL, normed=True, experts=2), 3, 4, fused=False) == 3 * (416 + 72 + 64)
+    assert _of_layer(BF16, SMALL, 3, 2, fused=False) == 3 * (2 * 6 * 8 + 2 * 2 * 8 + 80 + 128)  # nothing is rounded
+    assert _of_layer(BF16, SMALL, 3, 4, fused=True) == 3 * (2 * 6 * 8 + 2 * (2 * 8 + 2 * 4 + 2 * 16))
+
+
+def test_what_the_logits_take_by_hand():
+    """Three tokens of 32 logits beside a head of 256 weights: the chunk with its softmax, or its gradient beside that
+    of the head, and the rounded head if products round it."""
+    assert _logits(BF16, SMALL, 3, 4, 2) == 512 + 96 * 6 + 256 * 6
+    assert _logits(BF16, SMALL, 3, 2, 2) == 96 * 6 + 256 * 4
+    assert _logits(replace(BF16, log_prob_chunk=2), SMALL, 3, 2, 2) == 64 * 6 + 256 * 4
+    assert _logits(BF16, replace(SMALL, hidden=1), 3, 2, 2) == 96 * 10  # the head is small
+
+
+def test_the_state_of_an_optimizer_by_hand():
+    assert _moments(BF16, SMALL, None) == 8 * 1000
+    assert _moments(BF16, SMALL, Muon()) == 4 * 600 + 8 * 400
+    mixture = replace(SMALL, experts=2)  # Muon has queries, keys, values and output: 2 · 8 (8 + 4) in each layer
+    assert _moments(BF16, mixture, Muon()) == 4 * 384 + 8 * 616
+
+
+def test_the_size_of_a_mixture_by_hand(tmp_path):
+    """A layer: 64 + 32 + 32 + 64 of attention, norms of 4 + 4 and 8 + 8, a router of 32, four experts of 144."""
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 16}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6, "intermediate_size": 20}
+    Qwen3MoeConfig(**sizes, **experts, num_hidden_layers=2, tie_word_embeddings=False).save_pretrained(tmp_path)
+    facts = model_facts(str(tmp_path))
+    assert (facts.layer, facts.parameters) == (824, 2 * 824 + 2 * 128 + 8)
+    assert facts.active == facts.parameters - 2 * 2 * 144  # two of four experts in each of two layers
+    assert (facts.experts, facts.all_experts, facts.intermediate, facts.normed) == (2, 4, 12, True)
+    assert (facts.kv_width, facts.query_width, facts.heads, facts.kv_heads) == (4, 8, 2, 1)
