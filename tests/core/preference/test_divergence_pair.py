@@ -33,3 +33,10 @@ def test_alpha_divergence_has_its_limit() -> None:
     assert spec(divergence="alpha", alpha=1.0)(p).tolist() == reverse_kl.tolist()
     for alpha in (1 - 1e-9, 1 + 1e-9):
         assert spec(divergence="alpha", alpha=alpha)(p).tolist() == pytest.approx(reverse_kl.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("divergence", [{"divergence": "forward_kl"}, {"divergence": "alpha", "alpha": 0.0}])
+def test_a_divergence_is_finite_where_exp_overflows(divergence) -> None:
+    """u = e^-200 counts as e^-80: 1 - 1/u is finite in float32, as is beta times it."""
+    loss = PREFERENCES["sigmoid"](**divergence)(pairs([-200.0], [0.0]))
+    assert float(loss) == pytest.approx(0.1 * math.exp(80), rel=1e-5)
