@@ -303,6 +303,8 @@ class Service:
             else:
                 read, do = REQUESTS[known.kind]
                 answer = do(self, model, seq, read.model_validate_json(known.body))
+        except UserError as error:
+            answer = self._failed(f"{name} {known.kind}", error)
         except Exception as error:
             if known.kind in SAVES and (full := as_disk_full(error, self.settings.folder / "models")):
                 raise full from error
