@@ -129,3 +129,50 @@ def test_a_listed_run_that_is_not_there_yet(tmp_path):
     facts["runs"].insert(0, {"cell": "b", "seed": 1, "folder": "b/seed-1"})
     (tmp_path / "s" / "sweep.json").write_text(json.dumps(facts))
     assert find_runs([tmp_path / "s"]) == [tmp_path / "s" / "a" / "seed-1"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", "2"),
+        ("seconds", {}),
+        ("warnings", {"text": "x"}),
+        ("warnings", [1]),
+        ("eval", {"after": 5}),
+        ("seed", []),
+    ],
+)
+def test_a_summary_of_other_types_is_one_line(tmp_path, field, value):
+    run = make_run(tmp_path / "r", curve([0.1, 0.5]))
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {field: value}))
+    (line,) = refused(read_run, run)
+    assert line.startswith(f"{run}/summary.json has {value!r} for {field}; restore it, or delete it")
+
+
+@pytest.mark.parametrize("runs", [5, [5], ["seed-1"], [{}], "[" * 5000, {"folder": "x"}])
+def test_a_damaged_list_of_a_sweep_is_one_line(tmp_path, runs):
+    make_run(tmp_path / "s" / "r", curve([0.1, 0.5]))
+    (tmp_path / "s" / "sweep.json").write_text(runs if runs == "[" * 5000 else json.dumps({"runs": runs}))
+    (line,) = refused(find_runs, [tmp_path / "s"])
+    assert line.startswith(f"{tmp_path}/s/sweep.json can't be read (")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"kind": "train"}, "has no kind and step"),
+        ({"kind": 5, "step": 1}, "has no kind and step"),
+        ({"kind": "train", "step": -1}, "has no kind and step"),
+        ({"kind": "train", "step": True}, "has no kind and step"),
+        ({"kind": "train", "step": 1, "reward/mean": "x"}, "has 'x' for reward/mean, expected a number"),
+        ({"kind": "eval", "step": 1, "accuracy": [1]}, "has [1] for accuracy, expected a number"),
+        ({"kind": "train", "step": 1, "time": {}}, "has {} for time, expected a number"),
+    ],
+)
+def test_a_line_that_no_run_writes_is_named(tmp_path, line, said):
+    run = make_run(tmp_path / "r", curve([0.1, 0.5]))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    number = len((run / "metrics.jsonl").read_text().splitlines())
+    assert refused(read_run, run) == [f"{run}/metrics.jsonl:{number} {said}; restore the file or delete the line"]

@@ -157,7 +157,7 @@ def read_result(path: str | Path) -> EvalResult:
     if (place / RESULT).is_file():
         with reading(place / RESULT, "evaluate again", "a result of proxima eval"):
             facts = load_json((place / RESULT).read_text(encoding="utf-8"))
-            names = list(dict(facts["suites"]))
+            names = list({name: dict(suite) for name, suite in facts["suites"].items()})
         suites = {name: read_completions(place / f"{name}.parquet") for name in names}
         return EvalResult(path=place, suites=suites, facts=facts)
     if files := sorted((place / "evals").glob("[0-9]*-*.parquet"), key=lambda file: int(file.stem.partition("-")[0])):

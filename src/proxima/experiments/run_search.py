@@ -9,6 +9,7 @@ from proxima.data import UserError
 from proxima.data.suggestions import nearest
 from proxima.experiments.run_reader import read_mapping
 from proxima.runtime.state.folder import RunFolder
+from proxima.system.damaged_files import reading
 
 MOST_FOLDERS = 10_000  # searched for runs
 
@@ -39,9 +40,11 @@ def _below(place: Path, start: Path, count: Iterator[int]) -> Iterator[Path]:
     if next(count) > MOST_FOLDERS:
         remedy = "give run folders, or a sweep's folder"
         raise UserError(f"{start} has more than {MOST_FOLDERS:,} folders below it", remedy=remedy)
-    for listed in read_mapping(place / "sweep.json").get("runs", ()):  # in this order: the first cell is the baseline
-        if RunFolder(place / listed["folder"]).has_run:
-            yield place / listed["folder"]
+    with reading(place / "sweep.json", "restore it, or delete it to continue without it"):
+        listed = [str(run["folder"]) for run in read_mapping(place / "sweep.json").get("runs", ())]
+    for folder in listed:  # in this order: the first cell is the baseline
+        if RunFolder(place / folder).has_run:
+            yield place / folder
     for child in sorted((child for child in place.iterdir() if child.is_dir()), key=lambda child: _natural(child.name)):
         yield from _below(child, start, count)
 

@@ -118,3 +118,42 @@ def test_a_run_that_is_written_is_not_checked(run):
     with pytest.raises(UserError, match="is in use by another process"):
         check_run_files(RunFolder(run.path))
     run.release()
+
+
+@pytest.fixture
+def shown(runs, tmp_path):
+    """A finished run whose prompts show images."""
+    return RunFolder(shutil.copytree(runs.finished("images"), tmp_path / "run"))
+
+
+def swap_lines(run):
+    index = run.images / "index.txt"
+    first, second, *rest = index.read_text().splitlines(keepends=True)
+    index.write_text("".join([second, first, *rest]))
+
+
+def swap_pictures(run):
+    first, second, *_ = (run.images / f"{name}.png" for name in (run.images / "index.txt").read_text().split())
+    first.rename(run.images / "aside")
+    second.rename(first)
+    (run.images / "aside").rename(second)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [(swap_lines, "its names have other places"), (swap_pictures, "shows another image than the one that was written")],
+)
+def test_images_are_verified_by_check_and_by_a_resume(shown, runs, damage, said):
+    assert statuses(shown)["images/"] == "ok"
+    damage(shown)
+    finding = next(finding for finding in check_run_files(shown) if finding.kind == "images/")
+    assert finding.status == "damaged" and said in finding.detail
+    shutil.rmtree(shown.checkpoint(3))
+    with pytest.raises(UserError, match=said):
+        runs.go("images", shown.path, resume=True)
+
+
+def test_overwrite_deletes_images(shown):
+    shown.begin(overwrite=True)
+    shown.release()
+    assert not shown.images.exists()

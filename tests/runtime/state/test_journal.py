@@ -292,3 +292,18 @@ def test_a_kill_before_any_statement(tmp_path, journal):
             assert_sound(again)
     # a step is nothing until its COMMIT, the last statement but one, in which the loop asks for the newest step
     assert finished == [1] * (len(left) - 1) + [2] and len(left) > 30
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.symlink_to(path.name)])
+def test_what_is_no_file_is_one_line(tmp_path, make):
+    make(tmp_path / "run.sqlite")
+    with pytest.raises(UserError, match="run.sqlite can't be read or written .unable to open .*; move it away, and a"):
+        Journal(tmp_path / "run.sqlite")
+
+
+@pytest.mark.parametrize("value", ["[", "[" * 2000, "9" * 5000])
+def test_a_damaged_value_is_one_line(journal, value):
+    journal.set("inputs", {})
+    journal._db.execute("UPDATE meta SET value = ? WHERE key = 'inputs'", (value,))
+    with pytest.raises(UserError, match="run.sqlite: inputs can't be read .*; move it away, and a resume restores"):
+        journal.get("inputs")

@@ -18,6 +18,7 @@ from proxima.data.json_reader import load_json
 from proxima.runtime.state.journal_checksums import JournalChecksums
 from proxima.runtime.state.journal_schema import FORMAT, STATEMENTS
 from proxima.runtime.watch.clock import Clock
+from proxima.system.damaged_files import reading
 from proxima.system.full_disk import sqlite_disk_full
 from proxima.system.jsonl import dumps
 
@@ -49,7 +50,10 @@ class Journal:
         self.path = Path(path)
         self._clock = clock or Clock()
         self._opened = False
-        self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30.0, check_same_thread=False)
+        try:
+            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30.0, check_same_thread=False)
+        except sqlite3.OperationalError as error:  # a folder, a loop of links
+            raise UserError(f"{self.path} can't be read or written ({error})", remedy=MOVE_AWAY) from error
         self._db.text_factory = lambda text: text.decode(errors="replace")  # of a damaged file, the checksums tell
         self.checksums = JournalChecksums(self._db)
         try:
@@ -102,9 +106,10 @@ class Journal:
         return int(row[0]) if row else 0
 
     def get(self, key: str) -> Any:
-        """A value of the meta table; None if it is missing."""
+        """A value of the meta table; None if it is missing. UserError if it is damaged."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return load_json(row[0]) if row else None
+        with reading(f"{self.path}: {key}", MOVE_AWAY):
+            return load_json(row[0]) if row else None
 
     def set(self, key: str, value: Any) -> None:
         """Write a JSON value to the meta table."""

@@ -14,6 +14,7 @@ from proxima.experiments.run_reader import read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_table
 from proxima.runtime.watch.observer import Record
+from proxima.system.damaged_files import reading
 from proxima_plan.devices import Devices
 from proxima_plan.forecast import generating, plan_recipe
 from proxima_plan.simulation.lags import simulate_lag
@@ -48,6 +49,13 @@ def observed_run(folder: str, *, import_code: bool = False) -> tuple[Assumptions
     if len(steps) < 2:
         raise UserError(f"--from {folder}: has {len(steps)} finished steps with rollouts; two are needed to fit times")
     steps = steps[WARM_UP:] if len(steps) >= 3 * WARM_UP + 1 else steps
+    resolved = resolve(folder, import_code=import_code)
+    with reading(f"a file of {folder}", "proxima check tells which one is damaged"):
+        return _assumed(files, steps, resolved), steps, resolved
+
+
+def _assumed(files: RunFolder, steps: Sequence[Record], resolved: Resolved[Any]) -> Assumptions:
+    """What these steps of a run show of lengths, rewards and dropped groups."""
     prompts, lengths = list[int](), dict[int, list[int]]()
     for record in steps:
         table = read_table(files.rollout_file(int(record["step"])), ["prompt_uid", "tokens", "prompt_tokens"])
@@ -62,11 +70,10 @@ def observed_run(folder: str, *, import_code: bool = False) -> tuple[Assumptions
         prompt=max(1, round(fmean(prompts))),
         score=fmean(record.get("time/score", Assumptions.score) for record in steps),
     )
-    resolved = resolve(folder, import_code=import_code)
     if generating(resolved, "--from").algorithm.dynamic_sampling is not None:
         judged = sum(r["prompts_generated"] - r["prompts_unscored"] for r in steps)
         assumed = replace(assumed, accepted=sum(r["prompts_accepted"] for r in steps) / max(1, judged))
-    return assumed, steps, resolved
+    return assumed
 
 
 def with_speed(assumed: Assumptions, steps: Sequence[Record], resolved: Resolved[Any], devices: Devices) -> Assumptions:
