@@ -250,7 +250,9 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapp
         clock.named = True
     options = {"add_generation_prompt": ending == "prompt", "continue_final_message": ending == "open"}
     try:
-        return str(tokenizer.apply_chat_template(list(messages), **arguments, **options, tokenize=False))
+        text = str(tokenizer.apply_chat_template(list(messages), **arguments, **options, tokenize=False))
+        text.encode()  # no tokenizer reads half of a surrogate pair
+        return text
     except Exception as error:
         if ending == "open" and str(error).startswith("continue_final_message"):  # transformers does not find its text
             raise _not_open(messages[-1], "the chat template changes its text") from error

@@ -1,7 +1,6 @@
 """The variables that a chat template reads: tools, and arguments of the user."""
 
 import difflib
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -42,10 +41,11 @@ def require_read(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
 @lru_cache(maxsize=8)
 def _variables(template: str) -> set[str] | None:
     """The names that a template expects from its caller; None if it can't be parsed: rendering then says why."""
-    from jinja2 import Environment, TemplateError, meta
+    from jinja2 import meta
 
-    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # a tag of transformers, unknown to jinja
+    from proxima.model.template_bounds import bounded_environment
+
     try:
-        return meta.find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain))
-    except TemplateError:
+        return meta.find_undeclared_variables(bounded_environment().parse(template))
+    except Exception:  # of a parser that recurses, too
         return None
