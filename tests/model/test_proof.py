@@ -9,14 +9,17 @@ import transformers as hf
 
 from proxima.cli.main import main
 from proxima.config import check, resolve
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 from proxima.engine.local import Local, LocalEngine
-from proxima.model import LoadedModel, Policy, save
+from proxima.model import LoadedModel, Policy, load, proof, save
 from proxima.model.positions import fix_positions, fixed_length
+from proxima.model.pretrained import context_limit
+from proxima.model.proof import Proof
 from proxima.model.tiny_twin import make_twin
+from proxima.reward.model_reward import ModelReward
 from tests.model.families import DENSE
 from tests.model.rows import plain_log_prob, rows
-from tests.tiny import drawn, tiny_tokenizer
+from tests.tiny import CONTEXT, VOCABULARY, drawn, tiny_tokenizer
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
@@ -86,6 +89,104 @@ def test_the_first_way_that_is_proven_is_chosen(what):
         assert (policy(policy.pack(items)).log_prob - expected).abs().max() < 3e-5  # nats
 
 
+def after_the_head(change, prepare=lambda model: None) -> type[hf.LlamaForCausalLM]:
+    """A Llama that changes its logits."""
+
+    class Changed(hf.LlamaForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            prepare(self)
+
+        def forward(self, *arguments, **more):
+            answer = super().forward(*arguments, **more)
+            answer.logits = change(self, answer.logits)
+            return answer
+
+    return Changed
+
+
+def capped(cap: float):
+    return after_the_head(lambda self, logits: cap * torch.tanh(logits / cap))
+
+
+def masked(self, logits):
+    return logits.index_fill(-1, torch.tensor([5]), -torch.inf)
+
+
+def with_bias(model):
+    model.register_buffer("bias", torch.zeros(()))
+
+
+def with_scale(model):
+    model.scale = torch.nn.Parameter(torch.ones(()))
+
+
+HEAD = "its logits are not what its output head gives"
+CHANGED = {
+    "a cap of 30": (capped(30.0), HEAD),
+    "a cap of 1,000": (capped(1e3), HEAD),
+    "a cap of 1,000,000": (capped(1e6), HEAD),
+    "a bound": (after_the_head(lambda self, logits: logits.clamp(max=1e4)), HEAD),
+    "a scale near 1": (after_the_head(lambda self, logits: 1.0001 * logits), r"its logits are 1\.0001 times what"),
+    "a mask of one token": (after_the_head(masked), HEAD),
+    "a bias in a buffer": (
+        after_the_head(lambda self, logits: logits + self.bias * logits.new_ones(96).cumsum(0), with_bias), HEAD
+    ),
+    "a scale in a scalar": (after_the_head(lambda self, logits: self.scale * logits, with_scale), "times what its"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_what_changes_the_logits_after_the_head_is_seen(what):
+    kind, reason = CHANGED[what]
+    with pytest.raises(UserError, match=f"Changed is not supported: .*{reason}"):
+        Proof(kind, hf.LlamaConfig(**DENSE), None)
+
+
+def test_a_score_that_is_capped_is_seen():
+    class Capped(hf.LlamaForSequenceClassification):
+        def forward(self, *arguments, **more):
+            answer = super().forward(*arguments, **more)
+            answer.logits = 1e3 * torch.tanh(answer.logits / 1e3)
+            return answer
+
+    config = hf.LlamaConfig(**DENSE | {"pad_token_id": 0}, num_labels=1)
+    with pytest.raises(UserError, match="Capped is not supported: its score is not what its output head gives"):
+        Proof(Capped, config, None)
+    Proof(hf.LlamaForSequenceClassification, config, None)
+
+
+@pytest.mark.parametrize("command", ["explain", "plan", "train"])
+def test_commands_refuse_a_model_by_its_config(command, tmp_path, capsys):
+    """There are no weights to read."""
+    config = hf.Cohere2Config(**DENSE | {"vocab_size": VOCABULARY}, architectures=["Cohere2ForCausalLM"])
+    config.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert main([command, "quickstart", f"model.path={tmp_path}"]) == 2
+    assert "Cohere2ForCausalLM is not supported: its logits are 0.0625 times what" in capsys.readouterr().err
+
+
+def test_loading_refuses_it_before_the_weights(tmp_path):
+    hf.Cohere2Config(**DENSE | {"vocab_size": VOCABULARY}).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="Cohere2ForCausalLM is not supported: its logits are"):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("scalar", [False, True])
+def test_the_proof_of_a_recipe_is_used_again_where_the_weights_are_loaded(kind, scalar, tiny_model, monkeypatch):
+    monkeypatch.setattr(proof, "_proofs", {})
+    path = str(tiny_model(kind))
+    given = [f"model.path={path}", "model.max_length=64"]
+    recipe = "cpu/reward" if scalar else "quickstart"
+    assert not [p for p in check(resolve(recipe, given, root=None)) if p.path.startswith("model")]
+    assert len(proof._proofs) == 1
+    source = resolve(recipe, given, root=None).config.model.source()
+    source.scalar(source.load_scalar(head_std=0.1)) if scalar else source.policy(source.load())
+    assert len(proof._proofs) == 1
+
+
 def test_a_twin_is_small_whatever_the_model():
     """Its windows are shorter than its sequences, and it has a layer of each kind."""
     kinds = ["sliding_attention"] * 5 + ["full_attention"]
@@ -93,7 +194,7 @@ def test_a_twin_is_small_whatever_the_model():
     with torch.device("meta"):
         model = hf.Gemma3ForCausalLM(config)
     before = torch.get_rng_state()
-    twin = make_twin(hf.Gemma3ForCausalLM, model)
+    twin = make_twin(hf.Gemma3ForCausalLM, model.config)
     assert torch.equal(torch.get_rng_state(), before)
     assert set(twin.config.layer_types) == set(kinds) and twin.config.sliding_window == 4
     assert sum(p.numel() for p in twin.parameters()) < 200_000
@@ -174,3 +275,37 @@ def test_generate_takes_the_length(phi, capsys):
     assert main(["generate", phi, "Hi", "--dtype", "float32", "--max-tokens", "3"]) == 2
     assert "set model.max_length (generate: --max-length): up to 32" in capsys.readouterr().err
     assert main(["generate", phi, "Hi", "--dtype", "float32", "--max-tokens", "3", "--max-length", "100"]) == 0
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])  # turned positions, and a table of learned ones
+def test_a_length_above_the_models_own_limit_is_refused(kind, tiny_model, capsys):
+    path, said = tiny_model(kind), f"is more than the model's own limit, {CONTEXT} tokens"
+    assert main(["explain", "quickstart", f"model.path={path}", f"model.max_length={CONTEXT + 1}"]) == 2
+    assert f"model.max_length={CONTEXT + 1}" in (refused := capsys.readouterr().err) and said in refused
+    assert main(["generate", str(path), "Hi", "--max-length", str(CONTEXT + 1)]) == 2
+    assert f"--max-length={CONTEXT + 1} {said}" in capsys.readouterr().err
+    assert not [p for p in check(resolve("quickstart", [f"model.path={path}", "model.max_length=256"], root=None))
+                if "own limit" in str(p)]  # fmt: skip
+
+
+def test_yarn_extends_the_limit():
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32_768}
+    config = hf.Qwen2Config(max_position_embeddings=32_768, rope_parameters=yarn)
+    assert context_limit(config) == 131_072
+    assert context_limit(hf.Qwen2Config(max_position_embeddings=131_072, rope_parameters=yarn)) == 131_072
+
+
+def test_a_reward_model_with_such_positions_names_its_own_field(tmp_path):
+    sizes = DENSE | {"vocab_size": VOCABULARY, "pad_token_id": 0}
+    rope = {"original_max_position_embeddings": 32, "rope_parameters": deepcopy(LONG)}
+    config = hf.Phi3Config(**sizes, **rope, num_labels=1)
+    model = drawn(hf.Phi3ForSequenceClassification, config, 3)
+    folder = str(save(model, tiny_tokenizer(), tmp_path))
+    with pytest.raises(FieldError, match=r"max_tokens=None must be set for this model \(longrope\): up to 32 tokens"):
+        ModelReward(path=folder).check()
+    reward = ModelReward(path=folder, max_tokens=100, compute_dtype="float32")
+    reward.check()
+    reward.load()
+    assert fixed_length(reward._scorer.model) == 100
+    with pytest.raises(FieldError, match="max_tokens=1000 is more than the model's own limit, 128 tokens"):
+        ModelReward(path=folder, max_tokens=1000).check()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from proxima.data import Completion, Message
+from proxima.data import Completion, Message, renamed
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import load
-from proxima.model.pretrained import own_stop_tokens
+from proxima.model.pretrained import load_config, own_stop_tokens, require_length
 from proxima.model.quiet import quiet_transformers
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, user_message
@@ -44,7 +44,9 @@ def local_engine(
 
         store = ImageStore(path)
     with quiet_transformers():
-        loaded = load(path, dtype=torch.float32, device=device)
+        with renamed("model.max_length", "--max-length"):
+            require_length(load_config(path), max_length)
+        loaded = load(path, dtype=torch.float32, device=device, max_length=max_length)
     if store is not None:
         loaded = replace(loaded, tokenizer=store.tokenizer)
     own = own_stop_tokens(getattr(loaded.model, "generation_config", None), loaded.model.config, loaded.tokenizer)

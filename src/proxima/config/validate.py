@@ -158,7 +158,6 @@ CHECKS: Sequence[Check | IfSet | IfKind] = (
     IfKind(OPTIMIZERS, "muon", "muon_has_whole_matrices"),
     model_section.models_exist,
     model_section.tokens_have_rows,
-    model_section.positions_are_fixed,
     IfSet("model.lora", "adapters_are_ready"),
     IfSet("task.images episode.images model.vision_lr_ratio", "images_can_be_shown"),
     IfSet("placement.sharding", "models_can_be_split", "ranks_section"),
@@ -177,6 +176,7 @@ CHECKS: Sequence[Check | IfSet | IfKind] = (
     IfSet("monitor", "trackers_are_ready"),
     eval_section.evaluations_are_configured,
     IfSet("eval.metric", "evaluation_metric_exists"),
+    model_section.models_are_supported,  # last: it builds small copies
 )
 TO_DO = (data_section.data_files_exist, packages_are_installed, values_are_filled_in)
 WARNINGS: Sequence[Check | IfSet | IfKind] = (

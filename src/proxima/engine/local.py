@@ -32,7 +32,7 @@ from proxima.engine.scheduler import Scheduler
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import DTYPES, LoadedModel
-from proxima.model.proof import proof_of
+from proxima.model.proof import Proof, proof_of
 
 STEPS_PER_TURN = 8  # steps decoded before another call may interrupt
 
@@ -132,8 +132,13 @@ def proven_decoder(model: nn.Module, *, fast: bool = True) -> Any:
     Raises:
         UserError: none is; the message has the figures.
     """
-    proof, reasons = proof_of(model), list[str]()
-    if fast and supports(model) is None:
+    return first_proven(proof_of(model), fast=fast and supports(model) is None)
+
+
+def first_proven(proof: Proof, *, fast: bool) -> Any:
+    """`proven_decoder` of the model of a proof."""
+    reasons = list[str]()
+    if fast:
         if (reason := decoder_problem(FastDecoder, proof)) is None:
             return FastDecoder
         reasons.append(f"fast: {reason}")

@@ -23,6 +23,7 @@ from proxima.model.pretrained import (
     resolve_device,
     untie_config,
 )
+from proxima.model.proof import proof_before_loading
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
     from torch import nn
@@ -43,6 +44,7 @@ def load(
     lora: Lora | None = None,
     seed: int = 0,
     sharding: "Sharding | None" = None,
+    max_length: int | None = None,
 ) -> LoadedModel:
     """Load weights and tokenizer in `dtype` on `device`.
 
@@ -51,10 +53,12 @@ def load(
             or an adapter's folder: its base, with the adapter merged.
         lora: adapters for the model, which are then its only trained parameters.
         seed: of the random initialisation of new adapters.
+        max_length: for which `fix_positions` will fix the factors of positions; the proof is of these.
         sharding: spread over the ranks of torch.distributed. Each then reads its own slices; GGUF, merged
             adapters, DoRA and files that transformers converts are first loaded whole on every rank, in host memory.
 
     Raises:
+        UserError: the model is not supported, see `proxima.model.proof`; nothing is loaded.
         FieldError: the path can't be loaded, the tokenizer has ids without a row in the embedding, or the files lack
             weights or contain some that are not finite; the base of an adapter has changed; an adapter does not fit;
             the model is a reward model.
@@ -73,19 +77,21 @@ def load(
                 "model.path", path, "is an adapter, which can't get another one by model.lora", remedy=remedy
             )
         arguments: dict[str, Any] = {"dtype": dtype, "device": device if sharding is None else "cpu"}
+        arguments["max_length"] = max_length
         merged = load_merged(path, lambda base, version: _load_plain(base, revision=version, **arguments))
         return on_ranks(merged, sharding, device)
     place: dict[str, Any] = {"revision": revision, "dtype": dtype}
+    load_base = partial(_load_plain, path, max_length=max_length, **place)
     if lora is None:
-        return on_ranks(_load_plain(path, device=device, sharding=sharding, **place), sharding, device)
+        return on_ranks(load_base(device=device, sharding=sharding), sharding, device)
     from proxima.model.adapter_files import start_adapter, with_adapter
     from proxima.model.adapter_folder import base_in_memory
 
     if sharding is None or lora.dora:  # whose norms are of the whole weights
-        loaded = _load_plain(path, device=device if sharding is None else "cpu", **place)
+        loaded = load_base(device=device if sharding is None else "cpu")
     else:
         prepare = partial(start_adapter, lora=lora, base=base_in_memory(path, revision, dtype), seed=seed)
-        loaded = _load_plain(path, device=device, sharding=sharding, prepare=prepare, **place)
+        loaded = load_base(device=device, sharding=sharding, prepare=prepare)
     return on_ranks(with_adapter(loaded, lora, seed=seed, **place), sharding, device)
 
 
@@ -132,6 +138,7 @@ def load_weights(
     dtype: torch.dtype,
     device: str,
     may_lack: Collection[str] = (),
+    max_length: int | None = None,
     sharding: "Sharding | None" = None,
     prepare: Callable[[Any], None] | None = None,
     **extra: Any,
@@ -145,7 +152,9 @@ def load_weights(
     """
     bound_product_caches()
     tokenizer = load_tokenizer(path, revision)
-    require_rows(path, tokenizer, extra.get("config") or load_config(path, revision))
+    config = extra.get("config") or load_config(path, revision)
+    require_rows(path, tokenizer, config)
+    proof_before_loading(config, max_length, scalar="SequenceClassification" in reader.__name__)
     if sharding is not None:
         from proxima.model.parallel.slices import load_sliced
 

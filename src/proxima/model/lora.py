@@ -42,7 +42,7 @@ class Lora:
     path: Annotated[str | None, "adapter to start from, made for this model; the reference stays the base"] = None
 
     def __post_init__(self) -> None:
-        require(self.rank >= 1, "rank", self.rank, "must be >= 1")
+        require(1 <= self.rank <= 1 << 16, "rank", self.rank, "must be in [1, 65536]")
         require(0 < self.alpha < math.inf, "alpha", self.alpha, "must be > 0 and finite")
         named = isinstance(self.targets, str) or (len(self.targets) > 0 and all(self.targets))
         require(named, "targets", self.targets, "must name a layer", remedy="all-linear names every one")

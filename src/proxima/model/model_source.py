@@ -99,6 +99,7 @@ class ModelSource:
     def _weights(self, saved: str | None) -> dict[str, Any]:
         """Arguments of `load`. A checkpoint has the whole model in `saved`, or only its adapter."""
         settings = {"dtype": DTYPES[self.dtype], "device": self.device, "sharding": self.sharding, "seed": self.seed}
+        settings["max_length"] = self.max_length
         if saved is not None and self.lora is None:
             return {"path": saved, **settings}
         lora = self.lora if self.lora is None or saved is None else replace(self.lora, path=saved)

@@ -158,7 +158,7 @@ class PackedModel:
         if self.longest is not None and (most := max(map(len, trajectories), default=0)) > self.longest:
             raise UserError(
                 f"a sequence has {most} tokens, and the model's position factors were fixed for {self.longest}",
-                remedy="raise model.max_length",
+                remedy="raise model.max_length (serve-training: --max-length)",
             )
         routes = replay and self.replays_routes
         return pack(trajectories, share_prompt=self.share_prompt, routes=routes).to(self.device)

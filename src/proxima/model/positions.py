@@ -12,19 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 from proxima.model.parallel.sharded import plain_type
+from proxima.model.pretrained import context_limit
 
 FIXED = "positions_fixed_for"  # attribute of a module whose factors are fixed: the longest sequence, in tokens
 
 
-def fix_positions(model: nn.Module, longest: int | None, own_limit: int) -> int | None:
+FACTORS = "all sequences get the factors of short ones, above it all get those of long ones, as in vLLM"
+MAX_LENGTH = "model.max_length (generate: --max-length)"
+
+
+def fix_positions(model: nn.Module, longest: int | None, own_limit: int, field: str = MAX_LENGTH) -> int | None:
     """Choose the factors of all positions once; the longest sequence for which they are right, None if that is not
     limited.
 
     Args:
         longest: tokens of the longest sequence that may occur; None: that is not said.
         own_limit: the model's own longest sequence.
+        field: what sets `longest`, for the message.
 
     Raises:
         UserError: `longest` is None, and short sequences have other factors than those of `own_limit` tokens; or other
@@ -36,14 +42,41 @@ def fix_positions(model: nn.Module, longest: int | None, own_limit: int) -> int 
         if longest is None and not torch.equal(factors[0], short[0]):
             change = _change(module, layer_type, own_limit)
             reason = f"turns positions by other factors where a sequence has more than {change} tokens"
-            remedy = f"set model.max_length (generate: --max-length): up to {change}, all sequences get the factors of "
-            remedy += "short ones, else all get those of long ones, as in vLLM"
+            remedy = f"set {field}: up to {change}, {FACTORS}"
             raise UserError(f"{name} {reason}, and the longest is not known", remedy=remedy)
         _fix(module, layer_type, *factors, most)
     fixed = fixed_length(model)
     if longest is not None and fixed is not None and most > fixed:
         raise UserError(f"{name} has the position factors of {fixed} tokens, not of {most}")
     return fixed
+
+
+def fixed_length_of(config: Any, max_length: int | None) -> int | None:
+    """The `fixed_length` of a model with this config after `fix_positions` for `max_length` tokens, by the config
+    alone."""
+    text = config.get_text_config()
+    limit = context_limit(text)
+    return min(max_length or limit, limit) if depends_on_length(text) else None
+
+
+def require_known_length(config: Any, longest: int | None, field: str) -> None:
+    """Raise FieldError for a config whose factors depend on the longest sequence, if `field`, None, does not say how
+    long that is: as `fix_positions`, before the model is loaded."""
+    text = config.get_text_config()
+    if longest is not None or not depends_on_length(text):
+        return
+    rope, limit = getattr(text, "rope_parameters", None) or {}, context_limit(text)
+    for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        switch = each.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        if each.get("rope_type") == "longrope" and switch is not None and switch < limit:
+            bound = f"must be set for this model (longrope): up to {switch} tokens {FACTORS}"
+            raise FieldError(field, None, bound)
+
+
+def depends_on_length(config: Any) -> bool:
+    """True if a config has position factors that are chosen by the longest sequence."""
+    rope = str(getattr(config, "rope_parameters", None))  # nested by the kind of layer in some
+    return "'longrope'" in rope or "dynamic" in rope
 
 
 def fixed_length(model: nn.Module) -> int | None:

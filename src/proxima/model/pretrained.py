@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.data import FieldError, UserError, require
-from proxima.model.files import is_adapter
+from proxima.data.errors import abbreviated
+from proxima.model.files import is_adapter, local_place
+from proxima.model.folder_checks import check_model_files
 from proxima.model.lora import SCALAR_HEAD, adapter_names, is_adapted
 from proxima.model.turn_end import turn_end
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe mus
     from proxima.model.parallel.sharding import Sharding
 
 
+LONGEST_REASON = 300  # characters, of an error of transformers
 SHOWN_IMAGES = frozenset({"gemma3", "idefics3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})  # families
 READERS = ("gguf", "accelerate")  # what transformers needs to read a .gguf file
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -96,12 +100,12 @@ class UnloadedModel:
         """Read config and tokenizer; `max_length` bounds the context.
 
         Raises:
-            FieldError: as `load_config`, `load_tokenizer` and `require_rows`.
+            FieldError: as `load_config`, `load_tokenizer`, `require_rows` and `require_length`.
         """
         config, tokenizer = load_config(path, revision), load_tokenizer(path, revision)
         require_rows(path, tokenizer, config)
-        limit = context_limit(config.get_text_config())
-        context = min(max_length or limit, limit)
+        require_length(config, max_length)
+        context = max_length or context_limit(config.get_text_config())
         return cls(path=path, revision=revision, config=config, tokenizer=tokenizer, context=context)
 
     @property
@@ -194,6 +198,7 @@ def check_path(path: str) -> None:
     elif place.is_dir():
         remedy, complete = "give a Hugging Face model folder or a .gguf file", (place / "config.json").is_file()
         require(complete, "model.path", path, "is a folder without config.json", remedy=remedy)
+        check_model_files(path, place)
     elif place.is_file():
         remedy = "give the folder that holds config.json, or a .gguf file"
         require(place.suffix == ".gguf", "model.path", path, "is a file but not .gguf", remedy=remedy)
@@ -207,8 +212,23 @@ def check_path(path: str) -> None:
 
 
 def context_limit(config: Any) -> int:
-    """The maximum length in tokens from a model's config; 2^20 where the config does not say."""
-    return int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
+    """The maximum length in tokens from a model's config, with yarn that to which it extends the original one; 2^20
+    where the config does not say."""
+    limit, rope = (
+        int(getattr(config, "max_position_embeddings", 0) or 1 << 20),
+        getattr(config, "rope_parameters", None),
+    )
+    if isinstance(rope, dict) and rope.get("rope_type") == "yarn":
+        limit = max(limit, int((rope.get("original_max_position_embeddings") or 0) * (rope.get("factor") or 1)))
+    return limit
+
+
+def require_length(config: Any, max_length: int | None) -> None:
+    """Raise FieldError for a `model.max_length` above the model's own limit."""
+    limit = context_limit(config.get_text_config())
+    bound = f"is more than the model's own limit, {limit} tokens (max_position_embeddings in its config.json)"
+    remedy = f"set it to {limit}, or less; a range that is extended stands in config.json"
+    require(max_length is None or max_length <= limit, "model.max_length", max_length, bound, remedy=remedy)
 
 
 def _place_of(file: str, path: str, revision: str | None) -> tuple[str, str | None]:
@@ -218,6 +238,8 @@ def _place_of(file: str, path: str, revision: str | None) -> tuple[str, str | No
         from proxima.model.hub_names import require_found  # as above
 
         require_found(path, revision)
+        if (cached := local_place(path, revision)) is not None:
+            check_model_files(path, cached)
     if not is_adapter(path) or (Path(path).expanduser() / file).is_file():
         return path, revision
     from proxima.model.adapter_folder import base_of
@@ -246,6 +268,8 @@ def load_generation_config(path: str, revision: str | None = None) -> "Generatio
         return GenerationConfig.from_pretrained(path, revision=revision or "main")
     except OSError:
         return None
+    except Exception as error:
+        raise unreadable_model(path, "has an unusable generation_config.json", error) from error
 
 
 def reader_of(config: Any) -> Any:
@@ -255,6 +279,27 @@ def reader_of(config: Any) -> Any:
     if config.model_type in SHOWN_IMAGES:
         return transformers.AutoModelForImageTextToText
     return transformers.AutoModelForCausalLM
+
+
+def model_class(config: Any, *, scalar: bool = False) -> tuple[Any, Any]:
+    """The class of the model that is loaded for a config, as a language model or with a scalar head, and its own
+    config: the part about text, where that has a class of its own.
+
+    Raises:
+        UserError: transformers has none.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    classes: Any = (AutoModelForSequenceClassification if scalar else reader_of(config))._model_mapping
+    if type(config) not in classes:
+        what = "a sequence classifier" if scalar else "a causal language model"
+        raise UserError(f"a model of type {config.model_type} is not supported: it is not {what} of transformers")
+    kinds = classes[type(config)]
+    if isinstance(kinds, tuple):  # by the name in the config, as `from_pretrained` chooses
+        named = [kind for kind in kinds if kind.__name__ in (config.architectures or ())]
+        kinds = (named or kinds)[0]
+    of_text = getattr(config, "sub_configs", {}).get("text_config")
+    return kinds, config.get_text_config() if kinds.config_class is of_text else config
 
 
 def beside_decoder(model: Any) -> dict[str, Any]:
@@ -280,8 +325,8 @@ def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":
     try:
         with torch.device("meta"):
             model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
-    except (ValueError, KeyError) as error:
-        raise UserError(f"model.path={path!r}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # of any kind, from the code of the model
+        raise unreadable_model(path, "is no model that can be built", error) from error
     return model
 
 
@@ -289,9 +334,39 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
     """The tokenizer, or its base's for an adapter whose folder has none."""
     from transformers import AutoTokenizer
 
+    from proxima.model.template_bounds import bounded_environment
+
     path, revision = _place_of("tokenizer_config.json", path, revision)
+    bounded_environment()  # of chat templates
     tokenizer: PreTrainedTokenizerBase = read_pretrained(AutoTokenizer, path, revision, "has no usable tokenizer")
+    require_encodes(path, tokenizer)
     return tokenizer
+
+
+PROBE = "Hello, World! 12 + 3\n\t naïve 漢字 🙂"
+MOST_TOKENS = 100  # a character, in the probe
+
+
+def require_encodes(path: str, tokenizer: Any) -> None:
+    """Raise FieldError for a tokenizer that fails for an ordinary text, or makes it many times longer."""
+    try:
+        with panics_are_errors():
+            count = max(len(tokenizer(text)["input_ids"]) for text in ("", PROBE))
+    except Exception as error:  # of any kind
+        raise unreadable_model(path, "has a tokenizer that fails for an ordinary text", error) from error
+    bound = f"has a tokenizer that makes {count:,} tokens of {len(PROBE)} characters"
+    require(count <= MOST_TOKENS * len(PROBE), "model.path", path, bound, remedy="repair its tokenizer.json")
+
+
+@contextmanager
+def panics_are_errors() -> Iterator[None]:
+    """Within the block, a panic in Rust, which is no Exception, raises ValueError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"it panics: {error}") from error
 
 
 def untie_config(model: Any, config: Any = None) -> None:
@@ -326,7 +401,8 @@ def read_pretrained(reader: Any, path: str, revision: str | None, problem: str, 
     else:
         folder = str(place) if path.startswith("~") else path
     try:
-        return reader.from_pretrained(folder, revision=revision, trust_remote_code=False, **more)
+        with panics_are_errors():
+            return reader.from_pretrained(folder, revision=revision, trust_remote_code=False, **more)
     except Exception as error:  # damaged files raise all kinds of errors
         raise unreadable_model(path, problem, error) from error
 
@@ -336,5 +412,5 @@ def unreadable_model(path: str, what: str, error: Exception) -> FieldError:
     if "trust_remote_code" in str(error):
         remedy = "use a model whose architecture is in transformers"
         return FieldError("model.path", path, "needs custom Python code, which proxima does not run", remedy=remedy)
-    said = str(error).strip() or type(error).__name__
-    return FieldError("model.path", path, f"{what}: {said.splitlines()[0]}")
+    said = abbreviated(" ".join(str(error).split()), LONGEST_REASON) or type(error).__name__
+    return FieldError("model.path", path, f"{what}: {said}")

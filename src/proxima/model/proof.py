@@ -25,13 +25,16 @@ from proxima.data import FieldError, Trajectory, UserError, pack
 from proxima.model.attention import ATTENTION, hugging_face_name
 from proxima.model.model_parts import parts, scalar_parts
 from proxima.model.parallel.sharded import plain_type
-from proxima.model.positions import fixed_length
-from proxima.model.tiny_twin import FIRST_ID, make_twin
+from proxima.model.positions import fixed_length, fixed_length_of
+from proxima.model.pretrained import model_class
+from proxima.model.tiny_twin import DROPPED, FIRST_ID, make_twin
 
 TOLERANCE = (
     1e-4  # nats of the twin's log-probs, in float32; where a scale or a mask is forgotten they differ by .01 to 10
 )
 KEPT = 8  # proofs: those of the models of a run
+WIDE, ROUNDING = 1e7, 1e-5  # the largest logit of a twin with a wide head; relative rounding there
+UNREAD = (*DROPPED, "_name_or_path", "architectures", "pad_token_id")  # fields of a config that change no computation
 
 # prompt, response; the first two are of one group, and together longer than the windows of a twin
 LENGTHS = ((7, 5), (7, 2), (1, 8), (20, 8))
@@ -49,14 +52,36 @@ def proof_of(model: nn.Module) -> "Proof":
         UserError: the model breaks a law that must hold; the message names its class, and what differs by how much.
     """
     untyped: Any = model
-    kind = plain_type(model)
-    key = kind, fixed_length(model), json.dumps(untyped.config.to_dict(), sort_keys=True, default=repr)
+    return _proof(plain_type(model), untyped.config, fixed_length(model))
+
+
+def proof_before_loading(config: Any, max_length: int | None = None, *, scalar: bool = False) -> "Proof":
+    """The proof that `proof_of` gives of a model with this config, before its weights are loaded.
+
+    Args:
+        max_length: as in `fix_positions`.
+        scalar: the model gets, or has, a scalar head.
+
+    Raises:
+        UserError: as `proof_of`, or transformers has no such class for the config.
+    """
+    kind, config = model_class(config, scalar=scalar)
+    return _proof(kind, config, fixed_length_of(config, max_length))
+
+
+def _proof(kind: type[nn.Module], config: Any, longest: int | None) -> "Proof":
+    key = kind, longest, json.dumps(_read_fields(config.to_dict()), sort_keys=True, default=repr)
     if key not in _proofs:
-        proof = in_own_thread(lambda: Proof(kind, untyped))
+        proof = in_own_thread(lambda: Proof(kind, config, longest))
         while len(_proofs) >= KEPT:
             _proofs.pop(next(iter(_proofs)), None)
         _proofs[key] = proof
     return _proofs[key]
+
+
+def _read_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in fields.items() if name not in UNREAD}
+    return {name: _read_fields(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def in_own_thread(call: Callable[[], T]) -> T:
@@ -71,28 +96,31 @@ def in_own_thread(call: Callable[[], T]) -> T:
 class Proof:
     """The twin of a model with what is expected of it, and the result of each way to run it that was tried."""
 
-    def __init__(self, kind: type[nn.Module], model: Any) -> None:
+    def __init__(self, kind: type[nn.Module], config: Any, longest: int | None) -> None:
         self.name = kind.__name__
-        self.twin: Any = make_twin(kind, model)
+        self.twin: Any = make_twin(kind, config, longest)
         self.scalar = not self.twin.can_generate()
-        self.backbone, self.head = (scalar_parts if self.scalar else parts)(self.twin)
+        self.backbone, self.head = self.parts_of(self.twin)
         self.rows = sequences(self.twin)
         try:
             self.expected = [self.own_outputs(row) for row in self.rows]  # [T, V] log-probs of the responses, or [T, 1]
         except Exception as error:  # of the model's own code
             raise self.refused(f"a small copy of it can't be run: {reason_of(error)}") from error
         self.problems: dict[Any, str | None] = {}
+        self._check_head()
         if not self.scalar:
-            self._check_head()
             self._check_causality()
+
+    def parts_of(self, twin: Any) -> tuple[Any, Any]:
+        return (scalar_parts if self.scalar else parts)(twin)
 
     def refused(self, reason: str) -> UserError:
         return UserError(f"{self.name} is not supported: {reason}")
 
     @torch.no_grad()
-    def own_logits(self, tokens: Sequence[int]) -> Tensor:
-        """[T, V] the twin's own logits of one sequence; [1, 1] its score, of a scalar model."""
-        logits: Tensor = self.twin(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
+    def own_logits(self, tokens: Sequence[int], twin: Any = None) -> Tensor:
+        """[T, V] a twin's own logits of one sequence; [1, 1] its score, of a scalar model."""
+        logits: Tensor = (twin or self.twin)(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
         return logits.float().flatten(0, -2)
 
     def own_outputs(self, row: Trajectory) -> Tensor:
@@ -109,21 +137,37 @@ class Proof:
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        tokens = [*self.rows[0].prompt_tokens.tolist(), *self.rows[0].tokens.tolist()]
+        """The outputs must be what the head gives: with the weights as they are drawn, beside which a forgotten bias
+        shows, and with a head whose outputs are as large as `WIDE`. A cap of 1,000 changes ordinary logits by less than
+        their rounding; and a scale that is nearly 1 is far from it there."""
+        own = self._compare_head(self.twin, lambda largest: TOLERANCE * max(1.0, largest))
+        wide = copy.deepcopy(self.twin)
+        self.parts_of(wide)[1].weight.mul_(WIDE / max(float(own.abs().max()), 1e-3))
+        self._compare_head(wide, lambda largest: ROUNDING * largest)
+
+    def _compare_head(self, twin: Any, allowed: Callable[[float], float]) -> Tensor:
+        """The own outputs of a twin, if its head gives the same."""
+        backbone, head = self.parts_of(twin)
+        tokens = some_ids(twin, LONGEST, 3)
         try:
-            states = self.backbone(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state
+            states = backbone(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state
         except Exception as error:
             raise self.refused(f"its decoder can't be run without its head: {reason_of(error)}") from error
-        own, ours = self.own_logits(tokens), self.head(states)[0].float()
+        own, ours = self.own_logits(tokens, twin), head(states)[0].float()
+        if self.scalar:  # a score is of a whole sequence
+            own = torch.cat([self.own_logits(tokens[:length], twin) for length in PREFIXES])
+            ours = ours[[length - 1 for length in PREFIXES]]
+        outputs = "score is" if self.scalar else "logits are"
         if own.shape != ours.shape:
-            raise self.refused(f"it gives {list(own.shape)} logits, and its output head {list(ours.shape)}")
-        largest, scale = TOLERANCE * max(1.0, float(own.abs().max())), float((own * ours).sum() / ours.square().sum())
+            raise self.refused(f"it gives {list(own.shape)} outputs, and its output head {list(ours.shape)}")
+        own, ours = own.nan_to_num(), ours.nan_to_num()  # a mask is far from what the head gives
+        largest, scale = float(ours.abs().max()), float((own * ours).sum() / ours.square().sum())
         apart = float((own - ours).abs().max())
-        if apart <= largest:
-            return
-        if float((own - scale * ours).abs().max()) <= largest:
-            raise self.refused(f"its logits are {scale:.4g} times what its output head gives")
-        reason = "its logits are not what its output head gives of its last hidden state"
+        if apart <= allowed(largest):
+            return own
+        if float((own - scale * ours).abs().max()) <= allowed(largest):
+            raise self.refused(f"its {outputs} {scale:.6g} times what its output head gives")
+        reason = f"its {outputs} not what its output head gives of its last hidden state"
         raise self.refused(f"{reason}: off by {apart:.2g}")
 
     def _check_causality(self) -> None:
@@ -147,7 +191,7 @@ class Proof:
         twin = copy.deepcopy(self.twin)
         if attention != "padded" or getattr(twin, "_supports_sdpa", False):
             twin.set_attn_implementation(hugging_face_name(attention))
-        backbone, _ = (scalar_parts if self.scalar else parts)(twin)
+        backbone, _ = self.parts_of(twin)
         batch = pack(self.rows, share_prompt=attention != "padded")
         try:
             outputs = self.of_states(ATTENTION[attention](backbone, batch))

@@ -104,6 +104,7 @@ def load_scalar_model(
     seed: int = 0,
     lora: Lora | None = None,
     sharding: Sharding | None = None,
+    max_length: int | None = None,
 ) -> LoadedModel:
     """Load a scalar model from the folder of one, or put a new head on a causal language model.
 
@@ -114,7 +115,7 @@ def load_scalar_model(
             end-of-text token is scored.
         seed: of the random initialisation of a new head and new adapters.
         lora: adapters for the decoder, which are then trained alongside the head.
-        sharding: as `load`.
+        sharding, max_length: as `load`.
 
     Raises:
         FieldError: the path can't be loaded; an adapter does not fit; it has no head, or one with several labels;
@@ -129,7 +130,9 @@ def load_scalar_model(
         require_splittable(path, revision, sharding, adapters=lora is not None)
     loaded_on = device if sharding is None else "cpu"
     if is_adapter(path):
-        merged = load_merged(path, partial(_load_below, path, dtype=dtype, device=loaded_on), scalar=True)
+        merged = load_merged(
+            path, partial(_load_below, path, max_length=max_length, dtype=dtype, device=loaded_on), scalar=True
+        )
         return on_ranks(merged, sharding, device)
     config, trained = scalar_config(path, revision, new_head=new_head is not None)
     if not trained:
@@ -142,6 +145,7 @@ def load_scalar_model(
         device=loaded_on if lora else device,
         may_lack=() if trained else (f"{HEAD}.weight",),
         sharding=None if lora else sharding,
+        max_length=max_length,
         config=config,
     )
     head: Any = getattr(loaded.model, HEAD, None)
@@ -159,14 +163,15 @@ def load_scalar_model(
     return on_ranks(with_adapter(loaded, lora, revision=revision, dtype=dtype, seed=seed), sharding, device)
 
 
-def _load_below(adapter: str, path: str, revision: str | None, *, dtype: torch.dtype, device: str) -> LoadedModel:
+def _load_below(adapter: str, path: str, revision: str | None, **how: Any) -> LoadedModel:
     """Load the base of a scalar adapter, with the config in the adapter's folder."""
     from transformers import AutoModelForSequenceClassification
 
     config, _ = scalar_config(adapter)
-    place: dict[str, Any] = {"revision": revision, "dtype": dtype, "device": device}
     head = (f"{HEAD}.weight",)
-    return load_weights(AutoModelForSequenceClassification, path, may_lack=head, config=config, **place)[0]
+    return load_weights(
+        AutoModelForSequenceClassification, path, may_lack=head, config=config, revision=revision, **how
+    )[0]
 
 
 def make_value_head(model: Any, new_head: float = 0.0, seed: int = 0) -> nn.Linear:

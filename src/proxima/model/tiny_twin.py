@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from proxima.data import UserError
-from proxima.model.positions import fix_positions, fixed_length
+from proxima.model.positions import fix_positions
 from proxima.model.quiet import quiet_transformers
 
 FIRST_ID = 3  # ids below it are special in many vocabularies
@@ -69,22 +69,23 @@ IDS = re.compile(r"(bos|eos|pad|sep|cls|mask|decoder_start|unk)_(token_id|index)
 SMALL = 1 << 28  # parameters of a twin whose widths can't be reduced
 
 
-def make_twin(kind: type[nn.Module], model: Any) -> Any:
-    """A model of class `kind` like `model`, in float32 on the CPU, in eval mode. Its weights are drawn wide, norms and
-    biases too, so that a forgotten one shows. The global RNG is left as it was.
+def make_twin(kind: type[nn.Module], config: Any, longest: int | None = None) -> Any:
+    """A model of class `kind` with a config like `config`, in float32 on the CPU, in eval mode, and the position
+    factors of sequences of `longest` tokens, where they depend on that. Its weights are drawn wide, norms, biases and
+    buffers beside the decoder too, so that a forgotten one shows. The global RNG is left as it was.
 
     Raises:
         UserError: neither a narrow one nor one with few layers can be made.
     """
     with quiet_transformers():  # its advice on a config that nobody wrote
-        return _twin(kind, model)
+        return _twin(kind, config, longest)
 
 
-def _twin(kind: Any, model: Any) -> Any:
+def _twin(kind: Any, of: Any, longest: int | None) -> Any:
     reasons: list[str] = []
     for narrow in (True, False):
         try:
-            config = tiny_config(model.config, narrow=narrow)
+            config = tiny_config(of, narrow=narrow)
             if not narrow:
                 with torch.device("meta"):
                     size = sum(parameter.numel() for parameter in kind(config).parameters())
@@ -92,7 +93,7 @@ def _twin(kind: Any, model: Any) -> Any:
                     reasons.append(f"{size:,} parameters in {DEPTH} layers")
                     continue
             twin = _drawn(kind, config)
-            if (longest := fixed_length(model)) is not None:
+            if longest is not None:
                 fix_positions(twin, longest, longest)
             with torch.no_grad():
                 twin(input_ids=torch.tensor([[FIRST_ID, FIRST_ID + 1]]), use_cache=False)
@@ -106,10 +107,11 @@ def _drawn(kind: Any, config: Any) -> Any:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         twin = kind(config).float().eval()
-        for parameter in twin.parameters():
-            if parameter.is_floating_point() and parameter.dim():
-                spread = 1.2 / math.sqrt(max(parameter.shape[-1], 16)) if parameter.dim() > 1 else 0.05
-                parameter += spread * torch.randn(parameter.shape)
+        decoder = {id(buffer) for buffer in twin.base_model.buffers()}
+        for tensor in (*twin.parameters(), *(buffer for buffer in twin.buffers() if id(buffer) not in decoder)):
+            if tensor.is_floating_point():
+                spread = 1.2 / math.sqrt(max(tensor.shape[-1], 16)) if tensor.dim() > 1 else 0.05
+                tensor += spread * torch.randn(tensor.shape)
     return twin
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from proxima.data import Completion, Prompt, Score, Trajectory, UserError, renamed, require
+from proxima.data import Completion, FieldError, Prompt, Score, Trajectory, UserError, renamed, require
 from proxima.reward.base import WeightedReward
 
 if TYPE_CHECKING:  # reward workers import this package and must not load torch
@@ -35,14 +35,15 @@ class ModelReward(WeightedReward):
         end_truncated: append the end-of-turn token, with which all training completions of a reward model end, to a
             completion that the length limit cut off; false: score it after its last token, a position without scores in
             training, where a policy may discover high ones.
-        max_tokens: maximum tokens of prompt and completion; a longer one has no score. null: the model's own limit.
+        max_tokens: maximum tokens of prompt and completion; a longer one has no score. null: the model's own limit. A
+            model with longrope positions needs it: it chooses their factors, as `model.max_length` does for a policy.
         tokens_per_forward: tokens of one forward pass; a completion that is longer gets its own pass.
         dtype: of the weights, `float32` or `bfloat16`.
         compute_dtype: of the matrix products, `float32` or `bfloat16`; the head is float32.
         device: auto, cpu, cuda, cuda:1.
     Returns: Score in units of the reward model; no `correct`.
-    Raises: FieldError before the run for a folder that is not a reward model, or a device that is missing; nothing
-        during a run.
+    Raises: FieldError before the run for a folder that is not a reward model or one that is not supported, a device
+        that is missing, or `max_tokens` above the model's own limit; nothing during a run.
     Edge cases: an empty completion gets the score of its prompt. A score that is not finite, a completion that is too
         long, and in `text` one that the chat template refuses have no score. A truncated completion that leaves no room
         for the end-of-turn token is scored without it. In `text`, if the tokenizer joins the first token of a
@@ -76,13 +77,21 @@ class ModelReward(WeightedReward):
         require(self.tokens_per_forward >= 1, "tokens_per_forward", self.tokens_per_forward, "must be >= 1")
 
     def check(self) -> None:
-        from proxima.model.pretrained import check_device, load_tokenizer, require_rows
+        from proxima.model.positions import require_known_length
+        from proxima.model.pretrained import check_device, load_tokenizer, require_length, require_rows
+        from proxima.model.proof import proof_before_loading
         from proxima.model.scalar_model import scalar_config, score_normalization
 
         check_device(self.device)
-        with renamed("model.path", "path"):
+        with renamed("model.path", "path"), renamed("model.max_length", "max_tokens"):
             config, _ = scalar_config(self.path, self.revision)
             require_rows(self.path, load_tokenizer(self.path, self.revision), config)
+            require_length(config, self.max_tokens)
+        require_known_length(config, self.max_tokens, "max_tokens")
+        try:
+            proof_before_loading(config, self.max_tokens, scalar=True).attention()
+        except UserError as error:
+            raise FieldError("path", self.path, f"can't score: {error.reason}", remedy=error.remedy) from error
         measured = not self.normalize or score_normalization(config) is not None
         remedy = "train it with eval.task, or set normalize=false"
         require(measured, "normalize", True, f"{self.path} holds no mean and deviation of its scores", remedy=remedy)
@@ -112,11 +121,14 @@ class ModelReward(WeightedReward):
     @cached_property
     def _scorer(self) -> "ScalarModel":
         from proxima.model import ScalarModel, load_scalar_model
+        from proxima.model.positions import fix_positions
         from proxima.model.pretrained import DTYPES
 
         dtype = DTYPES[self.dtype]
         with renamed("model.path", "path"):
-            loaded = load_scalar_model(self.path, revision=self.revision, dtype=dtype, device=self.device)
+            place: dict[str, Any] = {"revision": self.revision, "device": self.device, "max_length": self.max_tokens}
+            loaded = load_scalar_model(self.path, dtype=dtype, **place)
+        fix_positions(loaded.model, self.max_tokens, loaded.max_length, "max_tokens of the reward")
         loaded.model.requires_grad_(False)
         return ScalarModel(loaded, compute_dtype=DTYPES[self.compute_dtype])
 

@@ -36,8 +36,9 @@ def test_a_constant_rate_of_the_critic_beside_a_falling_one_of_the_policy(recipe
 
 
 def test_the_spread_of_a_new_head_beside_a_head_that_exists(recipe, tmp_path):
+    model = {"model_type": "llama", "num_labels": 1}
     for name, head in (("LlamaForSequenceClassification", True), ("LlamaForCausalLM", False)):
-        (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+        (tmp_path / "config.json").write_text(json.dumps(model | {"architectures": [name]}))
         lines = problems(recipe, f"critic={{kind: model, path: {tmp_path}, head_std: 0.5}}")
         assert (
             lines

@@ -60,12 +60,13 @@ def test_what_only_the_modules_tell(tmp_path):
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     hf.LlamaConfig(**SMALL, rope_parameters=rope).save_pretrained(tmp_path / "dynamic")
     for name, layout, message in (
-        ("dynamic", {C: 2}, "model.path turns positions by the longest sequence; set it to 1"),
         ("recurrent", {C: 2}, "splits packed tokens, and model.path does not keep packed sequences apart"),
         ("dense", {E: 2}, "has no plan for a model whose experts are not stacked; set it to 1"),
     ):
         with pytest.raises(FieldError, match=message):
             require_splittable(str(tmp_path / name), None, Sharding(**layout), 2, adapters=False)
+    # positions that are fixed by the longest sequence are split as others are
+    require_splittable(str(tmp_path / "dynamic"), None, Sharding(context_parallel=2), 2, adapters=False)
 
 
 @pytest.mark.parametrize(("family", "expected"), [("Llama", 1), ("Qwen3-MoE", 2), ("Mixtral", 2)])

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from proxima.cli.parameters import Argument
 from proxima.data import require
 
+MAX_LENGTH = "tokens of the longest sequence, for a model whose position factors depend on it (longrope)"
 NAME = "the name by which clients ask for the model; default: its path"
 WORKERS = "calls of different clients that compute at the same time, on the cores divided by it; 1 is fastest for one"
 
@@ -31,6 +32,7 @@ class Settings:
     engines: Annotated[int, _count("samplers in memory, a copy of the model each")] = 4
     models: Annotated[int, _count("models in memory; of more, those that nobody uses rest on disk")] = 16
     max_body_mb: Annotated[int, _count("MiB of a request")] = 64
+    max_length: Annotated[int | None, Argument(MAX_LENGTH)] = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -27,11 +27,12 @@ from starlette.exceptions import HTTPException
 from tinker import types
 from torch import Tensor
 
-from proxima.data import UserError, require
+from proxima.data import UserError, renamed, require
 from proxima.engine.local import Local
 from proxima.model import LoadedModel, load
 from proxima.model.adapter_folder import base_in_memory
-from proxima.model.pretrained import DTYPES
+from proxima.model.positions import fix_positions
+from proxima.model.pretrained import DTYPES, load_config, require_length
 from proxima.model.save import save_trained
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.disk import Disk
@@ -92,6 +93,18 @@ class Model:
         self.used, self.work_seconds, self.state_seconds = 0.0, 0.0, 1.0
 
 
+def load_base(settings: Settings) -> LoadedModel:
+    """The model of a server, with the factors of its positions fixed."""
+    longest = settings.max_length
+    with renamed("model.max_length", "--max-length"):
+        require_length(load_config(settings.path), longest)
+    loaded = load(settings.path, dtype=torch.float32, device=settings.device, max_length=longest)
+    fixed = fix_positions(loaded.model, longest, loaded.max_length, "--max-length")
+    bound = "has no effect: the position factors of this model do not depend on it"
+    require(longest is None or fixed is not None, "--max-length", longest, bound, remedy="leave it out")
+    return loaded
+
+
 class Service:
     """A server's state, used from one event loop; tensors are touched in the threads of `Workers`.
 
@@ -107,7 +120,7 @@ class Service:
         settings.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(settings.folder / "lock", remedy="stop that server, or choose another --folder")
         self.journal = RequestLog(settings.folder / "journal.sqlite", f"{settings.path} in {settings.dtype}")
-        loaded = load(settings.path, dtype=torch.float32, device=settings.device)
+        loaded = load_base(settings)
         loaded.model.requires_grad_(False)
         self.vocabulary = int(loaded.model.config.get_text_config().vocab_size)
         self.base: LoadedModel = replace(loaded, base=base_in_memory(settings.path, None, torch.float32))

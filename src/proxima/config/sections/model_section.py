@@ -1,7 +1,7 @@
 """The `model` section, and its checks against the files and devices of this machine. No weights are loaded."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,15 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from proxima.config.resolved import Findings, Resolved
 from proxima.data import FieldError, UserError, require
 from proxima.data.json_reader import load_json
+from proxima.engine import ENGINES
 from proxima.model.demo_path import is_downloadable
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
+from proxima.model.files import local_place
 from proxima.model.lora import Lora
-from proxima.model.pretrained import READERS, RESIZE, UnloadedModel, check_device, check_path, rowless_ids
+from proxima.model.pretrained import (
+    READERS,
+    RESIZE,
+    UnloadedModel,
+    check_device,
+    check_path,
+    load_config,
+    require_length,
+    rowless_ids,
+)
 from proxima.system.recipe_files import shown_path
 
 if TYPE_CHECKING:
     from proxima.model.model_source import ModelSource
 
+MODELS = ("model.path", "critic.path", "algorithm.distillation.path")
 Attention = Literal["auto", "packed", "varlen", "padded"]
 
 
@@ -75,34 +87,59 @@ class ModelConfig:
 
 def models_exist(r: Resolved[Any]) -> Findings:
     """The local paths of the model, its critic and its teacher must exist and be model folders or .gguf files."""
-    for path in ("model.path", "critic.path", "algorithm.distillation.path"):
+    for path in MODELS:
         if (place := r.get(path)) is not None and (remedy := model_problem(place)):
             yield path, remedy
 
 
-def positions_are_fixed(model: ModelConfig) -> Findings:
-    """A model with other position factors for long sequences needs `max_length`, as `fix_positions` does."""
-    folder = model.path
-    if (Path(folder) / ADAPTER).is_file():
-        from proxima.model.adapter_folder import base_of
+def models_are_supported(r: Resolved[Any], model: ModelConfig) -> Findings:
+    """The models that are on this machine must be proven on small copies, see `proxima.model.proof`; their weights are
+    not read. `model.max_length` must be within the model's own limit, and set for longrope positions."""
+    for path, place, scalar in _models(r, model):
+        revision = model.revision if path == "model.path" else None
+        if model_problem(place) or is_downloadable(place) or local_place(place, revision) is None:
+            continue
+        from proxima.model.positions import require_known_length
+        from proxima.model.proof import proof_before_loading
 
-        folder = base_of(folder).path
-    config = _config_json(folder)
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if model.max_length is not None or not isinstance(rope, dict):
-        return
-    switch = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    limit = config.get("max_position_embeddings")
-    if rope.get("rope_type", rope.get("type")) != "longrope" or type(switch) is not int or type(limit) is not int:
-        return
-    if limit > switch:
-        message = f"must be set for this model (longrope): up to {switch} tokens all sequences get the position factors"
-        yield "model.max_length", f"{message} of short ones, above it all get those of long ones, as in vLLM"
+        try:
+            config = scalar_config_of(place, revision) if scalar else load_config(place, revision)
+            if path == "model.path":
+                require_length(config, model.max_length)
+            require_known_length(config, model.max_length, "model.max_length")
+            proof = proof_before_loading(config, model.max_length, scalar=scalar)
+            proof.attention(model.attention if path == "model.path" else "auto")
+            engine = r.get("engine")
+            if path == "model.path" and not scalar and ENGINES.holds(engine, "local", "local_process"):
+                from proxima.engine.local import first_proven, supports
+
+                first_proven(proof, fast=engine.decoder != "general" and supports(proof.twin) is None)
+        except FieldError as error:
+            yield (error.field if error.field in ("model.attention", "model.max_length") else path), error.requirement
+        except UserError as error:
+            yield path, str(error)
+
+
+def _models(r: Resolved[Any], model: ModelConfig) -> Iterator[tuple[str, str, bool]]:
+    """The field of each model of a recipe, its path, and whether it gets or has a scalar head."""
+    yield "model.path", model.path, hasattr(r.config, "reward_model")
+    critic = r.get("critic")
+    if hasattr(critic, "path"):
+        yield "critic.path" if critic.path else "critic.kind", critic.path or model.path, True
+    if (teacher := r.get("algorithm.distillation.path")) is not None:
+        yield "algorithm.distillation.path", teacher, False
+
+
+def scalar_config_of(place: str, revision: str | None) -> Any:
+    """The config of a model with a scalar head, which may be new."""
+    from proxima.model.scalar_model import scalar_config
+
+    return scalar_config(place, revision, new_head=True)[0]
 
 
 def tokens_have_rows(r: Resolved[Any]) -> Findings:
     """Every id of a local tokenizer must have a row in the embedding of its model."""
-    for path in ("model.path", "critic.path", "algorithm.distillation.path"):
+    for path in MODELS:
         if (place := r.get(path)) is not None and (problem := _vocabulary_problem(place)):
             yield path, problem
 

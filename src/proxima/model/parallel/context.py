@@ -45,11 +45,9 @@ def check_context(config: Any, sharding: Sharding, ranks: int, model: nn.Module 
             an attention that proxima computes.
     """
     text, tensor, count = config.get_text_config(), sharding.tensor_parallel, sharding.context_parallel
-    rotary = str(getattr(text, "rope_parameters", None))  # nested by the kind of layer in some
-    longest = "'dynamic'" in rotary or "'longrope'" in rotary
     mixed = None if model is None else proof_of(model).problem("packed")
-    other = None if mixed is None else f"does not keep packed sequences apart ({mixed})"
-    if other := "turns positions by the longest sequence" if longest else other:
+    if mixed is not None:
+        other = f"does not keep packed sequences apart ({mixed})"
         raise FieldError(FIELD, count, f"splits packed tokens, and {name} {other}", remedy="set it to 1")
     heads = max(1, text.num_attention_heads // tensor)
     legal = max(number for number in range(1, heads + 1) if ranks // tensor % number == 0)
