@@ -13,6 +13,7 @@ from proxima.model import load, load_scalar_model, save
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach, merge_adapter
 from proxima.model.pretrained import UnloadedModel, load_tokenizer
+from proxima.reward.model_reward import ModelReward
 from tests.tiny import VOCABULARY, tiny, tiny_tokenizer
 
 SIZES = f"has a tokenizer of {VOCABULARY + 2} ids and an embedding of {VOCABULARY} rows: 2 tokens, from '<extra0>', "
@@ -41,6 +42,14 @@ def test_ids_without_a_row_are_refused_before_the_weights_are_read(larger, read)
     with pytest.raises(FieldError) as raised:
         read(str(larger), **more)
     assert str(raised.value).startswith(f"model.path='{larger}' {SIZES}")
+
+
+def test_a_reward_model_with_such_ids_is_refused_by_its_check(tmp_path, tiny_model):
+    loaded = load_scalar_model(str(tiny_model("llama")), new_head=0.0)
+    folder = extended(save(loaded.model, loaded.tokenizer, tmp_path / "scorer"), 2)
+    with pytest.raises(FieldError) as raised:
+        ModelReward(path=str(folder)).check()
+    assert str(raised.value).startswith(f"path='{folder}' {SIZES}")
 
 
 def test_explain_refuses_them_too(larger):
