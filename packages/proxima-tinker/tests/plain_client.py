@@ -41,9 +41,11 @@ class Client:
         assert response.status_code < 500, response.text
         if response.status_code != 200:
             return response
-        answer = self.post("retrieve_future", {"request_id": response.json()["request_id"]})
-        assert answer.status_code != 408, "no answer"
-        return answer
+        for _ in range(30):  # of twenty seconds each: a machine may be slow
+            answer = self.post("retrieve_future", {"request_id": response.json()["request_id"]})
+            if answer.status_code != 408:
+                return answer
+        raise AssertionError("no answer")
 
     def of_model(self, to, **values):
         return self.numbered(self.post(to, {"model_id": self.model, "seq_id": self.seq, **values}))

@@ -269,9 +269,12 @@ def torn(file: Path) -> None:
 
 
 def of_another_model(file: Path) -> None:
-    """The last of its weights has another shape."""
+    """The last of its weights has another shape, which vLLM notices unless they are experts; of them it is gone."""
     content = load_file(file)
-    save_file(content | {list(content)[-1]: torch.zeros(3, 5, 7)}, file)
+    if names := [name for name in content if "experts" not in name]:
+        save_file(content | {names[-1]: torch.zeros(3, 5, 7)}, file)
+    else:
+        gone(file)
 
 
 SMALL_UPDATE = "tests/engine/http/test_broken_updates.py::test_after_a_bucket_that_failed_the_next_update_is_whole"
