@@ -109,7 +109,7 @@ def _garbage_after_the_answer(stranger: Stranger) -> None:
 KINDS: dict[str, Callable[[Stranger], object]] = {
     # of any port
     "silence": lambda s: s.connect(),
-    "many who are silent": lambda s: [s.connect() for _ in range(s.number)],
+    "many who are silent": lambda s: [s.connect() for _ in range(4 * s.number)],
     "a byte at a time": _byte_by_byte,
     "half closed": _half_closed,
     "connects and resets": lambda s: [s.reset(s.connect()) for _ in range(s.number)],
