@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from proxima.data import UserError
 from proxima.kernels import compiled
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rewind import rewind_folder
@@ -136,6 +137,12 @@ def test_a_torn_last_line_is_dropped_and_overwritten(folder, torn):
 def test_a_torn_line_in_the_middle_is_an_error(folder):
     folder.metrics.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.raises(ValueError, match=r"metrics.jsonl:2 is not a JSON object"):
+        folder.read_metrics()
+
+
+def test_metrics_that_are_a_folder_are_one_line(folder):
+    folder.metrics.mkdir()
+    with pytest.raises(UserError, match=r"metrics.jsonl can't be read .Is a directory.; restore it, or delete it: a"):
         folder.read_metrics()
 
 
