@@ -115,8 +115,11 @@ class Rewards:
 
 
 class Recorder(RolloutListener):
-    def __init__(self, journal):
-        self.journal = journal
+    def __init__(self, journal, shown):
+        self.journal, self.shown = journal, shown
+
+    def rewarded(self, done, wanted):
+        self.shown.append((done, wanted))
 
     def admitted(self, prompts):
         self.journal.enqueue(prompts)
@@ -145,6 +148,7 @@ class Run:
         self.saved = Checkpoint()
         self.most = self.killed = 0
         self.make_engine, self.snapshots, self.waited = Engine, [], []
+        self.metrics, self.shown = [], []
         self.draw = random.Random(f"run {schedule.seed}")
 
     def go(self):
@@ -191,7 +195,7 @@ class Run:
             source,
             Admission(**{name: getattr(schedule, name) for name in bounds}),
             refill=Refill(sampling=limit, reject=self._reject) if schedule.rejected else None,
-            listener=Recorder(self.journal),
+            listener=Recorder(self.journal, self.shown),
             pending=pending,
             finished=saved.step,
         )
@@ -228,6 +232,7 @@ class Run:
             self.snapshots.append(pending)
             metrics = collector.step_metrics({"generate": 1.0, "step": 2.0})
             assert 0 <= metrics["idle/engine"] <= 1
+            self.metrics.append(metrics)
             if step % self.schedule.checkpoint_every == 0:
                 await asyncio.sleep(1.0)  # an evaluation, while others are admitted
                 self.saved = Checkpoint(step, cursor, pending.facts(), pending.groups, self.engine.version)

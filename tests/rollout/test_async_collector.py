@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,6 +71,24 @@ def test_the_interrupted_share_is_of_completions_that_two_versions_sampled():
     mixed = [sum(len(set(column.tolist())) > 1 for column in columns) for columns in versions]
     assert mixed == [0, 1, 2, 3, 2]
     assert [batch.measured["interrupted_fraction"] for batch in run.batches] == [count / 4 for count in mixed]
+    for batch, columns in zip(run.batches, versions, strict=True):
+        lags = Counter((batch.version - np.concatenate(columns)).tolist())
+        shares = {f"lag/{lag}": count / lags.total() for lag, count in lags.items()}
+        assert {name: share for name, share in batch.measured.items() if name.startswith("lag/")} == shares
+
+
+def test_a_step_shows_at_most_the_groups_that_it_takes():
+    run = Run(Schedule(prompts=1, completions=1, concurrent=4, max_lag=3, steps=5, train_seconds=20.0)).go()
+    assert set(run.shown) == {(0, 1), (1, 1)}
+
+
+def test_tokens_per_second_are_of_the_time_since_the_step_began():
+    """The first step waits 2 s and trains for 36.99, then .4 s pass; completions of 2 and 4 tokens are generated in it.
+    In the next two, of 29.17 and 27.23 s, those of 5 and 6; in the last none is left."""
+    run = Run(Schedule(prompts=1, completions=1, concurrent=1, max_lag=1, steps=4, train_seconds=20.0)).go()
+    ours = [metrics["tokens_per_second/generate"] for metrics in run.metrics]
+    assert ours == pytest.approx([6 / 39.392, 5 / 29.1705, 6 / 27.2328, 0.0], rel=1e-4)
+    assert [metrics["idle/engine"] for metrics in run.metrics] == pytest.approx([1 - rate for rate in ours])
 
 
 def test_evicted_groups_are_counted_and_refunded():

@@ -25,8 +25,9 @@ def test_matrices_of_layers_are_muon_s_and_the_rest_is_adamw_s(family):
 def test_the_schedule_scales_both_learning_rates():
     stack = trainer(optimizer=Muon(lr=1e-3, adamw_lr=1e-4), schedule="linear", total_updates=4, warmup=2)
     rates, items = [], trajectories()
-    for _ in range(4):
-        stack.update([list(range(13))], items)
+    for factor in (0.5, 1.0, 1.0, 0.5):
+        result = stack.update([list(range(13))], items)
+        assert result.metrics["lr"] == pytest.approx(factor * 1e-3)  # the metric is that of Muon
         rates.append(sorted({group["lr"] for group in stack.optimizer.param_groups}))
     assert rates == [pytest.approx([f * 1e-4, f * 1e-3]) for f in (0.5, 1.0, 1.0, 0.5)]
 

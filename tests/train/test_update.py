@@ -10,7 +10,7 @@ from proxima.core import AGGREGATES, PENALTIES, SURROGATES
 from proxima.core.correction import CORRECTIONS
 from proxima.data import NotFiniteError
 from proxima.model import Policy
-from proxima.train import LogProbStage
+from proxima.train import AdamW, LogProbStage
 from tests.model.rows import assert_close, forked, loaded, same
 from tests.train.helpers import ADVANTAGES, gradients, recorded, trainer, trainer_of, trajectories, weights
 
@@ -153,6 +153,12 @@ def test_an_update_of_one_sequence_is_divided_by_one(aggregate):
     assert trainer(**settings).update([[0]], [row]).metrics["loss"] == pytest.approx(-2.0 * tokens[0], rel=1e-5)
     both = trainer(**settings).update([[0, 1]], [row, other]).metrics["loss"]
     assert both == pytest.approx(-2.0 * sum(tokens) / 2, rel=1e-5)
+
+
+def test_a_first_update_that_destroys_the_weights_is_refused():
+    t = trainer(optimizer=AdamW(lr=100.0))
+    with pytest.raises(NotFiniteError, match=r"the norm of the weights rose from [0-9.]+ to [0-9.e+]+ in update 1"):
+        t.update(ALL, trajectories())
 
 
 def test_no_updates_at_all():

@@ -123,3 +123,10 @@ def test_the_variance_of_the_score(kind):
         one_hot = torch.nn.functional.one_hot(torch.tensor(item.tokens).long(), p.shape[1])
         np.testing.assert_allclose(item.score_variance, (one_hot - p).square().sum(1).numpy(), atol=1e-5)
     assert len(ScoreVarianceStage(model)(pack([]).to(model.device))) == 0
+
+
+@pytest.mark.parametrize("absent", ["value", "returns"])
+def test_a_critic_needs_values_and_returns(absent):
+    items = [replace(item, **{absent: None}) for item in valued(trajectories())[:2]]
+    with pytest.raises(ValueError, match="needs `value` and `returns` in every trajectory"):
+        ValueObjective(loss=LOSS).losses(pack(items), None)
