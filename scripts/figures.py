@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 Number = tuple[str, str, str]
 Figure = tuple[str, str, tuple[Number, ...]]
-MUTANTS = "results/mutants/results.json"
+MUTANTS = "results/mutants/core_signs.json"
 README, BENCHMARKS, RESULTS = "README.md", "benchmarks/README.md", "benchmarks/results/README.md"
 
 STEP, BARE = ("step_vs_trl", "ratio", ".1f"), ("step_vs_trl", "ratio_nothing_skipped", ".1f")

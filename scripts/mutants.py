@@ -1,19 +1,22 @@
-"""Mutants of `proxima.core`: flip one sign or change one result by a percent, and see which check catches it.
+"""Mutants of every room that computes: change the source in one place, and see which check catches it.
 
-    nice python scripts/mutants.py [--only TEXT ...] [--stages STAGE ...] [--workers 2]
-                                   [--json-out FILE [--resume [STAGE ...]]]
+    nice python scripts/mutants.py map [--minutes 4]
+    nice python scripts/mutants.py ROOM ... [--sample 60 | --signs] [--minutes 4] [--again] [--only TEXT ...]
 
-A mutant differs from the source in one place: + and -, < and >, <= and >= are exchanged, a minus sign is removed, or
-the result of one `return` of a spec's `__call__` is multiplied by 1.01. It is checked by the golden records, then by
-the laws of `proxima.laws`, then by `tests/core`, as far as they execute the line at all; the first failure catches it.
-For a line that many kinds share, the laws of four are checked. Each mutant runs in a forked process, where the
-functions of the file get its code; only a change outside functions requires importing proxima anew. `--resume` keeps
-the mutants that FILE lists as caught, or as caught by these stages, and runs the others; with `--stages golden laws`,
-those that only a test would catch count as missed.
+`map` runs the tests of all rooms once and notes which lines each executes; it runs again what a changed file makes
+stale. Then a sample of each room's mutants, drawn by a seed, is run, each against what executes its statement: in
+`core` the golden records and the laws of `proxima.laws`, everywhere the tests, those of its own room first and the
+quickest first, up to half a minute of them. The first failure catches it. A campaign goes in pieces: `--minutes` ends
+one, and the next continues it. Results are in benchmarks/results/mutants/ROOM.json; `--again` runs the missed ones
+again.
+
+A mutant has a sign, an operator, a number, a truth value or a branch exchanged, `min` for `max` or the like, a call's
+first two arguments swapped, a statement left out, or the result of a spec 1 % too large (`scripts/mutations.py`). It
+runs in a forked process, where the functions of its file get its code; only a change outside functions requires
+importing anew. Processes that tests start with a new interpreter don't get it.
 """
 
 import argparse
-import ast
 import builtins
 import contextlib
 import dataclasses
@@ -21,113 +24,49 @@ import gc
 import importlib
 import importlib.machinery
 import importlib.util
-import io
 import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import resource
 import signal
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-CORE = ROOT / "src" / "proxima" / "core"
+import hypothesis
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from scripts.mutant_checks import (
+    PIECES,
+    SEEN,
+    STATEMENTS,
+    FirstFailure,
+    checks_at,
+    draw,
+    drawn,
+    golden,
+    laws,
+    run_tests,
+    test_files,
+    tests_of,
+)
+from scripts.mutations import ROOMS, ROOT, Mutant, marked, mutated, sample, sources
+
 RESULTS = ROOT / "benchmarks" / "results" / "mutants"
-STAGES = ["golden", "laws", "tests"]
 LIMITS = {"golden": 15, "laws": 60, "tests": 240}  # CPU seconds of a record, of a kind, of all tests; more is a hang
+HANGS = ("tests", "hangs")
 KINDS = 4  # the most kinds whose laws are checked for a line that many of them execute
-FLIPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
-# tests/core/test_conformance.py would only repeat the laws.
-TESTS = ["tests/core", "--deselect=tests/core/test_conformance.py"]
-OF_PEERS = ROOT / "packages" / "proxima-peers" / "tests" / "golden"
-RECORDS = [
-    record
-    for folder in (ROOT / "tests" / "golden", OF_PEERS)
-    for file in sorted(folder.glob("*.json"))
-    for record in json.loads(file.read_text(encoding="utf-8"))
-]
-Covered = dict[str, dict[tuple[str, int], list[Any]]]
+SHARED, TOTAL = 1 << 30, 6 << 30  # bytes of a file, and of memory, that a mutant may write
+STAGES = ["golden", "laws", "tests"]
 
 
 class HungError(BaseException):
     """Raised when the time limit is exceeded; no handler of `Exception` catches it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Mutant:
-    """Change number `site` of a file, in the statement at these lines; `name` is unique and survives other edits."""
-
-    path: str
-    site: int
-    lines: tuple[int, int]
-    name: str
-
-    @property
-    def in_function(self) -> bool:
-        return "()" in self.name.split("  ")[0]
-
-
-Edit = tuple[ast.AST, str, Callable[[], ast.AST]]
-
-
-def edits(tree: ast.Module) -> Iterator[Edit]:
-    """Yield every node that can be changed, its function, and a callable that changes it in place and returns it."""
-
-    def within(node: ast.AST, scope: str) -> Iterator[Edit]:
-        if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in FLIPPED:
-            yield node, scope, lambda: change(node, op=FLIPPED[type(node.op)]())
-        if isinstance(node, ast.Compare):
-            for i, op in enumerate(node.ops):
-                if type(op) in FLIPPED:
-                    ops = [*node.ops[:i], FLIPPED[type(op)](), *node.ops[i + 1 :]]
-                    yield node, scope, lambda ops=ops: change(node, ops=ops)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            yield node, scope, lambda: change(node, op=ast.UAdd())
-        if isinstance(node, ast.Return) and node.value is not None and scope.endswith(".__call__()"):
-            call = ast.Call(ast.Name("percent_off", ast.Load()), [node.value], [])
-            yield node, scope, lambda: change(node, value=call)
-        for field, value in ast.iter_fields(node):
-            inner = scope
-            if field == "body" and isinstance(node, (ast.FunctionDef, ast.Lambda)):
-                inner = f"{scope}.{getattr(node, 'name', 'lambda')}()"
-            elif field == "body" and isinstance(node, ast.ClassDef):
-                inner = f"{scope}.{node.name}"
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    yield from within(child, inner)
-
-    def change(node: ast.AST, **fields: Any) -> ast.AST:
-        for name, value in fields.items():
-            setattr(node, name, value)
-        return node
-
-    return within(tree, "")
-
-
-def mutated(file: Path, site: int) -> CodeType:
-    """Return the code of a module with one change."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    next(islice(edits(tree), site, None))[2]()
-    return compile(ast.fix_missing_locations(tree), str(file), "exec")
-
-
-def mutants_of(file: Path) -> Iterator[Mutant]:
-    """Yield all mutants of a file."""
-    tree, path = ast.parse(file.read_text(encoding="utf-8")), str(file.relative_to(CORE))
-    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and not hasattr(node, "body")]
-    seen: Counter[str] = Counter()
-    for site in range(sum(1 for _ in edits(tree))):
-        node, scope, apply = next(islice(edits(ast.parse(file.read_text(encoding="utf-8"))), site, None))
-        inside = [s for s in statements if s.lineno <= node.lineno <= s.end_lineno]
-        lines = (inside[0].lineno, inside[0].end_lineno) if inside else (node.lineno, node.end_lineno)
-        name = f"{path}{scope}  {ast.unparse(node)}  ->  {ast.unparse(apply())}"
-        seen[name] += 1
-        yield Mutant(path, site, lines, f"{name}  ({seen[name]})" if seen[name] > 1 else name)
 
 
 def percent_off(result: Any) -> Any:
@@ -136,6 +75,16 @@ def percent_off(result: Any) -> Any:
         if hasattr(result, field):
             return dataclasses.replace(result, **{field: getattr(result, field) * 1.01})
     return (result[0] * 1.01, *result[1:]) if isinstance(result, tuple) else result * 1.01
+
+
+# ---- the source, with one change ---------------------------------------------------------------------------------
+
+
+def module_name(file: Path) -> str:
+    """Return the name by which a file is imported."""
+    parts = file.with_suffix("").parts
+    inside = parts[len(parts) - 1 - parts[::-1].index("src") + 1 :]
+    return ".".join(inside[:-1] if inside[-1] == "__init__" else inside)
 
 
 class MutatedLoader(importlib.machinery.SourceFileLoader):
@@ -151,16 +100,14 @@ class MutatedFinder:
     """Finds the mutated file's module, and no other."""
 
     def __init__(self, mutant: Mutant) -> None:
-        self.mutant, self.file = mutant, CORE / mutant.path
-        parts = [*self.file.relative_to(ROOT / "src").with_suffix("").parts]
-        self.name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        self.mutant, self.name = mutant, module_name(mutant.file)
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
         if name != self.name:
             return None
-        loader = MutatedLoader(name, str(self.file))
+        loader = MutatedLoader(name, str(self.mutant.file))
         loader.site = self.mutant.site
-        return importlib.util.spec_from_file_location(name, self.file, loader=loader)
+        return importlib.util.spec_from_file_location(name, self.mutant.file, loader=loader)
 
 
 FUNCTIONS: dict[tuple[str, str, int], list[FunctionType]] = defaultdict(list)
@@ -182,117 +129,32 @@ def exchange(code: CodeType) -> None:
 
 def install(mutant: Mutant) -> None:
     """Make this process run the mutant."""
-    if mutant.in_function:
-        exchange(mutated(CORE / mutant.path, mutant.site))
-        return
-    for name in [name for name in sys.modules if name.split(".")[0] == "proxima"]:
+    if mutant.in_statement:  # two lambdas of a line have one place
+        with contextlib.suppress(ValueError):  # a function that reads fewer variables of the one around it
+            exchange(mutated(mutant.file, mutant.site))
+            return
+    for name in [name for name in sys.modules if name.split(".")[0] in {"proxima", "proxima_plan", "proxima_tinker"}]:
         del sys.modules[name]
     sys.meta_path.insert(0, MutatedFinder(mutant))
 
 
-def golden() -> dict[str, Callable[[], bool]]:
-    """Return a check for each record: whether its verdict is as expected."""
-    from proxima_peers.verify.record import Record
-    from proxima_peers.verify.verification import verify_record
-
-    differs = [line.split(maxsplit=1) for line in (OF_PEERS / "differs.txt").read_text(encoding="utf-8").splitlines()]
-    reasons = {name: ("differs", reason.replace("+", ", ")) for reason, name in differs}
-
-    def holds(record: dict[str, Any]) -> bool:
-        verdict = verify_record(record)
-        asked = verdict.status, verdict.reason
-        complete = set(Record.of(record).leaves) == set(verdict.compared)
-        return complete and asked == reasons.get(record["name"], ("matched", None))
-
-    return {record["name"]: lambda r=record: holds(r) for record in RECORDS}
+def import_rooms() -> None:
+    """Import all that is mutated, before anything forks: a kind that is imported at first use is too late."""
+    hypothesis.settings.register_profile("mutants", database=None)
+    hypothesis.settings.load_profile("mutants")
+    builtins.percent_off = percent_off
+    for file in sorted(sources()):
+        importlib.import_module(module_name(Path(file)))
+    for function in gc.get_objects():
+        if isinstance(function, FunctionType) and function.__code__.co_filename in sources():
+            FUNCTIONS[place(function.__code__)].append(function)
+    gc.freeze()
 
 
-def laws(cases: int | None = None) -> dict[str, Callable[[], bool]]:
-    """Return a check for each kind: whether `proxima check` finds nothing, with `cases` on the first few cases of each
-    law only."""
-    from proxima import core
-    from proxima.laws import law as one_law
-    from proxima.laws import spec_check
-
-    tables = {
-        name: getattr(core, "PENALTIES" if name == "penalty" else f"{name.upper()}S") for name in spec_check.SLOTS
-    }
-    full = spec_check.check_law
-
-    def holds(slot: str, kind: str) -> bool:
-        short = lambda law, spec: full(dataclasses.replace(law, cases=lambda: islice(law.cases(), cases)), spec)  # noqa: E731
-        spec_check.check_law = one_law.check_law = full if cases is None else short
-        return all(result.status != "FAILED" for result in spec_check.check_spec(slot, tables[slot][kind]()))
-
-    return {f"{slot}/{kind}": lambda s=slot, k=kind: holds(s, k) for slot, table in tables.items() for kind in table}
+# ---- a mutant ----------------------------------------------------------------------------------------------------
 
 
-def tests_pass(names: list[str], plugins: tuple[Any, ...] = ()) -> bool:
-    """Return True if these tests pass; a module that can't be imported is a failure."""
-    import pytest
-
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
-        options = ["-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--rootdir", str(ROOT)]
-        code = pytest.main([*options, *names], plugins=list(plugins))
-    if code not in (0, 1, 2):  # nothing was run
-        raise RuntimeError(out.getvalue())
-    return code == 0
-
-
-class Lines:
-    """Records the lines of core that something executes."""
-
-    def __init__(self) -> None:
-        self.found: Covered = defaultdict(lambda: defaultdict(list))
-        self.seen: set[tuple[str, int]] = set()
-
-    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(str(CORE)):
-            return None
-        self.seen.add((frame.f_code.co_filename[len(str(CORE)) + 1 :], frame.f_lineno))
-        return self.trace
-
-    def of(self, stage: str, name: str, run: Callable[[], Any]) -> Any:
-        self.seen = set()
-        sys.settrace(self.trace)
-        try:
-            return run()
-        finally:
-            sys.settrace(None)
-            for line in self.seen:
-                self.found[stage][line].append(name)
-
-
-class TraceTests:
-    """A pytest plugin that records the lines of each test."""
-
-    def __init__(self, lines: Lines) -> None:
-        import pytest
-
-        self.lines = lines
-        type(self).pytest_runtest_protocol = pytest.hookimpl(hookwrapper=True)(type(self).pytest_runtest_protocol)
-
-    def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
-        self.lines.seen = set()
-        sys.settrace(self.lines.trace)
-        yield
-        sys.settrace(None)
-        for line in self.lines.seen:
-            self.lines.found["tests"][line].append(item.nodeid)
-
-
-def coverage(stage: str) -> dict[tuple[str, int], list[Any]] | None:
-    """Return, for each line of core, the names of a stage's checks that execute it; None unless all of them pass."""
-    lines = Lines()
-    if stage == "tests":
-        good = tests_pass(TESTS, (TraceTests(lines),))
-    else:
-        checks = golden() if stage == "golden" else laws(cases=3)
-        good = all(lines.of(stage, name, run) for name, run in checks.items())
-    return dict(lines.found[stage]) if good else None
-
-
-def first_failure(checks: Callable[[], dict[str, Callable[[], bool]]], names: list[str], limit: int) -> str | None:
+def first_failure(names: list[str], checks: Callable[[], dict[str, Callable[[], bool]]], limit: int) -> str | None:
     """Return the first of the named checks that fails; whatever the mutant raises, and a hang, is a failure."""
     name = "import"
     try:
@@ -310,39 +172,52 @@ def first_failure(checks: Callable[[], dict[str, Callable[[], bool]]], names: li
     return None
 
 
-def verdict(mutant: Mutant) -> tuple[str, str]:
-    """Return the stage and the check that catch a mutant, or "missed"."""
+def first_failing_test(names: list[str]) -> str | None:
+    """Return the first of these tests that fails."""
+    plugin = FirstFailure()
+    try:
+        signal.setitimer(signal.ITIMER_PROF, LIMITS["tests"])
+        code = run_tests(names, plugin)
+    except HungError:
+        return f"{plugin.name or 'a test'} hangs"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    if code in (0, 5):
+        return None
+    return plugin.name or f"pytest ends with {code}"
+
+
+def verdict(work: tuple[str, Mutant]) -> tuple[str, str]:
+    """Return the stage and the check that catch a mutant of a room, or "missed" and the number of tests."""
 
     def hung(*_: Any) -> None:
         raise HungError
 
+    room, mutant = work
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SHARED, SHARED))
+    resource.setrlimit(resource.RLIMIT_DATA, (TOTAL, TOTAL))
     signal.signal(signal.SIGPROF, hung)
-    install(mutant)
-    kinds, tests = names_at("laws", mutant), names_at("tests", mutant)
-    stages = {
-        "golden": (golden, names_at("golden", mutant)),
-        "laws": (laws, kinds[:: -(-len(kinds) // KINDS) or 1]),
-        "tests": (lambda: {"tests": lambda: tests_pass(tests)}, ["tests"][: len(tests)]),
-    }
-    for stage, (checks, names) in stages.items():
-        if (failure := first_failure(checks, names, LIMITS[stage])) is not None:
-            return stage, f"one of {len(tests)}" if failure == "tests" else failure
-    return "missed", ""
-
-
-COVERED: Covered = {}
-
-
-def names_at(stage: str, mutant: Mutant) -> list[str]:
-    """Return the checks that execute the mutant's statement or, outside functions, anything in its file."""
-    first, last = mutant.lines if mutant.in_function else (0, 10**6)  # a constant: whatever runs its file
-    places = COVERED.get(stage, {}).items()
-    at_place = [names for (path, line), names in places if path == mutant.path and first <= line <= last]
-    return list(dict.fromkeys(name for names in at_place for name in names))
+    tests = tests_of(room, mutant)
+    stages = {of: checks_at(of, mutant) for of in ("golden", "laws") if of in PIECES}
+    try:
+        install(mutant)
+    except Exception as error:
+        return "tests", f"{type(error).__name__} on import"
+    kinds = stages.get("laws", [])
+    for of, checks, names in (
+        ("golden", golden, stages.get("golden", [])),
+        ("laws", laws, kinds[:: -(-len(kinds) // KINDS) or 1]),
+    ):
+        if names and (failure := first_failure(names, checks, LIMITS[of])) is not None:
+            return of, failure
+    if tests and (failure := first_failing_test(tests)) is not None:
+        return "tests", failure
+    return "missed", f"{len(tests)} tests"
 
 
 def alone(work: Any, argument: Any, pipe: Any) -> None:
     """Run `work` in this forked process, and send the result."""
+    os.setsid()
     try:
         pipe.send(work(argument))
     finally:
@@ -350,26 +225,35 @@ def alone(work: Any, argument: Any, pipe: Any) -> None:
         os._exit(0)
 
 
-def parallel(work: Any, arguments: list[Any], workers: int) -> Iterator[tuple[Any, Any]]:
-    """Yield each argument with its result, every one from a forked process; None if the process died."""
+def parallel(work: Any, arguments: list[Any], workers: int, until: float, limit: float) -> Iterator[tuple[Any, Any]]:
+    """Yield each argument with its result, every one from a forked process; None if the process died, HANGS if it
+    was killed after `limit` seconds. No process is begun after `until`."""
     context = multiprocessing.get_context("fork")
     waiting, running = list(reversed(arguments)), {}
-    while waiting or running:
-        while waiting and len(running) < workers:
+    while (waiting and time.monotonic() < until) or running:
+        while waiting and len(running) < workers and time.monotonic() < until:
             argument = waiting.pop()
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=alone, args=(work, argument, theirs))
             process.start()
             theirs.close()
-            running[ours] = process, argument
-        for ours in multiprocessing.connection.wait(list(running)):
-            process, argument = running.pop(ours)
+            running[ours] = process, argument, time.monotonic() + limit
+        late = [ours for ours, (_, _, end) in running.items() if time.monotonic() > end]
+        for ours in [*multiprocessing.connection.wait(list(running), timeout=5), *late]:
+            if ours not in running:
+                continue
+            process, argument, _ = running.pop(ours)
             try:
-                result = ours.recv()
+                result = HANGS if not ours.poll() else ours.recv()
             except EOFError:
                 result = None
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what its tests have left behind
             process.join()
             yield argument, result
+
+
+# ---- campaigns ---------------------------------------------------------------------------------------------------
 
 
 def equivalent() -> dict[str, str]:
@@ -378,65 +262,119 @@ def equivalent() -> dict[str, str]:
     return dict(line.split("  #  ") for line in lines if line)
 
 
-def main() -> None:
-    """Run the campaign, and print the missed mutants and the totals."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=[""], help="mutants whose name has one of these in it")
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="what may catch a mutant")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--json-out", type=Path)
-    parser.add_argument("--resume", nargs="*", choices=STAGES, help="keep what FILE says these caught; none: any")
-    chosen = parser.parse_args()
-    from hypothesis import settings
-
-    import proxima_peers.verify.verification  # noqa: F401  torch comes with it: no child imports it again
-
-    settings.register_profile("mutants", database=None)
-    settings.load_profile("mutants")
-    builtins.percent_off = percent_off
-    for file in CORE.rglob("[!_]*.py"):  # kinds are imported at first use: too late to get a mutant's code
-        importlib.import_module(f"proxima.{'.'.join(file.relative_to(CORE.parent).with_suffix('').parts)}")
-    for function in gc.get_objects():
-        if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(str(CORE)):
-            FUNCTIONS[place(function.__code__)].append(function)
-    mutants = [m for file in sorted(CORE.rglob("*.py")) for m in mutants_of(file)]
-    rows = []
-    if chosen.resume is not None:
-        names = {m.name for m in mutants}
-        finished = json.loads(chosen.json_out.read_text(encoding="utf-8"))["mutants"]
-        rows = [row for row in finished if row["caught_by"] in (chosen.resume or STAGES) and row["mutant"] in names]
-    done = {row["mutant"] for row in rows}
-    mutants = [m for m in mutants if m.name not in done and any(text in m.name for text in chosen.only)]
-    for stage, lines in parallel(coverage, chosen.stages, chosen.workers):
-        if lines is None:
-            raise SystemExit(f"error: {stage}: fails on the source as it is")
-        COVERED[stage] = lines
-    for mutant, result in parallel(verdict, mutants, chosen.workers):
-        stage, by = result or ("missed", "its process died")
-        rows.append({"mutant": mutant.name, "line": mutant.lines[0], "caught_by": stage, "check": by})
-        if stage == "missed":
-            print(f"missed  :{mutant.lines[0]}  {mutant.name}", flush=True)
-        if len(rows) % 20 == 0:
-            report(rows, chosen.json_out)
-    report(rows, chosen.json_out)
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """Return what is known of the mutants of a room, or of its signs."""
+    file = RESULTS / f"{name}.json"
+    return json.loads(file.read_text(encoding="utf-8"))["mutants"] if file.exists() else []
 
 
-def report(rows: list[dict[str, Any]], file: Path | None) -> None:
-    """Print the totals, and write all rows to a file."""
+def share_caught(count: Counter[str]) -> float:
+    """Return the share of caught mutants among those that are not equivalent."""
+    caught = sum(count[stage] for stage in STAGES)
+    return caught / max(1, caught + count["missed"])
+
+
+def write(name: str, rows: list[dict[str, Any]], seed: int) -> Counter[str]:
+    """Write results, and return how many mutants each stage caught."""
     same = equivalent()
     for row in rows:
-        if row["caught_by"] == "missed" and row["mutant"] in same:
-            row["caught_by"] = "equivalent"
+        if row["caught_by"] in ("missed", "equivalent"):
+            row["caught_by"] = "equivalent" if row["mutant"] in same else "missed"
     count = Counter(row["caught_by"] for row in rows)
-    caught = count["golden"] + count["laws"] + count["tests"]
-    share = caught / max(1, caught + count["missed"])
-    print(f"{len(rows)} mutants: {dict(count)}; {share:.1%} of those that are not equivalent are caught")
-    if file is not None:
-        rows.sort(key=lambda row: row["mutant"])
-        lines = ",\n".join(json.dumps(row) for row in rows)
-        file.write_text(
-            f'{{"share": {share:.4f}, "count": {json.dumps(count)}, "mutants": [\n{lines}\n]}}\n', encoding="utf-8"
-        )
+    lines = ",\n".join(json.dumps(row) for row in sorted(rows, key=lambda row: row["mutant"]))
+    head = f'"seed": {seed}, "share": {share_caught(count):.4f}, "count": {json.dumps(count)}'
+    (RESULTS / f"{name}.json").write_text(f'{{{head}, "mutants": [\n{lines}\n]}}\n', encoding="utf-8")
+    return count
+
+
+def table() -> str:
+    """Return the table of all rooms."""
+    lines = ["| room | mutants | caught | equivalent | missed | share |", "|---|---|---|---|---|---|"]
+    total = Counter[str]()
+    counts = {room: Counter(row["caught_by"] for row in rows_of(room)) for room in ROOMS if rows_of(room)}
+    for name, count in [*counts.items(), ("all", total)]:
+        if name != "all":
+            total.update(count)
+        caught = sum(count[stage] for stage in STAGES)
+        cells = (name, sum(count.values()), caught, count["equivalent"], count["missed"], f"{share_caught(count):.1%}")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def draw_map(workers: int, until: float) -> None:
+    """Draw what the map lacks."""
+    builtins.__seen__ = SEEN.add
+    for file in sorted(sources()):
+        code, places = marked(Path(file), len(STATEMENTS))
+        STATEMENTS.extend((str(Path(file).relative_to(ROOT)), *place) for place in places)
+        exchange(code)
+    missing = [of for of in ("golden", "laws", *test_files()) if drawn(of) is None]
+    done = 0
+    for of, failed in parallel(draw, missing, workers, until, limit=1200):
+        done += 1
+        if failed is None or failed:
+            print(f"{of}: fails on the source as it is: {failed or 'its process died'}", flush=True)
+    print(f"{done} pieces drawn, {len(missing) - done} are missing")
+
+
+def campaign(room: str, chosen: argparse.Namespace, until: float) -> None:
+    """Run what a room's sample lacks, and print the missed mutants and the totals."""
+    name, size = (f"{room}_signs", None) if chosen.signs else (room, chosen.sample)
+    of_sample = (mutant for mutant in sample(room, size, chosen.seed) if mutant.signs or not chosen.signs)
+    mutants = {mutant.name: mutant for mutant in of_sample}
+    rows = [row for row in rows_of(name) if row["mutant"] in mutants]
+    asked = [row for row in rows if chosen.again and row["caught_by"] == "missed"]
+    asked = [row["mutant"] for row in asked if any(text in row["mutant"] for text in chosen.only)]
+    rows = [row for row in rows if row["mutant"] not in asked]
+    known = {row["mutant"] for row in rows}
+    work = [(room, m) for m in mutants.values() if m.name not in known and any(t in m.name for t in chosen.only)]
+    for (_, mutant), result in parallel(verdict, work, chosen.workers, until, limit=300):
+        stage, by = result or ("missed", "its process died")
+        rows.append({"mutant": mutant.name, "line": mutant.lines[0], "caught_by": stage, "check": by})
+        write(name, rows, chosen.seed)
+        if stage == "missed" and mutant.name not in equivalent():
+            print(f"missed  {mutant.path}:{mutant.lines[0]}  {mutant.name}  ({by})", flush=True)
+    count = write(name, rows, chosen.seed)
+    left = len(mutants) - len(rows)
+    print(f"{name}: {len(rows)} mutants, {left} left: {dict(count)}; {share_caught(count):.1%} caught", flush=True)
+
+
+def main() -> None:
+    """Draw the map, or run the campaign of some rooms; then write the table of tests/README.md."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rooms", nargs="+", choices=["map", "all", *ROOMS], metavar="ROOM")
+    parser.add_argument("--sample", type=int, default=60, help="mutants of each room")
+    parser.add_argument("--signs", action="store_true", help="all changes of signs in place of a sample")
+    parser.add_argument("--seed", type=int, default=74)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after these")
+    parser.add_argument("--again", action="store_true", help="run the missed mutants again")
+    parser.add_argument("--only", nargs="+", default=[""], help="mutants whose name has one of these in it")
+    parser.add_argument("--workers", type=int, default=2)
+    chosen = parser.parse_args()
+    until = time.monotonic() + 60 * chosen.minutes
+    os.chdir(ROOT)
+    import_rooms()
+    if chosen.rooms == ["map"]:
+        draw_map(chosen.workers, until)
+        return
+    for room in ROOMS if chosen.rooms == ["all"] else chosen.rooms:
+        PIECES.clear()
+        pieces = [*(("golden", "laws") if room == "core" else ()), *test_files()]
+        PIECES.update({of: found for of in pieces if (found := drawn(of)) is not None})
+        for name in {name for of in PIECES for name in PIECES[of]["modules"]}.difference(sys.modules):
+            with contextlib.suppress(Exception):  # no child imports what its tests need; without a GPU some can't be
+                importlib.import_module(name)
+        gc.freeze()
+        campaign(room, chosen, until)
+    page = ROOT / "tests" / "README.md"
+    page.write_text(with_table(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_table(page: str) -> str:
+    """Return the page with the table of all rooms."""
+    before, mark, rest = page.partition("<!-- mutants -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    return f"{before}{mark}{table()}\n{end}{after}"
 
 
 if __name__ == "__main__":

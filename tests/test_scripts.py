@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from scripts import demo, mutants, test_times
+from scripts import demo, mutant_checks, mutants, mutations, test_times
 from tests.warm import forked_subprocess
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
@@ -97,29 +97,110 @@ time.sleep(60)
     assert (tmp_path / "checkpoint").exists()
 
 
-def test_a_mutant_is_the_source_with_one_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(mutants, "CORE", tmp_path)
-    (tmp_path / "spec.py").write_text(
-        "class Spec:\n    def __call__(self, x):\n        return -x if 0 < x <= 9 else x - 1\n"
-    )
-    values = list(mutants.mutants_of(tmp_path / "spec.py"))
-    changes = [mutant.name.split("  ", 1)[1] for mutant in values]
-    assert changes[1:] == ["0 < x <= 9  ->  0 > x <= 9", "0 < x <= 9  ->  0 < x >= 9", "-x  ->  +x", "x - 1  ->  x + 1"]
-    results = []
-    for mutant in values:
+def of_source(folder, text):
+    """The mutants of a file, and what each changes."""
+    (folder / "spec.py").write_text(text)
+    values = list(mutations.mutants_of(folder / "spec.py", folder))
+    return values, [mutant.name.split("  ", 1)[1] for mutant in values]
+
+
+def test_a_mutant_is_the_source_with_one_change(tmp_path):
+    source = "class Spec:\n    def __call__(self, x):\n        return -x if 0 < x <= 9 else x - 1\n"
+    values, changes = of_source(tmp_path, source)
+    signs = ["0 < x <= 9  ->  0 > x <= 9", "0 < x <= 9  ->  0 < x >= 9", "-x  ->  +x", "x - 1  ->  x + 1"]
+    assert [change for change, mutant in zip(changes, values, strict=True) if mutant.signs][1:] == signs
+    results = {}
+    for mutant, change in zip(values, changes, strict=True):
         scope = {"percent_off": mutants.percent_off}
-        exec(mutants.mutated(tmp_path / "spec.py", mutant.site), scope)
-        results.append([scope["Spec"]()(x) for x in (-2, 2, 20)])
-    assert results[0] == pytest.approx([-3.03, -2.02, 19.19])
-    assert results[1:] == [[2, 1, 19], [-3, 1, -20], [-3, 2, 19], [-1, -2, 21]]
+        exec(mutations.mutated(tmp_path / "spec.py", mutant.site), scope)
+        results[change] = [scope["Spec"]()(x) for x in (-2, 2, 20)]
+    assert results.pop(changes[0]) == pytest.approx([-3.03, -2.02, 19.19])
+    assert results == {
+        signs[0]: [2, 1, 19],
+        signs[1]: [-3, 1, -20],
+        signs[2]: [-3, 2, 19],
+        signs[3]: [-1, -2, 21],
+        "-x if 0 < x <= 9 else x - 1  ->  x - 1 if 0 < x <= 9 else -x": [2, 1, -20],
+        "0  ->  1": [-3, -2, 19],
+        "9  ->  10": [-3, -2, 19],
+        "1  ->  2": [-4, -2, 18],
+    }
+
+
+def test_what_is_changed_and_what_is_not(tmp_path):
+    """Errors, messages, annotations and imports stay, and of a check of a field all but the signs."""
+    source = """
+from math import inf
+def loss(x: list[1], y=True):
+    require(0 < x, "x", x, "must be > 0", 5)
+    if x is None:
+        raise ValueError(f"{x + 1}")
+    x.scale *= 2
+    x.clear()
+    return max(x, y) and not x.sum(0.5)
+"""
+    values, changes = of_source(tmp_path, source)
+    assert changes == [
+        "True  ->  False",
+        "0 < x  ->  0 > x",
+        "x is None  ->  x is not None",
+        "x.scale *= 2  ->  x.scale /= 2",
+        "x.scale *= 2  ->  pass",
+        "2  ->  3",
+        "x.clear()  ->  pass",
+        "max(x, y) and (not x.sum(0.5))  ->  max(x, y) or not x.sum(0.5)",
+        "max  ->  min",
+        "not x.sum(0.5)  ->  x.sum(0.5)",
+        "x.sum  ->  x.mean",
+        "0.5  ->  1.0",
+    ]
+    assert [mutant.lines for mutant in values[:3]] == [(3, 3), (4, 4), (5, 5)]
+    assert [mutant.in_function for mutant in values[:2]] == [False, True]
+
+
+def test_a_mark_says_which_statements_were_executed(tmp_path):
+    source = """
+def loss(x):
+    if (x >
+            0):
+        x = [
+            1]
+    else:
+        try:
+            raise ValueError
+        except ValueError:
+            x = 2
+    return x
+"""
+    (tmp_path / "spec.py").write_text(source)
+    code, places = mutations.marked(tmp_path / "spec.py", first=7)
+    assert places == [(3, 4), (12, 12), (5, 6), (8, 8), (9, 9), (11, 11)]
+    seen = []
+    scope = {"__seen__": seen.append}
+    exec(code, scope)
+    assert (scope["loss"](-1), [places[number - 7][0] for number in seen]) == (2, [3, 8, 9, 11, 12])
+
+
+def test_a_larger_sample_contains_a_smaller_one():
+    small, large = (mutations.sample("tinker", size, 7) for size in (5, 9))
+    assert large[:5] == small and len({mutant.name for mutant in large}) == 9
 
 
 def test_a_mutant_meets_what_executes_it_and_a_constant_whatever_runs_its_file(monkeypatch):
-    covered = {("spec.py", 3): ["a"], ("spec.py", 9): ["b", "a"], ("other.py", 3): ["c"]}
-    monkeypatch.setattr(mutants, "COVERED", {"golden": covered})
-    inside = mutants.Mutant("spec.py", 0, (3, 4), "spec.py.loss()  x + 1  ->  x - 1")
-    constant = mutants.Mutant("spec.py", 1, (1, 1), "spec.py  -1  ->  +1")
-    assert mutants.names_at("golden", inside) == ["a"] and mutants.names_at("golden", constant) == ["a", "b"]
+    checks = {"tests/data/test_a.py::a": 1.0, "tests/data/test_a.py::b": 9.0, "tests/core/test_c.py::c": 0.1}
+    lines = {"spec.py": {"3 3": [0, 2], "9 9": [1]}, "other.py": {"3 3": [1]}}
+    checks |= {"tests/data/test_a.py::beside": 2.0, "tests/data/test_z.py::elsewhere": 0.1}
+    monkeypatch.setattr(mutant_checks, "PIECES", {"tests/a.py": {"checks": checks, "lines": lines}})
+    inside = mutations.Mutant("spec.py", 0, (3, 4), "spec.py.loss()  x + 1  ->  x - 1")
+    constant = mutations.Mutant("spec.py", 1, (1, 1), "spec.py  -1  ->  +1")
+    a, b, c, beside, _ = checks
+    assert mutant_checks.tests_of("data", inside) == [a, c, beside, b]  # of its room first, then the rest of the files
+    assert mutant_checks.tests_of("data", constant) == [a, b, c, beside]
+
+
+def test_the_table_of_mutants_is_of_the_results():
+    page = (SCRIPTS.parent / "tests" / "README.md").read_text(encoding="utf-8")
+    assert mutants.with_table(page) == page
 
 
 def test_a_function_is_slow_if_most_of_its_cases_are():
