@@ -140,7 +140,14 @@ def test_compare_several_samples_and_suites(done, proxima, here):
     assert output["two"]["test"] == "McNemar, exact"
     assert output["all"]["questions"] == 10 and output["all"]["p"] == pytest.approx(2 / 2**9)
     out = proxima("eval", "--compare", "a", "b")[1]
+    assert "the two differ in" not in out
     assert "two: B is better by 1.000 (p = 0.016)" in out and "one: 1 questions with an unknown result" in out
+
+
+def test_compare_names_what_was_sampled_otherwise(proxima, here):
+    write(here / "a", "one", [[False]])
+    write(here / "b", "one", [[True, True]])
+    assert "one: the two differ in `sampling` too" in proxima("eval", "--compare", "a", "b")[1]
 
 
 def test_compare_names_what_was_lost_and_gained(done, proxima, here):

@@ -213,7 +213,7 @@ def test_an_equal_warning_is_reported_once_with_its_runs(tmp_path):
         messages = [{"step": 1, "last": 1, "text": text, "times": 1} for text in texts]
         (folder / run / "summary.json").write_text(json.dumps({"status": "done", "steps": 2, "warnings": messages}))
     assert [note for note in comparison(folder).notes if "report.html" in note] == [
-        "a seeds 1 and 2: 5 % x; see report.html",
+        "a seeds 1 and 2: 5 % x (figures of a seed 1); see report.html",
         "all 4 runs: y; see report.html",
     ]
 

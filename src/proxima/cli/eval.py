@@ -193,10 +193,9 @@ def compare_sets(
     for each in changed if show else ():
         print("\n" + "\n".join(changed_lines(each, show)))
     for name in first.suites:
-        if first.sampled_alike(second, name) is False:
-            where = "`sampling`, `system`, `template_arguments` and `template_date` in result.json"
-            how = f"the two were not sampled alike (see {where})"
-            print(f"{name}: {how}: the difference is of model and settings")
+        if unlike := first.sampled_unlike(second, name):
+            keys = " and ".join(f"`{key}`" for key in unlike)
+            print(f"{name}: the two differ in {keys} too (see result.json), so the difference is not the model's alone")
 
 
 def _flat(facts: dict[str, Any]) -> dict[str, Any]:

@@ -135,14 +135,14 @@ class EvalResult:
     suites: Mapping[str, Mapping[int, QuestionResult]]
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def sampled_alike(self, other: "EvalResult", name: str) -> bool | None:
-        """True if both used the same sampling settings, system prompt, template arguments and template date; None if
-        one of them is unknown."""
+    def sampled_unlike(self, other: "EvalResult", name: str) -> tuple[str, ...]:
+        """What the two did not have in common of sampling settings, system prompt, template arguments and template
+        date, by the keys of result.json; empty if they had all, or if one of them is unknown."""
         first, second = (result.facts.get("suites", {}).get(name, {}) for result in (self, other))
         if "sampling" not in first or "sampling" not in second:
-            return None
+            return ()
         given = ("sampling", "system", "template_arguments", "template_date")
-        return all((first.get(key) or None) == (second.get(key) or None) for key in given)
+        return tuple(key for key in given if (first.get(key) or None) != (second.get(key) or None))
 
 
 def read_result(path: str | Path) -> EvalResult:

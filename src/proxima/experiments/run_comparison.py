@@ -235,7 +235,11 @@ def _warned_runs(cells: Sequence[CellRuns]) -> list[str]:
     for places in _grouped(warned).values():
         seeds = _grouped([(name, seed) for _, name, seed in places])
         runs = ", ".join(f"{name} seed{'s' * (len(of) > 1)} {' and '.join(of)}" for name, of in seeds.items())
-        texts.append(f"{f'all {total} runs' if len(places) == total > 1 else runs}: {places[0][0]}; see report.html")
+        if len(places) == total > 1:
+            runs = "both runs" if total == 2 else f"all {total} runs"
+        text, cell, seed = places[0]
+        unlike = f" (figures of {cell} seed {seed})" if len({text for text, *_ in places}) > 1 else ""
+        texts.append(f"{runs}: {text}{unlike}; see report.html")
     return texts
 
 

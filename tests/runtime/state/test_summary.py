@@ -19,6 +19,7 @@ from tests.runtime.tiny_run import Watcher, evals_of, go, recipe, summary_of
         ({"preset": "cppo"}, "cppo"),
         ({"preset": "cppo", "surrogate": {"kind": "cppo", "delta": 0.2}}, "cppo"),
         ({"preset": "cppo", "surrogate": {"kind": "ppo_clip"}}, "cppo with surrogate ppo_clip"),
+        ({"preset": "distill", "distillation": {"path": "teacher"}}, "distill"),
         ({"surrogate": "ppo_clip", "advantage": "grpo", "aggregate": "token_mean"}, "ppo_clip"),
     ],
 )

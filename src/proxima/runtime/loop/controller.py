@@ -144,7 +144,7 @@ class Controller(TrainingLoop):
             self._cursor, self._pending = self.collector.state(), self.collector.pending()
             self._stage_files = self.learner.files(self._pending)
             await self.disk.write(partial(self.journal.consume, version=version), step, self._cursor, record)
-            self.observer.step(record)
+            self.report_step(record)
             self.review.warn(record, collected, batch)
         self.step_complete = True
         self.publisher.end_if_failed()

@@ -114,7 +114,7 @@ class OfflineLoop(TrainingLoop):
             self._cursor = self.data.cursor.state()
             consume = partial(self.journal.consume, version=record["policy_version"])
             await self.disk.write(consume, record["step"], self._cursor, record)
-            self.observer.step(record)
+            self.report_step(record)
         self.step_complete = True
 
     async def evaluate(self, label: str) -> None:

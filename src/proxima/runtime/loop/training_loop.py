@@ -87,7 +87,7 @@ class TrainingLoop:
         self.observer, self.activity, self.disk = services.observer, store.activity, store.disk
         self.clock, self._stop = store.activity.clock, store.disk.stop
         self.times: dict[str, float] = {}  # seconds of the stages of the step
-        self._core_share = CoreShare()
+        self._core_share, self._waited = CoreShare(), 0.0  # seconds of the last step
         self.step_complete = True  # the weights are those after the last step of the journal
 
     async def train(self) -> None:
@@ -184,8 +184,12 @@ class TrainingLoop:
         self.times, cpu, waited = {}, self.clock.cpu(), self.clock.core_wait()
         with self.timed("step", step=step):
             yield step
-        self.times["cpu"] = self.clock.cpu() - cpu
-        if warning := self._core_share.add(self.times["cpu"], max(0.0, self.clock.core_wait() - waited)):
+        self.times["cpu"], self._waited = self.clock.cpu() - cpu, max(0.0, self.clock.core_wait() - waited)
+
+    def report_step(self, record: Mapping[str, Any]) -> None:
+        """Pass a step's record to the observer, then the warning that its threads waited for cores, if they did."""
+        self.observer.step(record)
+        if warning := self._core_share.add(self.times["cpu"], self._waited):
             self.observer.warning(warning)
 
     async def evaluate_first(self) -> None:

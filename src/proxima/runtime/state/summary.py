@@ -50,8 +50,9 @@ def algorithm_name(config: "RunConfig") -> str:
     the preset's."""
     algorithm = config.algorithm
     preset, slot = algorithm.preset, "surrogate" if algorithm.preference is None else "preference"
-    kind = kind_of(getattr(algorithm, slot))
-    if not preset or preset not in ALGORITHMS:
+    value = getattr(algorithm, slot)
+    kind = "" if value is None else kind_of(value)  # distillation alone has no surrogate
+    if not preset or preset not in ALGORITHMS or not kind:
         return preset or kind
     written = ALGORITHMS[preset].get(slot, {}).get("kind")
     return preset if written == kind else f"{preset} with {slot} {kind}"

@@ -13,7 +13,7 @@ const POLICIES = [ // its name in the answer, its column, its title, what it is,
   ["sampled", "sampled_log_prob", "engine", "under the distribution really sampled", false],
   ["next", "next_log_prob", "next", "the version after the sampling one", false],
 ];
-const SIGNED = new Set(["advantage", "log_ratio", "mismatch", "loss_weight", "gradient_weight"]);
+const SIGNED = new Set(["advantage", "log_ratio", "loss_weight", "gradient_weight"]);
 const MEASURES = ["ratio", "log_ratio", "mismatch", "divergence", "entropy", "advantage", "loss_weight"];
 const WAIT = 60; // ms: a held arrow key requests only the last token
 

@@ -17,6 +17,7 @@ const VIEWS = { runs: runsView, trend: trendView, step: stepView, group: groupVi
 const POLLED = 2000; // ms
 const main = document.getElementById("view"), busy = document.getElementById("busy");
 let shown = null, route = null, asked = 0;
+main.replaceChildren(); // the text for pages without a script
 
 function failed(error) {
   return { element: h("div", { class: "page" }, h("h1", {}, "Not here"), h("p", { class: "bad", role: "alert" }, `✕ ${error.message}`), h("p", {}, h("a", { href: "#/" }, "to the runs"))) };
