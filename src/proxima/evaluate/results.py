@@ -182,7 +182,7 @@ def read_completions(file: Path) -> dict[int, QuestionResult]:
         return _results(table.to_pylist())
 
 
-def _results(rows: Sequence[Mapping[str, Any]]) -> dict[int, QuestionResult]:
+def _results(rows: Sequence[dict[str, Any]]) -> dict[int, QuestionResult]:
     by_uid: dict[int, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["sample"]):
         by_uid.setdefault(row["prompt_uid"], []).append(row)

@@ -26,7 +26,7 @@ from proxima.data import (
     UserError,
     require,
 )
-from proxima.data.columns import LARGEST
+from proxima.data.columns import LARGEST, Bools
 from proxima.model.chat import Tokenizer, is_begun, prompt_tokens
 from proxima.model.chat_answer import answer_excerpt, answer_tokens, row_excerpt
 from proxima.task.chat_rows import turn_tokens
@@ -119,7 +119,8 @@ class PreferenceReader:
         require(bool(turns), field, shown, "has weight 0: nothing of it would be trained")
         arguments = row_arguments(row, self.arguments, self.tokenizer)
         require(bool(row.messages), field, shown, "follows no prompt", remedy="map task.question to the prompt")
-        chat, mask = row_messages(row, self.system, self.tokenizer), None
+        chat = row_messages(row, self.system, self.tokenizer)
+        mask: Bools | None = None
         if len(said) == 1:
             before = prompt_tokens(chat, self.tokenizer, arguments)
             tokens = answer_tokens(chat, answer, self.tokenizer, arguments, field)

@@ -111,7 +111,8 @@ def models_are_supported(r: Resolved[Any], model: ModelConfig) -> Findings:
             proof.attention(model.attention if path == "model.path" else "auto")
             engine = r.get("engine")
             if path == "model.path" and not scalar and ENGINES.holds(engine, "local", "local_process"):
-                from proxima.engine.local import first_proven, supports
+                from proxima.engine.fast_decoder import supports
+                from proxima.engine.local import first_proven
 
                 first_proven(proof, fast=engine.decoder != "general" and supports(proof.twin) is None)
         except FieldError as error:

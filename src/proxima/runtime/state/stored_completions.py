@@ -86,7 +86,7 @@ def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str
         return _groups(array_rows(table))
 
 
-def _groups(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[Group, ...], tuple[tuple[Group, str], ...]]:
+def _groups(rows: Sequence[dict[str, Any]]) -> tuple[tuple[Group, ...], tuple[tuple[Group, str], ...]]:
     top = [len(row["top_k"]) // len(row["tokens"]) for row in rows if row["top_k"] is not None and len(row["tokens"])]
     used, dropped = [], []
     for uid, members in groupby(rows, key=itemgetter("prompt_uid")):
