@@ -21,8 +21,8 @@ def resolve_run(
     overwrite: bool = False,
     accept_changes: bool = False,
 ) -> Resolved[Any]:
-    """The checked config of a run, of the class of its recipe. To resume, the run's folder is given in place of a
-    recipe."""
+    """The checked config of a run, of the class of its recipe; its models are proven by the run. To resume, the run's
+    folder is given in place of a recipe."""
     if resume and overwrite:
         reason = "--resume and --overwrite exclude each other: one resumes the run, the other deletes it"
         raise UserError(reason, remedy="keep one")
@@ -39,7 +39,7 @@ def resolve_run(
 
             overrides = [*overrides, f"folder={json.dumps(str(existing_run(run).path))}"]
     resolved: Resolved[Any] = resolve(recipe, overrides, root=None)
-    require_sound(resolved)
+    require_sound(resolved, proven=False)
     if resume and not resolved.config.folder:
         raise UserError("--resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume")
     if resume:
@@ -49,5 +49,5 @@ def resolve_run(
     if not places_ranks(resolved.config):
         with resolved.locating():
             check_before_imports(resolved, resume=resume, overwrite=overwrite)
-    check_with_model(resolved)  # last: it may be downloaded
+    check_with_model(resolved, proven=False)  # last: it may be downloaded
     return resolved

@@ -153,7 +153,6 @@ def warm_up(recipe: str, overrides: Sequence[str]) -> Path:
         "checkpoint.every": 0,
     }
     words = with_values(overrides, settings)
-    print(f"trains {settings['train.steps']} steps in {folder} first", file=sys.stderr, flush=True)
     if code := train_recipe(str(find_recipe(recipe)), words, overwrite="folder" not in given, quiet=True):
         raise SystemExit(code)
     return folder

@@ -176,8 +176,8 @@ CHECKS: Sequence[Check | IfSet | IfKind] = (
     IfSet("monitor", "trackers_are_ready"),
     eval_section.evaluations_are_configured,
     IfSet("eval.metric", "evaluation_metric_exists"),
-    model_section.models_are_supported,  # last: it builds small copies
 )
+PROOFS = (model_section.models_are_supported,)  # they import transformers and build small copies
 TO_DO = (data_section.data_files_exist, packages_are_installed, values_are_filled_in)
 WARNINGS: Sequence[Check | IfSet | IfKind] = (
     eval_section.evaluation_is_held_out,
@@ -207,16 +207,23 @@ def load_recipe(
     return resolved
 
 
-def require_sound(resolved: Resolved[Any]) -> None:
-    """Raise ConfigError, with one line for each problem, if a check finds any."""
-    if problems := check(resolved):
+def require_sound(resolved: Resolved[Any], *, proven: bool = True) -> None:
+    """Raise ConfigError, with one line for each problem, if a check finds any; without the proofs of the models, which
+    take seconds, if not `proven`."""
+    if problems := check(resolved) if proven else _problems(resolved, CHECKS):
         raise ConfigError(problems)
 
 
-def check_with_model(resolved: Resolved[Any]) -> None:
+def require_proven(resolved: Resolved[Any]) -> None:
+    """Raise ConfigError if a model of the recipe is not supported."""
+    if problems := _problems(resolved, PROOFS):
+        raise ConfigError(problems)
+
+
+def check_with_model(resolved: Resolved[Any], *, proven: bool = True) -> None:
     """Download the demo's model if the recipe names it and it is missing, and check the recipe with it."""
     if fetch_demo_model(resolved.get("model.path")):
-        require_sound(resolved)
+        require_sound(resolved, proven=proven)
 
 
 def fetch_demo_model(path: str) -> bool:
@@ -231,7 +238,7 @@ def fetch_demo_model(path: str) -> bool:
 
 def check(resolved: Resolved[Any]) -> list[Problem]:
     """The problems that would stop the run later."""
-    return _problems(resolved, CHECKS)
+    return _problems(resolved, CHECKS) or _problems(resolved, PROOFS)
 
 
 def warnings(resolved: Resolved[Any]) -> list[Problem]:

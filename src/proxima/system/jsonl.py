@@ -52,8 +52,14 @@ def _jsonable(value: Any) -> Any:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The records of a `.jsonl` file; empty if the file is missing. An incomplete last line is skipped; UserError,
-    with file and line, if an earlier line is not a JSON object, or no record: a `kind`, a `step`, and numbers."""
-    records = [record for record, _ in lines_from(path)]
+    with file and line, if an earlier line is not a JSON object."""
+    return [record for record, _ in lines_from(path)]
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, as by `read_lines`; UserError also for one without a `kind` and a `step`, or with
+    another value for a number."""
+    records = read_lines(path)
     for number, record in enumerate(records, 1):
         check_record(record, f"{path}:{number}")
     return records

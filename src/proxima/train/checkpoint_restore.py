@@ -7,6 +7,7 @@ import torch
 from safetensors import SafetensorError
 
 from proxima.data import UserError
+from proxima.model.files import ADAPTER_CONFIG
 from proxima.system.checksum import Checksum
 from proxima.train.checkpoint import DELETE, FORMAT, Checkpoint, read_checkpoint, remove_checkpoint
 from proxima.train.optimizer_state import read_optimizer
@@ -15,12 +16,12 @@ from proxima.train.stack import TrainStack
 
 def damage(path: Path, part: str = "") -> str | None:
     """Describe the damage to the checkpoint in `path`; None if every file is as it was written. Reads all files, or
-    those of a part, such as its folder `model`."""
+    those of a part, such as its folder `model`; there, an adapter's config may name another place of its base."""
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
         return "state.json is missing or damaged"
     for name, crc in checkpoint.facts.get("crc32", {}).items():
-        if not name.startswith(f"{part}/" if part else ""):
+        if part and (not name.startswith(f"{part}/") or name.endswith(ADAPTER_CONFIG)):
             continue
         try:
             if Checksum.of(path / name).crc32 != crc:

@@ -8,6 +8,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from proxima.config.families import TRAIN, family_of_config
+from proxima.config.validate import require_proven
 from proxima.config.yaml_dump import dump
 from proxima.data import UserError
 from proxima.model import LoadedModel
@@ -78,6 +79,8 @@ def train(
             return follow(partial(start_rank, partial(_workload, config, observer), ranks), ranks)
         folder = RunFolder(new_run_folder(config.folder, resolved.recipe if resolved else None, clock))
         folder.check(resume=resume, overwrite=overwrite)
+        if resolved is not None:
+            require_proven(resolved)
         if resume and config.data.template_date is None and (date := date_of_run(folder)) is not None:
             config, resolved = with_date(config, resolved, date)
         given = config.data.template_date

@@ -18,7 +18,7 @@ from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.clock import Clock
 from proxima.system.atomic_files import check_writable, flush_to_disk, make_folder, remove_empty, write_atomic
 from proxima.system.damaged_files import reading
-from proxima.system.jsonl import dumps, json_text, read_lines
+from proxima.system.jsonl import dumps, json_text, read_records
 
 MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
 
@@ -181,7 +181,7 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """All records in order, without an incomplete last line; UserError if the file is damaged."""
         with reading(self.metrics, "restore it, or delete it: a resume writes it again from run.sqlite"):
-            return read_lines(self.metrics)
+            return read_records(self.metrics)
 
     def elapsed(self) -> float:
         """Seconds that the run took, over all resumes: up to its last record, or up to its end where it ended there."""
