@@ -35,7 +35,7 @@ def test_the_first_answer_of_each_task_is_right_and_the_second_wrong(capsys, tmp
 
 def test_the_recipe_trains_two_steps(tiny_model, tmp_path):
     sizes = ["train.steps=2", "train.prompts_per_step=2", "train.completions_per_prompt=2", "sampling.max_tokens=8"]
-    model = [f"model.path={tiny_model('llama')}", "model.device=cpu", "model.max_length=512", "runtime.threads=1"]
+    model = [f"model.path={tiny_model('llama')}", "model.device=cpu", "model.max_length=256", "runtime.threads=1"]
     resolved = resolve(RECIPE, [*sizes, *model, f"folder={tmp_path / 'run'}"])
     with pytest.raises(RunEnded, match="no step of 2 trained anything"):  # a random model passes no test
         train(resolved.config, resolved=resolved)

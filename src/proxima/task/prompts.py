@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from threading import Thread
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +15,6 @@ from proxima.model.message_keys import unwritten_keys
 from proxima.task.cursor import Cursor
 from proxima.task.protocol import Row, Rows
 
-TEMPLATE_SECONDS = 20.0
 OPENING = 64  # common openings of prompts are counted in steps of this many tokens, so that chance matches don't count
 EXAMPLES = 8  # rows that prompts are compared with
 NOTED_ROWS = 1000  # in which keys of messages are looked for that the template does not write
@@ -209,24 +207,6 @@ class PromptSource:
             if self.images is None:
                 raise
             raise UserError(f"row {row}: {error.reason}", remedy=error.remedy) from None
-
-    def check_template(self) -> None:
-        """Refuse a chat template that does not end: Jinja bounds single loops, but not nested ones. The first row is
-        rendered in a thread, which is abandoned if it is still busy after TEMPLATE_SECONDS.
-
-        Raises:
-            UserError: the template takes too long.
-        """
-        rendering = Thread(target=self._render_first, daemon=True)
-        rendering.start()
-        rendering.join(TEMPLATE_SECONDS)
-        if rendering.is_alive():
-            remedy = "repair the template in the model's folder"
-            raise UserError(f"the chat template takes longer than {TEMPLATE_SECONDS:g} s for a prompt", remedy=remedy)
-
-    def _render_first(self) -> None:
-        with suppress(UserError):  # raised where the row is used
-            self._made(0, 0)
 
     def count_over_length(self, limit: int = 0) -> int:
         """Count the rows that are too long among the first `limit` (0: all); needs no weights. UserError as in

@@ -82,7 +82,6 @@ class DataConfig(RowsConfig):
             template_arguments=self.template_arguments,
             over_length=self.over_length,
         )
-        source.check_template()
         return source
 
 
