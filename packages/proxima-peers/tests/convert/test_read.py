@@ -266,7 +266,7 @@ def test_python_is_read_not_run():
         ("a.toml", "max_steps = = 3", "not TOML"),
         ("a.sh", "echo hi", "has no words like"),
         ("a.yaml", "[" * 1000, "an anchor contains itself"),
-        ("a.json", "[" * 200000, "an anchor contains itself"),
+        ("a.json", "[" * 200000, "not JSON: more than 100 levels"),
         ("a.py", "(" * 5000, "not Python"),
         ("a.yaml", "a: " + "x" * 10**6, "is larger than 1 MB"),
     ],

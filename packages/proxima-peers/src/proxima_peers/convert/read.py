@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from proxima.config.problems import one_problem
+from proxima.config.problems import ConfigError, one_problem
 from proxima.config.scalars import Loader
 from proxima.data.json_reader import load_json
 from proxima.system.text_files import read_text
@@ -52,6 +52,8 @@ def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), abo
         else:
             raw = yaml.load(text, _Once)
         flat = dict(itertools.islice(flattened(raw), MOST)) if isinstance(raw, Mapping) else {}
+    except ConfigError:
+        raise
     except tomllib.TOMLDecodeError as error:
         raise one_problem(str(path), f"not TOML: {error}") from None
     except yaml.YAMLError as error:
