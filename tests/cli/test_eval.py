@@ -2,6 +2,7 @@
 early."""
 
 import json
+import shutil
 
 import pyarrow.parquet as parquet
 import pytest
@@ -13,6 +14,8 @@ from tests.evaluate.test_group_metrics import FAILED, RIGHT, WRONG, group
 from tests.experiments.runs import make_run, make_sweep, step
 from tests.prepare.published import gsm8k_folder, write_parquet
 from tests.reward.make import completion, prompt
+from tests.runtime.server_like import ServerLikeEngine
+from tests.runtime.test_template_date import DATED
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 SCORES = {True: RIGHT, False: WRONG, None: FAILED}
@@ -107,6 +110,29 @@ def test_a_recipe_and_a_run(done, here, run, tiny_model):
     assert record["answers"]["arithmetic"][0]["question"].startswith("What is ")
     (folder,) = (here / "evals").iterdir()
     assert folder.name.startswith("llama-0-") and record["folder"] == f"evals/{folder.name}"
+
+
+def test_the_date_that_a_template_renders_is_in_the_result(done, here, tiny_model, gsm8k):
+    shutil.copytree(tiny_model("llama"), here / "dated")
+    (here / "dated" / "chat_template.jinja").write_text(DATED)
+    words = ("--task", "gsm8k", "--limit", "1", *SMALL)
+    done("eval", "dated", *words, "data.template_date=2024-07-26", "--out", "dated-found")
+    done("eval", tiny_model("llama"), *words, "--out", "found")
+    dated, plain = (json.loads((here / name / "result.json").read_text()) for name in ("dated-found", "found"))
+    assert dated["suites"]["gsm8k"]["template_date"] == "2024-07-26"
+    assert "template_date" not in plain["suites"]["gsm8k"]
+
+
+def test_a_server_gets_the_weights_that_are_evaluated(done, here, recipe, tiny_model, monkeypatch):
+    published = []
+
+    async def publish(engine, update):
+        published.append(update.version)
+
+    monkeypatch.setattr(ServerLikeEngine, "publish", publish)
+    server = "engine={kind: tests.runtime.server_like:ServerLike}"
+    done("eval", tiny_model("llama"), recipe(), server, "eval.limit=1", "--out", "o")
+    assert published == [0]
 
 
 def test_samples_of_a_recipe_are_drawn_as_in_training(done, here, recipe, tiny_model):

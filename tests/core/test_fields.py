@@ -69,6 +69,7 @@ SIGMOID = PREFERENCES["sigmoid"]
             "alpha=0.3 has no effect with divergence=js; set divergence=alpha",
         ),
         (SIGMOID, {"label_smoothing": 0.5}, r"label_smoothing=0.5 must be in \[0, 0.5\)"),
+        *((spec, {"beta": 0.0}, "beta=0.0 must be > 0") for spec in PREFERENCES.values() if hasattr(spec, "beta")),
         (Kto, {"good_weight": 0.0, "bad_weight": 0.0}, "bad_weight=0.0 must be >= 0, and > 0 if good_weight is 0"),
         (RewardKl, {"coefficient": -1.0}, "coefficient=-1.0 must be >= 0 and finite"),
         (RewardKl, {"coefficient": math.inf}, "coefficient=inf must be >= 0 and finite"),

@@ -30,6 +30,12 @@ def test_limits_are_kept_between_processes(tried):
     assert tried == [(16, 24, False), (16, 24, True)]
 
 
+def test_products_on_a_cpu_have_the_limits_of_their_shape(tried):
+    """A GPU's have none."""
+    limits = [decoder.Matrix(torch.empty(16, 24, device=place), None, torch.float32).rows for place in ("cpu", "meta")]
+    assert limits == [(8, 512), (1, 1 << 62)]
+
+
 def test_other_libraries_and_other_trials_have_a_folder_of_their_own(tried, monkeypatch):
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     names = [decoder._limits_folder()]

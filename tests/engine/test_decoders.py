@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from proxima.engine.cache import ROUND, KVCache
+from proxima.engine.cache import KVCache
 from proxima.engine.fast_decoder import FastDecoder, supports
 from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
 from proxima.engine.local import Local, LocalEngine, make_decoder
@@ -73,14 +73,14 @@ def test_the_cache_grows_and_keeps_what_it_holds():
     cache = KVCache(2, 3, (2, 2, 4), torch.float32, torch.device("cpu"))
     assert cache.capacity == 0
     cache.reserve(5)
-    assert cache.capacity == ROUND
+    assert cache.capacity == 64
     kv = torch.randn(2, 2, 2, 5, 4)
     cache.put(torch.tensor([0, 2]), kv)
-    cache.reserve(ROUND + 1)
-    assert cache.capacity == 2 * ROUND
+    cache.reserve(65)
+    assert cache.capacity == 128
     for layer in range(2):
         for slot in (0, 2):
             key, value = (x[slot, :, :5] for x in cache.read(layer, 3, 5))
             assert torch.equal(key, kv[layer, 0]) and torch.equal(value, kv[layer, 1])
     cache.reserve(3)
-    assert cache.capacity == 2 * ROUND
+    assert cache.capacity == 128

@@ -169,6 +169,8 @@ def test_the_bias_is_constant_of_the_given_size_and_that_of_the_seed():
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.allclose(bias_of(perturbed(loaded("llama"), noise=0.1, seed=3)), 2 * first)
     assert torch.equal(first, bias_of(perturbed(loaded("llama"), "general", noise=0.05, seed=3)))
+    alone = LocalEngine(loaded("llama"), Local(slots=8, dtype="float32", noise=0.05))
+    assert torch.equal(bias_of(alone), bias_of(perturbed(loaded("llama"), noise=0.05))), "seed 0"
     assert abs(float(first.std()) - 0.05) < 0.006 and abs(float(first.mean())) < 0.01
     assert torch.equal(first, 0.05 * torch.from_numpy(normals(259, LOGIT_BIAS, 3)))
 

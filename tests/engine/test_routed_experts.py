@@ -1,6 +1,7 @@
 """A mixture of experts in the local engine: decoded with a cache, and the experts of each token reported."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from proxima.engine.general_decoder import GeneralDecoder
 from proxima.engine.local import collect
 from proxima.model import Policy
 from tests.engine.helpers import prompt, run
+from tests.engine.test_kept_prefixes import next_turns
 from tests.model.families import make
 
 SHAPES = ((5, 12), (1, 1), (33, 7), (12, 24))  # tokens of the prompt, most of the completion
@@ -64,6 +66,15 @@ def test_a_completion_does_not_depend_on_its_neighbours():
     silent = run(engine(routed_experts=False), asked())
     assert all(c.routed_experts is c.prompt_routed_experts is None for c in silent)
     assert all(np.array_equal(a.sampled_log_prob, b.sampled_log_prob) for a, b in zip(together, silent, strict=True))
+
+
+def test_a_later_turn_has_the_experts_of_its_whole_prompt():
+    """None is taken from a kept prefix, whose experts are not."""
+    made, first = engine(), [replace(r, shared=(len(r.prompt.tokens),)) for r in asked()[::3]]
+    again = next_turns(first, run(made, first))
+    given = run(made, again)
+    assert [len(c.prompt_routed_experts) for c in given] == [len(r.prompt.tokens) for r in again]
+    assert given == run(engine(), [replace(request, shared=()) for request in again])
 
 
 def test_replay_brings_bf16_nearer():

@@ -1,6 +1,9 @@
 """Plans of known models, for the tests."""
 
 from dataclasses import replace
+from pathlib import Path
+
+from transformers import Qwen3MoeConfig
 
 from proxima.config.sections.model_section import ModelConfig
 from proxima.model.parallel.sharding import Sharding
@@ -24,3 +27,11 @@ def planned(model="qwen3-30b-a3b", devices="32xH100-80G", load=LOAD, engines=16,
 
 def changed(load=LOAD, **fields) -> Load:
     return replace(load, **fields)
+
+
+def small_mixture(folder: Path) -> str:
+    """Write the config.json of a mixture of 1,912 weights; its path."""
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 16}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6, "intermediate_size": 20}
+    Qwen3MoeConfig(**sizes, **experts, num_hidden_layers=2, tie_word_embeddings=False).save_pretrained(folder)
+    return str(folder)

@@ -1,4 +1,5 @@
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -29,7 +30,10 @@ def test_where_trainer_and_engines_are():
     assert not beside.colocated and not beside.in_process
     shared = layout(["engine=vllm", RAY % (32, 8, "colocate: true")])
     assert (shared.devices, shared.engine_devices, shared.colocated) == (32, 4, True)
-    assert str(shared) == "32 ranks (full), 8 engines of 4 devices on the same devices"
+    assert shared.split == 1, "the recipe's server has no tensor_parallel_size"
+    assert str(shared) == "32 ranks (full), 8 engines of 4 devices, weights on 1 of them, on the same devices"
+    for whole in (0, 4):
+        assert str(replace(shared, split=whole)) == "32 ranks (full), 8 engines of 4 devices on the same devices"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from proxima.config.estimate import batch_of
 from proxima_plan.model_size import known_models
 from proxima_plan.step_load import Load, load_of, load_of_examples
 
+from .plans import small_mixture
+
 
 @pytest.mark.parametrize("mean", [500, 3000, 3990])
 def test_lengths_have_the_mean_and_the_longest(mean):
@@ -41,6 +43,15 @@ def test_of_a_recipe():
     config = resolve("dapo_32b", ahead, root=None).config
     load = load_of(config, batch_of(config, 2048), known_models()["qwen2.5-32b"], None, 0.7)
     assert (load.lag, load.asked, load.forwards) == (2, 600 * 16, 0)
+
+
+def test_a_teacher_is_held_and_costs_passes_by_its_size(tmp_path):
+    """Of 1,912 weights beside a policy of 956: a forward pass of it counts as two."""
+    made = small_mixture(tmp_path)
+    config = resolve("dapo_32b", [f"algorithm.distillation={{path: {made}}}"], root=None).config
+    policy = replace(known_models()["qwen2.5-32b"], parameters=956)
+    load = load_of(config, batch_of(config, 2048), policy, None, 0.7)
+    assert (load.forwards, load.frozen) == (2, 1912)
 
 
 def test_the_mean_square_is_that_of_whole_sequences():

@@ -1,15 +1,18 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from transformers import Qwen3MoeConfig
 
 from proxima.config.sections.model_section import ModelConfig
+from proxima.model.parallel.sharding import Sharding
 from proxima.train.optimizer_muon import Muon
+from proxima_plan import memory
 from proxima_plan.devices import device_kinds
-from proxima_plan.memory import _logits, _moments, _of_layer, largest_micro_batch, trainer_memory
+from proxima_plan.layout import DeviceLayout
+from proxima_plan.memory import _activations, _logits, _moments, _of_layer, largest_micro_batch, trainer_memory
 from proxima_plan.model_size import ModelFacts, known_models, model_facts
 
-from .plans import LOAD, changed, planned
+from .plans import LOAD, changed, planned, small_mixture
 
 KNOWN = known_models()
 SPEC = ModelConfig(path="qwen3-30b-a3b", gradient_checkpointing=True)
@@ -53,6 +56,14 @@ def test_the_largest_micro_batch_is_one_that_fits():
     assert changed(shared=True).prompt_tokens == 150 / 32
 
 
+@pytest.mark.parametrize(("most", "found"), [(10_240, 10_240), (10_239, 9216), (4096, 4096), (1023, 0)])
+def test_the_largest_micro_batch_is_a_multiple_of_1024(most, found, monkeypatch):
+    """Or the longest sequence, of 150 and 3,946 tokens, if that alone fits."""
+    fits = lambda spec, model, layout, load, device: SimpleNamespace(fits=load.micro_tokens <= most)  # noqa: E731
+    monkeypatch.setattr(memory, "device_memory", fits)
+    assert largest_micro_batch(SPEC, SMALL, DeviceLayout(), LOAD, device_kinds()["H100-80G"]) == found
+
+
 def test_devices_of_an_engine_beyond_the_key_heads_cache_the_same():
     """Four key heads: a device of eight keeps as much for a completion as one of four, and half of one of two."""
     kept = {}
@@ -85,6 +96,17 @@ def test_what_the_logits_take_by_hand():
     assert _logits(BF16, replace(SMALL, hidden=1), 3, 2, 2) == 96 * 10  # the head is small
 
 
+@pytest.mark.parametrize(("again", "whole", "layers"), [(True, 4 * 400, 3), (False, 4 * 1000, 1)])
+def test_what_a_sharded_update_keeps_by_hand(again, whole, layers):
+    """Three tokens on four ranks. Two layers and four states of 3 · 4 · 8 bytes; rounded weights, 2 · 2 · 300; gathered
+    weights, of the ends or all. In the backward pass of a layer: gradients of 3 · (2 · 2 · 16 + 2 · 4 · 8) and of the
+    head, 4 · 256; gathered layers of 4 · 300, three at once or one; its sums, 8 · 300, beyond what it kept."""
+    layout = DeviceLayout(4, Sharding(reshard_after_forward=again))
+    kept = 2 * 3 * 416 + 4 * 96 + 1200 + whole
+    passing = 3 * 128 + 1024 + layers * 1200 + 2400 - 3 * 416
+    assert _activations(BF16, SMALL, layout, 3, fused=False) == kept + passing
+
+
 def test_the_state_of_an_optimizer_by_hand():
     assert _moments(BF16, SMALL, None) == 8 * 1000
     assert _moments(BF16, SMALL, Muon()) == 4 * 600 + 8 * 400
@@ -94,10 +116,7 @@ def test_the_state_of_an_optimizer_by_hand():
 
 def test_the_size_of_a_mixture_by_hand(tmp_path):
     """A layer: 64 + 32 + 32 + 64 of attention, norms of 4 + 4 and 8 + 8, a router of 32, four experts of 144."""
-    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 16}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6, "intermediate_size": 20}
-    Qwen3MoeConfig(**sizes, **experts, num_hidden_layers=2, tie_word_embeddings=False).save_pretrained(tmp_path)
-    facts = model_facts(str(tmp_path))
+    facts = model_facts(small_mixture(tmp_path))
     assert (facts.layer, facts.parameters) == (824, 2 * 824 + 2 * 128 + 8)
     assert facts.active == facts.parameters - 2 * 2 * 144  # two of four experts in each of two layers
     assert (facts.experts, facts.all_experts, facts.intermediate, facts.normed) == (2, 4, 12, True)

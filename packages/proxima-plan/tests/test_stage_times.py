@@ -128,6 +128,14 @@ def test_what_dimensions_send():
     assert none.parts[NETWORK] >= 0
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_whole_copies_sum_their_gradients(ranks):
+    """Twice the gradients in float32, but for the rank's own part."""
+    times = planned("qwen3-4b", f"{ranks}xH100-80G", engines=ranks, each=1, kind="replicate").times
+    sent = times.update(Sequences.of([1000] * 8)).sent
+    assert sent.get("sum dense", 0) == pytest.approx(2 * 4 * 4_022_468_096 * (ranks - 1) / ranks)
+
+
 def test_weights_reach_engines_but_those_in_the_process():
     times = planned().times
     assert times.publish().seconds == pytest.approx(2 * 30_532_122_624 / (times.device.rates.publish * 1e9))

@@ -99,8 +99,8 @@ class DeviceLayout:
         if self.in_process:
             return f"{ranks}, {'of which rank 0' if self.ranks > 1 else 'which'} generates too"
         of = f" of {self.engine_devices} devices" if self.engine_devices > 1 else ""
+        of += f", weights on {self.split} of them," if self.split not in (0, self.engine_devices) else ""
         engines = f"{self.engines} engine{'s' * (self.engines > 1)}{of}"
-        of += f", weights on {self.split}" if self.split not in (0, self.engine_devices) else ""
         where = "elsewhere" if self.elsewhere else "on the same devices" if self.colocated else "beside them"
         return f"{ranks}, {engines} {where}" if self.engines else ranks
 
