@@ -13,10 +13,14 @@ again.
 A mutant has a sign, an operator, a number, a truth value or a branch exchanged, `min` for `max` or the like, a call's
 first two arguments swapped, a statement left out, or the result of a spec 1 % too large (`scripts/mutations.py`). It
 runs in a forked process, where the functions of its file get its code; only a change outside functions requires
-importing anew. Processes that tests start with a new interpreter don't get it.
+importing anew. Processes that tests start with a new interpreter don't get it: with `--by TEST ...` these tests alone
+are run, in a new interpreter over a copy of the repository, and whatever they start has the change.
+
+    nice python scripts/mutants.py train --again --only process_ranks --by tests/train/test_ranks.py
 """
 
 import argparse
+import ast
 import builtins
 import contextlib
 import dataclasses
@@ -29,8 +33,11 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -55,7 +62,7 @@ from scripts.mutant_checks import (
     test_files,
     tests_of,
 )
-from scripts.mutations import ROOMS, ROOT, Mutant, marked, mutated, sample, sources
+from scripts.mutations import ROOMS, ROOT, Mutant, marked, mutated, mutated_tree, sample, sources
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutants"
 LIMITS = {"golden": 15, "laws": 60, "tests": 240}  # CPU seconds of a record, of a kind, of all tests; more is a hang
@@ -215,6 +222,37 @@ def verdict(work: tuple[str, Mutant]) -> tuple[str, str]:
     return "missed", f"{len(tests)} tests"
 
 
+ANEW = """import sys
+from scripts.mutant_checks import FirstFailure, run_tests
+first = FirstFailure()
+code = run_tests(sys.argv[1:], first)
+print(first.name or ("" if code == 0 else f"pytest ends with {code}"))"""
+
+
+def first_failure_anew(tests: list[str], mutant: Mutant | None = None) -> str | None:
+    """Return the first of these tests that fails in a new interpreter over a copy of the repository."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        for name in names:
+            target = Path(folder, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target)
+        if mutant is not None:
+            source = ast.unparse(mutated_tree(mutant.file, mutant.site))
+            off = "\nfrom scripts.mutants import percent_off\n" if "percent_off(" in source else "\n"
+            Path(folder, mutant.path).write_text(source + off, encoding="utf-8")
+        done = subprocess.run([sys.executable, "-c", ANEW, *tests], cwd=folder, stdout=subprocess.PIPE, text=True)
+    return done.stdout.strip() or (f"python ends with {done.returncode}" if done.returncode else None)
+
+
+def verdict_anew(work: tuple[list[str], Mutant]) -> tuple[str, str]:
+    """As `verdict`, by these tests."""
+    tests, mutant = work
+    failure = first_failure_anew(tests, mutant)
+    return ("tests", failure) if failure is not None else ("missed", "these tests")
+
+
 def alone(work: Any, argument: Any, pipe: Any) -> None:
     """Run `work` in this forked process, and send the result."""
     os.setsid()
@@ -327,8 +365,10 @@ def campaign(room: str, chosen: argparse.Namespace, until: float) -> None:
     asked = [row["mutant"] for row in asked if any(text in row["mutant"] for text in chosen.only)]
     rows = [row for row in rows if row["mutant"] not in asked]
     known = {row["mutant"] for row in rows}
-    work = [(room, m) for m in mutants.values() if m.name not in known and any(t in m.name for t in chosen.only)]
-    for (_, mutant), result in parallel(verdict, work, chosen.workers, until, limit=300):
+    new = [m for m in mutants.values() if m.name not in known and any(t in m.name for t in chosen.only)]
+    work: list[tuple[Any, Mutant]] = [(chosen.by or room, m) for m in new]
+    of_work = verdict_anew if chosen.by else verdict
+    for (_, mutant), result in parallel(of_work, work, chosen.workers, until, limit=600 if chosen.by else 300):
         stage, by = result or ("missed", "its process died")
         rows.append({"mutant": mutant.name, "line": mutant.lines[0], "caught_by": stage, "check": by})
         write(name, rows, chosen.seed)
@@ -349,11 +389,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after these")
     parser.add_argument("--again", action="store_true", help="run the missed mutants again")
     parser.add_argument("--only", nargs="+", default=[""], help="mutants whose name has one of these in it")
+    parser.add_argument("--by", nargs="+", default=[], metavar="TEST", help="tests that a new interpreter runs")
     parser.add_argument("--workers", type=int, default=2)
     chosen = parser.parse_args()
     until = time.monotonic() + 60 * chosen.minutes
     os.chdir(ROOT)
-    import_rooms()
+    if chosen.by:
+        if failure := first_failure_anew(chosen.by):
+            parser.error(f"--by: fails on the source as it is: {failure}")
+    else:
+        import_rooms()
     if chosen.rooms == ["map"]:
         draw_map(chosen.workers, until)
         return

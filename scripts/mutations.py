@@ -178,15 +178,20 @@ def _is_check(node: ast.AST) -> bool:
     return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in CHECKS
 
 
-def mutated(file: Path, site: int) -> CodeType:
-    """Return the code of a module with one change."""
+def mutated_tree(file: Path, site: int) -> ast.Module:
+    """Return a module with one change."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     (_, new, parent, field, place), *_ = next(edit for i, edit in enumerate(edits(tree)) if i == site)
     if place is None:
         setattr(parent, field, new)
     else:
         getattr(parent, field)[place] = new
-    return compile(ast.fix_missing_locations(tree), str(file), "exec")
+    return ast.fix_missing_locations(tree)
+
+
+def mutated(file: Path, site: int) -> CodeType:
+    """Return the code of a module with one change."""
+    return compile(mutated_tree(file, site), str(file), "exec")
 
 
 def marked(file: Path, first: int) -> tuple[CodeType, list[tuple[int, int]]]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,6 +180,20 @@ def loss(x):
     scope = {"__seen__": seen.append}
     exec(code, scope)
     assert (scope["loss"](-1), [places[number - 7][0] for number in seen]) == (2, [3, 8, 9, 11, 12])
+
+
+def test_what_a_test_starts_has_the_mutant_too(tmp_path, monkeypatch):
+    """`--by` runs tests over a copy of the repository."""
+    for module in (mutants, mutations):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    shutil.copytree(SCRIPTS, tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    call = "subprocess.check_output([sys.executable, '-c', 'import spec; print(spec.f(4))'])"
+    test = f"import subprocess, sys\n\ndef test_f():\n    assert {call} == b'2\\n'\n"
+    (tmp_path / "test_spec.py").write_text(test)
+    values, changes = of_source(tmp_path, "def f(x):\n    return x - 2\n")
+    found = [mutants.first_failure_anew(["test_spec.py"], mutant) for mutant in (None, *values)]
+    assert changes == ["x - 2  ->  x + 2", "2  ->  3"] and found == [None, *["test_spec.py::test_f"] * 2]
 
 
 def test_a_larger_sample_contains_a_smaller_one():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxima.rollout.collector import BatchNotFilled, Pending
-from tests.rollout.async_world import Engine, Run, Schedule
+from tests.rollout.async_world import Checkpoint, Engine, Run, Schedule, Source, completion
 from tests.runtime.prompt_rows import consumed_prompts, prompt_rows
 
 SHARES = st.sampled_from((0.0, 0.3, 0.7))
@@ -115,6 +115,36 @@ def test_an_engine_that_fails_ends_the_run(raised):
     with pytest.raises((ConnectionError, RuntimeError), match=raised or "ended without all completions of prompt 0"):
         run.go()
     assert run.journal.counts().get("consumed") is None
+
+
+def test_nothing_is_admitted_after_a_failure():
+    """The engine fails in the first step's training, and that step's end is waited for; other prompts still end."""
+    asked = []
+
+    class Broken(Engine):
+        async def generate(self, requests):
+            asked.append(requests[0].prompt.uid)
+            if asked[-1] == 1:
+                await asyncio.sleep(8.0)
+                raise ConnectionError("the server is gone")
+            await asyncio.sleep(1.0 if asked[-1] == 0 else 20.0)
+            yield completion(asked[-1], 0, [self.version])
+
+    run = Run(Schedule(prompts=1, completions=1, concurrent=3, max_lag=9, steps=9, train_seconds=60.0))
+    run.make_engine = Broken
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        run.go()
+    assert asked == [0, 1, 2, 3]
+
+
+def test_a_resumed_run_generates_no_more_prompts_at_once_than_before():
+    """Five were in flight, two of them in the engine."""
+    run, source = Run(Schedule(prompts=1, completions=1, concurrent=2, max_lag=4, steps=5)), Source()
+    prompts = source.next(5)
+    run.journal.rewind = lambda step: run.journal.enqueue(prompts)
+    run.saved = Checkpoint(cursor=source.state(), facts={"pending": [], "in_flight": [*range(5)]})
+    run.go().assert_whole()
+    assert run.most == 2
 
 
 def test_whole_batch_rewards_compare_the_groups_of_a_step():

@@ -22,10 +22,10 @@ class LastFirst(Engine):
         return 6 - uid
 
 
-def generator(**schedule):
+def generator(now=lambda: 0.0, **schedule):
     of = Schedule(**schedule)
     spec = GroupSpec(sampling=Sampling(top_p=0.5), completions=2, seed=7, greedy_baseline=of.greedy)
-    return GroupGenerator(LastFirst(of), Rewards(of), spec, lambda: 0.0)
+    return GroupGenerator(LastFirst(of), Rewards(of), spec, now)
 
 
 def collected(made, prompts=PROMPTS):
@@ -43,9 +43,22 @@ def test_groups_come_one_by_one_in_the_order_in_which_they_are_complete():
             listener.rewarded.assert_called_once_with(1, 3)
             assert made.engine.running  # the others still generate
             uids = [group.prompt.uid, *[g.prompt.uid async for g in stream]]
-            return uids, [call.args for call in listener.completed.call_args_list]
+            generated = [call.args for call in listener.generated.call_args_list]
+            return uids, generated, [call.args for call in listener.completed.call_args_list]
 
-    assert run_virtually(first(), VirtualClock()) == ([5, 4, 3], [(i, 6) for i in range(1, 7)])
+    assert run_virtually(first(), VirtualClock()) == ([5, 4, 3], [(5,), (4,), (3,)], [(i, 6) for i in range(1, 7)])
+
+
+@pytest.mark.parametrize(("batch_reward", "seconds"), [(False, 30.0), (True, 32.0)])
+def test_the_scoring_time_is_that_after_the_last_completion(batch_reward, seconds):
+    """Each group is scored for 30 s from its last completion on; a whole-batch reward takes 2 s more."""
+    clock = VirtualClock()
+    made = generator(clock.now, dead_rewards=1.0, batch_reward=batch_reward)
+
+    async def run():
+        return [group async for group in made.generate(PROMPTS, RolloutListener())]
+
+    assert len(run_virtually(run(), clock)) == 3 and made.scoring_seconds == pytest.approx(seconds)
 
 
 def test_a_whole_batch_reward_sees_all_groups_in_the_order_of_the_prompts():

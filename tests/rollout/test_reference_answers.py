@@ -6,7 +6,7 @@ import pytest
 
 from proxima.config import resolve
 from proxima.config.sections.data_section import DataConfig
-from proxima.data import FieldError
+from proxima.data import FieldError, UserError
 from proxima.reward import RewardRunner
 from proxima.reward.exact import Exact
 from proxima.reward.length import Length
@@ -144,6 +144,13 @@ def test_unreadable_answers_are_listed_and_kept():
     assert note.startswith("task: 1 of 201 answers")
     with pytest.raises(ValueError, match="task: 10 of 10 checked, of 2,000, answers can't be read"):
         survey(*["many"] * 2000, check_answers=10)
+
+
+def test_only_rows_that_all_lack_an_answer_ask_for_its_column():
+    with pytest.raises(UserError, match="^task: no row has an answer, and the reward number needs one"):
+        survey(None, None)
+    with pytest.raises(FieldError, match=r"data.max_unreadable=.* is exceeded: task: 2 of 2 answers can't be read: "):
+        survey(None, "many")
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,9 @@ def same_weights_and_ends(rank: int, folder: Path) -> None:
             continue
         reference, items = alone.new(trains), trajectories()
         same_columns(trains, stack, reference, (items, items[2:3], []))
-        assert same(dict(stack.gathered().model.named_parameters()), dict(reference.model.model.named_parameters()))
+        whole = stack.gathered()
+        assert same(dict(whole.model.named_parameters()), dict(reference.model.model.named_parameters()))
+        assert stack.gathered() is whole  # one copy, however often
         if trains == "policy":
             ended_calls(stack, items)
         ranks.end(None)

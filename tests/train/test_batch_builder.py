@@ -120,6 +120,8 @@ def test_later_epochs_have_an_order_of_their_own_and_keep_groups_together():
     assert again.step_batch(groups, step=4) == chosen
     assert again.step_batch(groups, step=5).updates != chosen.updates
     assert algorithm(updates=2, epochs=3, seed=2).step_batch(groups, step=4).updates != chosen.updates
+    unseeded, zero = (algorithm(updates=2, epochs=3, **seed).step_batch(groups, 4) for seed in ({}, {"seed": 0}))
+    assert unseeded.updates == zero.updates != chosen.updates
 
 
 def test_records_of_all_completions():

@@ -120,6 +120,15 @@ def test_a_full_disk_leaves_earlier_checkpoints(tmp_path, monkeypatch, dies_in):
     assert [c.step for c in checkpoints(tmp_path)] == [1, 2]
 
 
+def test_a_folder_that_goes_while_it_is_written_is_the_cause(tmp_path):
+    def moved(path):
+        shutil.rmtree(path.parent)
+        path.write_text("")
+
+    with pytest.raises(FileNotFoundError, match="note.txt"):
+        write_checkpoint(tmp_path, 1, make(), {}, {"note.txt": moved})
+
+
 def test_a_write_over_an_interrupted_one(tmp_path):
     (tmp_path / ".000002.part" / "model").mkdir(parents=True)
     (tmp_path / ".000002.part" / "model" / "junk").write_text("x")

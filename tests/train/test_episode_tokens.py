@@ -108,6 +108,9 @@ def test_what_the_model_did_not_write_needs_no_log_prob():
     )
     with pytest.raises(UserError, match="token 6 is absent"):
         builder(ADVANTAGES["grpo"]()).step_batch([lacking], 1)
+    one_lacks = replace(whole, completions=(lacking.completions[0], *whole.completions[1:]))
+    unread = builder(ADVANTAGES["grpo"](), reads_behavior=False).step_batch([one_lacks], 1).trajectories
+    assert len(unread) == 3 and all(item.behavior_log_prob is None for item in unread)
 
 
 def test_a_sampling_mask_has_empty_sets_for_observations():

@@ -8,7 +8,7 @@ from torch import nn
 
 from proxima.data import UserError
 from proxima.train import AdamW, optimizer_8bit
-from proxima.train.optimizer_8bit import AdamW8bit, block_of
+from proxima.train.optimizer_8bit import AdamW8bit, _row_ranges, block_of
 from tests.train.optimizer_ranks import stepped
 
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
@@ -41,6 +41,25 @@ def test_weights_that_are_not_quantised_step_as_adamw():
 )
 def test_a_block_lies_in_a_row(shape, block):
     assert block_of(torch.zeros(shape)) == block
+
+
+@pytest.mark.parametrize(
+    ("shape", "starts"),
+    [
+        ((10, 300), [0, 3, 6, 9]),
+        ((3, 2, 500), [0, 1, 2]),
+        ((2, 1001), [0, 1]),
+        ((2500,), [0, 1000, 2000]),
+        ((0, 3), []),
+    ],
+)
+def test_rows_are_computed_a_thousand_elements_at_a_time(shape, starts, monkeypatch):
+    """At least one row, and none of an empty slice; a scalar is computed whole."""
+    monkeypatch.setattr(optimizer_8bit, "AT_ONCE", 1000)
+    ranges = [*_row_ranges(torch.empty(shape))]
+    assert [rows.start for rows in ranges] == starts and [rows.stop for rows in ranges[:-1]] == starts[1:]
+    assert not ranges or ranges[-1].stop >= shape[0]
+    assert [*_row_ranges(torch.empty(3, 0))] == [] and [*_row_ranges(torch.tensor(1.0))] == [...]
 
 
 def test_without_torchao_one_line_says_how_to_get_it(monkeypatch):

@@ -69,8 +69,8 @@ def test_a_loss_that_fails_on_one_rank_of_a_group(folder):
 
 def test_what_was_called_is_known_until_the_run_has_ended(monkeypatch):
     """The loss of a rank ends a call of rank 0 before its watch, another thread, says during which."""
-    ranks = ProcessRanks(0, 2)
-    monkeypatch.setattr(ranks, "_broadcast", lambda call: None)
+    ranks, sent = ProcessRanks(0, 2), []
+    monkeypatch.setattr(ranks, "_broadcast", sent.append)
     for error, lost in ((RuntimeError("Connection closed by peer"), True), (SharedProblem("NaN"), False)):
         with pytest.raises(type(error)), ranks.call(Release("policy")):
             ranks.at("update 1 of 2")
@@ -80,6 +80,7 @@ def test_what_was_called_is_known_until_the_run_has_ended(monkeypatch):
     with ranks.call(Release("policy")):
         assert ranks.in_call and ranks.status.call
     assert not ranks.in_call and not ranks.status.call
+    assert sent == [Release("policy")] * 3  # the other ranks make every call too
 
 
 @pytest.mark.parametrize(("error", "raised"), [(NotFiniteError, SharedProblem), (ValueError, RankError)])

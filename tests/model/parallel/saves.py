@@ -75,7 +75,8 @@ def whole_state(all_stacks: Stacks) -> dict[str, torch.Tensor]:
 
 def save_all(writer: ShardedWriter, folder: Path, all_stacks: Stacks) -> None:
     policy, critics = all_stacks["policy"], {name: stack for name, stack in all_stacks.items() if name == "critic"}
-    steps = {1: (policy, {"version": 7}, {"note.txt": lambda path: path.write_text("of rank 0")}, critics)}
+    facts = {"version": 7 + dist.get_rank()}  # those of rank 0 count
+    steps = {1: (policy, facts, {"note.txt": lambda path: path.write_text("of rank 0")}, critics)}
     if "adapter" in all_stacks:
         steps[2] = all_stacks["adapter"], {}, {}, {}
     for step, (stack, facts, files, others) in steps.items():

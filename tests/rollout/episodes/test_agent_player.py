@@ -17,6 +17,7 @@ from proxima.engine.protocol import Request, Sampling
 from proxima.environment.agents import AgentJob, AgentSpec, _AgentProcess
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.model.chat import prompt_tokens
+from proxima.rollout.episodes import agent_player
 from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.played import with_group_prompt
 from proxima.rollout.episodes.settings import EpisodeSettings
@@ -280,6 +281,21 @@ def test_an_episode_given_to_a_process_that_has_just_ended_fails_at_once():
     with pytest.raises(EnvironmentFailure, match="another episode ended the agent's process") as caught:
         asyncio.run(process.play(AgentJob(row={}, base_url="", api_key="")))
     assert caught.value.collateral
+
+
+def test_the_endpoint_of_agents_ends_with_the_last_call(monkeypatch):
+    made = []
+
+    class Seen(agent_player.ChatEndpoint):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(agent_player, "ChatEndpoint", Seen)
+    play(Scripted(lambda context, request: "x"), "asks_once", samples=2)
+    (endpoint,) = made
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{endpoint.address}/models")
 
 
 def test_what_an_agent_prints_is_no_answer():

@@ -50,6 +50,8 @@ def test_an_answer_has_openais_form():
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
     assert request.messages[0].content == "hello" and request.max_tokens is None and request.tools == ()
+    (uncounted,), _ = ask(HELLO, answer=ChatAnswer(content=""))
+    assert set(uncounted.json()["usage"].values()) == {0}
 
 
 def test_what_openai_agents_and_smolagents_send_is_taken():

@@ -5,6 +5,7 @@ import base64
 import io
 from contextlib import aclosing
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -16,12 +17,14 @@ from proxima.engine.protocol import InFlight, Request, Sampling
 from proxima.environment.hosts import Answer, EnvironmentFailure
 from proxima.reward.environment_reward import EnvironmentReward
 from proxima.reward.runner import RewardRunner
+from proxima.rollout.collector import Collector
 from proxima.rollout.episodes.figures import episode_metrics
-from proxima.rollout.episodes.played import COLLATERAL
+from proxima.rollout.episodes.played import COLLATERAL, EpisodeTimes, sampled_turns
 from proxima.rollout.episodes.player import Episodes, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.turn_template import TurnTemplate
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
+from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from tests.tiny import tiny_tokenizer
 from tests.tiny_images import picture
 
@@ -122,7 +125,8 @@ class Watched:
 
 
 class World:
-    """The n-th environment that is opened, over all episodes, does what `scripts[n]` says; the last one goes on."""
+    """The n-th environment that is opened, over all episodes, does what `scripts[n]` says; the last one goes on. Its
+    opening and each call take `seconds`."""
 
     def __init__(self, *scripts, openings=(None,), seconds=0.0):
         self.scripts, self.openings, self.seconds = scripts, openings, seconds
@@ -141,7 +145,7 @@ class World:
 class Instance:
     def __init__(self, world, script, opening):
         self.world, self.script, self.state, self.freed = world, script, "begun", False
-        self.seconds = 0.0
+        self.seconds = world.seconds
         self.opening = None if opening is None else ({"role": "user", "content": opening},)
 
     def _next(self):
@@ -367,12 +371,29 @@ def test_an_image_that_can_not_be_shown_fails_its_episode(half, why, monkeypatch
 
 
 def test_an_environment_that_takes_long_is_given_up():
-    world = World([said("go"), said("go"), DONE], seconds=4.0)
+    world = World([said("go"), said("go"), DONE], seconds=3.0)
     episodes = player(Engine(["a", "b", "c"]), world, retries=1, seconds=10.0, call_seconds=5.0)
     (completion,) = play(episodes)
     assert completion.episode.failure == "its environment took longer than 10 s (episode.seconds)"
-    taken, again = episodes.times.taken(), episodes.times.taken()
+    collector = Collector()
+    collector.generator = SimpleNamespace(episodes=episodes)
+    taken, again = collector.step_metrics({}), collector.step_metrics({})
     assert completion.episode.attempts == 2 and taken["time/environment"] == 24.0 and not any(again.values())
+    collector.generator = None  # of rollouts that it reads
+    assert collector.step_metrics({}) == {}
+
+
+def test_the_engine_is_idle_while_no_turn_is_awaited():
+    """Each of two answers is looked at for 3 s, in which the engine samples the other or none; then 5 s pass."""
+
+    async def idle():
+        times = EpisodeTimes()
+        async for _ in sampled_turns(Engine(["a"], ["b"]), requests(2), times):
+            await asyncio.sleep(3.0)
+        await asyncio.sleep(5.0)
+        return times.idle.seconds
+
+    assert run_virtually(idle(), VirtualClock()) == pytest.approx(8.0)
 
 
 def test_an_engine_that_fails_fails_the_call():

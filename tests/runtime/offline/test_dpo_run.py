@@ -33,6 +33,7 @@ def test_a_run_learns_what_is_preferred(runs):
     assert names <= steps[0].keys()
     before, after = evals[0], evals[-1]
     assert (before["accuracy"], before["rewards/margins"]) == (0.5, 0.0)  # nothing but ties, half right
+    assert before["loss"] == pytest.approx(np.log(2), rel=1e-5)
     assert after["accuracy"] > 0.5 and after["rewards/margins"] > 0 and after["loss"] < before["loss"]
     assert after["accuracy/low"] <= after["accuracy"] <= after["accuracy/high"]
     assert (after["answers"], after["questions"], before["correct"]) == (6, 3, 0)
