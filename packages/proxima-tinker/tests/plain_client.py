@@ -8,6 +8,7 @@ import numpy as np
 from tinker.proto import tinker_public_pb2 as protocol
 
 NUMBERS = itertools.count()
+FRESH = httpx.Limits(keepalive_expiry=1.0)  # seconds: the server closes a connection that waits longer than it allows
 SESSION = {"tags": [], "user_metadata": None, "sdk_version": "1"}
 
 
@@ -16,7 +17,8 @@ class Client:
 
     def __init__(self, served, key="", **lora):
         headers = {"X-API-Key": key} if key else {}
-        self.served, self.http = served, httpx.Client(base_url=f"{served.url}/api/v1", headers=headers, timeout=600)
+        url = f"{served.url}/api/v1"
+        self.served, self.http = served, httpx.Client(base_url=url, headers=headers, timeout=600, limits=FRESH)
         self.session = self.made("create_session", **SESSION)["session_id"]
         created = self.post("create_model", self.model_body(lora_config=lora or {"rank": 4, "seed": 1}))
         self.model = self.answer(created).raise_for_status().json()["model_id"]
