@@ -268,6 +268,25 @@ def test_an_index_that_was_not_written_so_is_refused(reader, store, tmp_path, da
     assert len(image_damage(tmp_path)) == 1
 
 
+def test_an_index_whose_write_failed_once_is_whole(reader, store, tmp_path, monkeypatch):
+    store.keep_in(tmp_path)
+    store.add(PICTURES[0])
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
+        full.setattr("proxima.model.image_folder.write_atomic", raising(OSError(28, "No space left on device")))
+        store.write()
+    store.add(PICTURES[1])
+    store.write()
+    again = kept(reader, tmp_path)
+    assert [again.add(image) for image in PICTURES[:2]] == [0, 1] and image_damage(tmp_path) == []
+
+
+def raising(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
 def test_an_index_that_a_kill_left_longer_than_its_checksum_is_whole(reader, store, tmp_path, monkeypatch):
     store.add(PICTURES[0])
     store.keep_in(tmp_path)

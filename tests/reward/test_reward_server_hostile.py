@@ -190,10 +190,27 @@ def test_connections_without_a_request_keep_nobody_out(judge, monkeypatch):
         assert busy.result == (200, {"scores": [{"value": 3.0}]}) and not select.select([silent], [], [], 0)[0]
 
 
-def test_connections_leave_half_of_the_files_to_the_process():
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert bounded_server.BoundedServer(None, 1.0, soft).most == soft // 2
-    assert bounded_server.BoundedServer(None, 1.0, 8).most == 8
+def test_connections_leave_half_of_the_files_to_the_process(monkeypatch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(hard, 2048)
+    monkeypatch.setattr(bounded_server, "MOST_FILES", most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        assert bounded_server.BoundedServer(None, 1.0, most).most == most // 2
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
+        assert bounded_server.BoundedServer(None, 1.0, 8).most == 8
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_refusal_before_the_body_says_that_the_connection_ends(judge):
+    with served(judge, token="secret") as scorer:
+        with connected(scorer.url) as client:
+            client.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n")
+            assert b"\r\nconnection: close\r\n" in client.recv(65536)
+        with connected(scorer.url) as client:
+            client.sendall(b"GET /score HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"connection: close" not in client.recv(65536)
 
 
 def test_the_rest_of_a_refused_body_is_discarded_unparsed(judge, monkeypatch):

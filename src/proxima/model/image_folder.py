@@ -9,8 +9,10 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,6 +114,17 @@ def read_image(folder: Path, name: str) -> tuple[bytes, "Image"]:
     if image_name(image) != name:
         raise UserError(f"{file} shows another image than the one that was written", remedy=remedy)
     return content, image
+
+
+def delete_images(folder: Path) -> None:
+    """Delete what this module and its writer made in a folder, and the folder if nothing else is in it."""
+    if folder.is_symlink() or not folder.is_dir():
+        return folder.unlink(missing_ok=True)
+    for file in folder.iterdir():
+        if file.name in (INDEX, CHECKSUM) or re.fullmatch(r"[0-9a-f]{64}\.(png|part)", file.name):
+            file.unlink() if file.is_symlink() or not file.is_dir() else shutil.rmtree(file)
+    with suppress(OSError):  # it has files of the user's
+        folder.rmdir()
 
 
 def image_damage(folder: Path) -> list[str]:

@@ -145,9 +145,9 @@ class ImageStore:
                 part = self.folder / f"{name}.part"
                 part.write_bytes(content)
                 part.replace(self.folder / f"{name}.png")
-            self._crc = checksum(self._names[self._indexed :], self._crc)
-            write_names(self.folder, self._names, self._indexed, self._crc)
-            self._indexed = len(self._names)
+            crc = checksum(self._names[self._indexed :], self._crc)
+            write_names(self.folder, self._names, self._indexed, crc)
+            self._indexed, self._crc = len(self._names), crc
             self._unwritten.clear()
 
     def image(self, number: int) -> "Image":

@@ -19,6 +19,12 @@ def _weights_in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("proxima.engine.http.weight_folder.SHARED_MEMORY", tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def _no_other_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update that is open is taken for broken off at once."""
+    monkeypatch.setattr("proxima.engine.http.vllm_facts.UPDATING_LOOKS", 0)
+
+
 @pytest.fixture(scope="session")
 def tiny() -> LoadedModel:
     """What the fakes of SGLang serve."""

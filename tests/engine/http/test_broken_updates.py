@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from proxima.engine.http import vllm_facts
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import ServerFacts, WeightHandover, is_incomplete
 from proxima.engine.http.vllm import VllmDialect
@@ -96,6 +97,23 @@ def test_after_a_bucket_that_failed_the_next_update_is_whole(
     cut_file.unlink()
     load(fake, write(tmp_path, 3.0))
     assert everywhere(worker) == {3.0} and fake.version == "run-3"
+
+
+def test_an_update_of_another_run_is_awaited(
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeVllm(workers=[FakeWorker(module, LAYERS, WIDTH)])
+    load(fake, write(tmp_path, 1.0))
+    fake.version, looks = "incomplete run-2", []
+
+    async def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        fake.version = "run-2" if len(looks) == 2 else fake.version
+
+    monkeypatch.setattr(vllm_facts, "UPDATING_LOOKS", 9)
+    monkeypatch.setattr(vllm_facts.asyncio, "sleep", sleep)
+    assert "weights" not in run(find_vllm_facts(fake.client())).more
+    assert looks == [1.0, 1.0] and fake.version == "run-2"
 
 
 @pytest.mark.parametrize("bucket", range(BUCKETS))

@@ -270,8 +270,10 @@ def test_nothing_is_read_of_a_request_without_a_known_key():
 
 def test_tools_without_parameters_and_nested_ones_are_taken():
     nested = {"a": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": ["null", "integer"]}]}}}
+    pair = {"from": {"type": "array", "items": [{"type": "number"}, {"type": "number"}]}, "any": {"items": True}}
     given = [
         {"type": "function", "function": {"name": "now"}},
+        of_parameters({"properties": pair}),
         tool(parameters=None, description=None, strict=None),
         of_parameters({"properties": nested, "required": ["a"], "additionalProperties": False, "$defs": {}}),
         tool(parameters={}),

@@ -56,9 +56,13 @@ def test_overwrite_never_deletes_what_is_no_run(tmp_path):
     run.write_config("seed: 1\n")
     run.timeline.write_text("[\n")
     (run.path / "notes.md").write_text("mine")
+    run.images.mkdir()
+    for name in ("index.txt", "index.crc32", f"{'0' * 64}.png", "cat.jpg"):
+        (run.images / name).write_text("an image")
     run.release()
     run.begin(overwrite=True)
     assert (run.path / "notes.md").read_text() == "mine" and not run.timeline.exists()
+    assert [file.name for file in run.images.iterdir()] == ["cat.jpg"]
     run.release()
 
 

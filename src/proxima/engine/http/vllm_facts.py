@@ -1,5 +1,6 @@
 """The facts of a vLLM server, found by requesting a few tokens and its settings."""
 
+import asyncio
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from proxima.engine.serve.launch import TRANSFER
 GENERATE = "/inference/v1/generate"
 PROMPT = (17, 42, 99, 7)  # ids that every vocabulary has
 MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
+UPDATING_LOOKS = 10  # one a second, before an update counts as broken off
 BROKEN_UPDATE = "incomplete: their last update was broken off; train with the server, or start it again"
 
 
@@ -63,6 +65,10 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
 async def _wake(client: ServerClient) -> bool:
     """Make a server compute that an earlier run has left asleep, paused, which vLLM does not distinguish, or in the
     middle of an update of its weights. True: its weights are incomplete."""
+    for _ in range(UPDATING_LOOKS):  # another run may be updating it at this moment
+        if not await _is_incomplete(client):
+            break
+        await asyncio.sleep(1.0)
     left = _of(await _optional(client.get("/is_sleeping")), "is_sleeping") is True
     if left:
         await wake_up(client)
@@ -70,6 +76,10 @@ async def _wake(client: ServerClient) -> bool:
     if left:
         await client.post("/resume")
     return incomplete
+
+
+async def _is_incomplete(client: ServerClient) -> bool:
+    return is_incomplete(_of(await _optional(client.get("/weight_info")), "weight_version"))
 
 
 async def start_update(client: ServerClient, seconds: float) -> None:
@@ -84,7 +94,7 @@ async def start_update(client: ServerClient, seconds: float) -> None:
 async def close_broken_update(client: ServerClient) -> bool:
     """If the last update of the weights was broken off, close it: a request to a server with half-loaded layers ends
     it. Its weights, and their label, remain incomplete; True if they are."""
-    incomplete = is_incomplete(_of(await _optional(client.get("/weight_info")), "weight_version"))
+    incomplete = await _is_incomplete(client)
     if incomplete:
         await start_update(client, MOVE_SECONDS)
         await client.post("/finish_weight_update", {}, seconds=MOVE_SECONDS, alone=True)

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ CROWDED_SECONDS = 1.0  # for a connection without a request, while there are as 
 MOST_PARSED = 1 << 16  # bytes that are parsed before other connections have their turn
 MOST_DISCARDED = 1 << 27  # bytes of a body that was refused
 MOST_ACCEPTED, QUEUE = 128, 1024  # connections that are accepted at once, and that wait in the kernel for it
+MOST_FILES = 1 << 16  # that are asked of the system
 BUSY = {"Retry-After": "1"}
 GONE = "the client left"
 READ = "proxima.read"  # set in the scope of a request whose body is complete or no longer awaited
@@ -48,6 +49,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.max_size = MOST_PARSED  # type: ignore[attr-defined]  # of asyncio's transports of sockets
+        self.transport = LingeringTransport(self, transport)  # type: ignore[assignment]
         if len(self.connections) > self.most:
             transport.abort()
 
@@ -69,6 +71,50 @@ class BoundedProtocol(H11Protocol):
             super().data_received(data)
         except h11.LocalProtocolError:  # it became unreadable while it was answered: uvicorn can't answer 400 any more
             self.transport.abort()
+
+
+class LingeringTransport:
+    """The transport of a connection. uvicorn closes it after a response that ends the connection; while the client
+    still sends the request, it is left to `BoundedProtocol`: a close would reset it, and the response with it."""
+
+    def __init__(self, protocol: BoundedProtocol, transport: asyncio.Transport) -> None:
+        self._protocol, self._transport = protocol, transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        if self._protocol.cycle is None or not self._protocol.cycle.more_body:
+            self._transport.close()
+
+
+class ClosesUnread:
+    """An ASGI app whose response to a request with an unread body says that the connection is closed after it, as
+    `BoundedProtocol` closes it: a client would lose its next request on it."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        sized = {name: value for name, value in scope["headers"] if name in (b"content-length", b"transfer-encoding")}
+        unread = sized.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in sized
+
+        async def received() -> Any:
+            nonlocal unread
+            message = await receive()
+            unread = unread and bool(message.get("more_body"))
+            return message
+
+        async def sent(message: Any) -> None:
+            if unread and message["type"] == "http.response.start":
+                named = {name.lower() for name, _ in message["headers"]}
+                more = [] if b"connection" in named else [(b"connection", b"close")]
+                message = {**message, "headers": [*message["headers"], *more]}
+            await send(message)
+
+        await self.app(scope, received, sent)
 
 
 class BoundedServer(uvicorn.Server):
@@ -98,7 +144,7 @@ class BoundedServer(uvicorn.Server):
         self.most, self.ending = min(connections, max(1, open_files() // 2)), ending or asyncio.Event()
         super().__init__(
             uvicorn.Config(
-                app,
+                ClosesUnread(app),
                 http=partial(BoundedProtocol, most=self.most),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
@@ -233,8 +279,14 @@ class BoundedReader:
 
 
 def open_files() -> int:
-    """How many files this process may have open."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    """How many files this process may have open. The limit that it may raise itself, often 1,024, is raised: a thousand
+    agents have a connection each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
+from proxima.model.image_folder import delete_images
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.clock import Clock
@@ -217,7 +218,8 @@ class RunFolder:
         """Delete the files of the run; others stay."""
         journal = [self.journal.with_name(self.journal.name + end) for end in ("", "-wal", "-shm")]
         files = (self.config, self.environment, self.metrics, self.summary, self.report, self.log, self.engine_log)
-        folders = (self.rollouts, self.evals, self.images, self.checkpoints, self.trackers)
+        delete_images(self.images)
+        folders = (self.rollouts, self.evals, self.checkpoints, self.trackers)
         logs = (*self.path.glob("engine.*.log"), self.path / ENVIRONMENTS_LOG)
         for path in (*folders, *files, *logs, self.timeline, *journal):
             if path.is_dir() and not path.is_symlink():
