@@ -18,6 +18,7 @@ from proxima.engine.perturbed_decoder import (
     PerturbedFastDecoder,
     PerturbedGeneralDecoder,
     PerturbedRecomputeDecoder,
+    _input_axes,
     fake_quantized,
 )
 from proxima.engine.protocol import EngineSetup
@@ -119,6 +120,15 @@ def test_which_weights_are_rounded(family):
     kept = {"lm_head.weight", *(name for name in linear if name.endswith("shared_expert_gate.weight"))}
     assert changed == linear - kept | experts and changed
     assert (family == "Qwen3-Next") == (len(kept) > 1)
+
+
+@pytest.mark.parametrize(("transposed", "axis"), [(False, 2), (True, 1)])
+def test_experts_may_be_stored_with_the_inputs_first(transposed, axis):
+    """As those of gpt-oss are."""
+    model = nn.Module()
+    model.experts = nn.Module()
+    model.experts.gate_up_proj, model.experts.is_transposed = nn.Parameter(torch.zeros(2, 4, 6)), transposed
+    assert _input_axes(model, nn.Linear(4, 9)) == {"experts.gate_up_proj": axis, "experts.down_proj": axis}
 
 
 @pytest.mark.parametrize(

@@ -109,16 +109,30 @@ def test_greedy_takes_the_largest_and_reports_temperature_one():
     torch.testing.assert_close(out.columns["untruncated_log_prob"], expected)
 
 
+@pytest.fixture
+def sorted_tokens(monkeypatch):
+    """The number of tokens of each sort from now on."""
+    asked, inner = [], truncation._smallest_kept
+    monkeypatch.setattr(truncation, "_smallest_kept", lambda *given: asked.append(given[-1]) or inner(*given))
+    return asked
+
+
+def test_candidates_that_hold_the_mass_are_all_that_is_sorted(sorted_tokens):
+    """Ten tokens of equal mass, and thousands of next to none."""
+    logits = torch.zeros(1, 5000)
+    logits[0, 100:110] = 30.0
+    kept, _ = truncation.truncate(logits, settings(1, top_p=0.55))
+    assert kept.isfinite().nonzero()[:, 1].tolist() == [*range(100, 110)], "ties stay"
+    assert sorted_tokens == [truncation.CANDIDATES]
+
+
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.5, 0), (0.9, 0), (0.7, 2000), (0.9, 1500)])
-def test_mass_beyond_the_candidates_forces_the_full_sort(top_p, top_k, monkeypatch):
+def test_mass_beyond_the_candidates_forces_the_full_sort(top_p, top_k, sorted_tokens):
     """A flat distribution over more tokens than CANDIDATES: half its mass doesn't fit into them."""
     vocabulary = 5000
     logits = 0.1 * torch.randn(3, vocabulary, generator=torch.Generator().manual_seed(2))
-    asked = []
-    inner = truncation._smallest_kept
-    monkeypatch.setattr(truncation, "_smallest_kept", lambda *given: asked.append(given[-1]) or inner(*given))
     kept, _ = truncation.truncate(logits.clone(), settings(3, top_p=top_p, top_k=top_k))
-    assert asked[-1] == (top_k or vocabulary) and asked[0] == max(top_k, truncation.CANDIDATES)
+    assert sorted_tokens[-1] == (top_k or vocabulary) and sorted_tokens[0] == max(top_k, truncation.CANDIDATES)
     p = logits.double().softmax(dim=1)
     for i in range(3):
         order = p[i].argsort(descending=True)[: top_k or None]

@@ -8,9 +8,9 @@ import torch
 from tinker.types import AdamParams, LoraConfig
 
 from proxima.data import UserError
-from proxima_tinker.datum import Datum
+from proxima_tinker.datum import Datum, column, trajectories
 from proxima_tinker.losses import ClientLoss, Targets
-from proxima_tinker.trained_model import TrainedModel
+from proxima_tinker.trained_model import SLOTS, TrainedModel, _adapted_layers
 
 from .data_of_clients import run_whole
 
@@ -140,10 +140,93 @@ def test_a_token_is_kept_where_no_bound_applies(name, loss, keep):
 
 
 def test_a_token_without_log_prob_and_advantage_is_of_the_prompt():
-    """The mean is over the others: a completion may have A = 0, and a sure token the log-prob 0."""
-    b = targets_of(log_prob=[-3.0, -1.0, -1.0, 0.0], logprobs=[0.0, -1.0, -1.0, 0.0], advantages=[0.0, 0.0, 1.0, 2.0])
-    result = ClientLoss("ppo", {"surrogate": "ppo_clip", "aggregate": "token_mean"})(b)
-    assert float(result.loss) == pytest.approx(-(0 + 1 + 2) / 3)
+    """The mean is over the others: a completion may have A = 0, and a sure token the log-prob 0. A mask says it."""
+    columns = {
+        "log_prob": [-3.0, -1.0, -1.0, 0.0],
+        "logprobs": [0.0, -1.0, -1.0, 0.0],
+        "advantages": [0.0, 0.0, 1.0, 5.0],
+    }
+    loss = ClientLoss("ppo", {"surrogate": "ppo_clip", "aggregate": "token_mean"})
+    assert float(loss(targets_of(**columns)).loss) == pytest.approx(-(0 + 1 + 5) / 3)
+    assert float(loss(targets_of(**columns, mask=[0.0, 1.0, 1.0, 0.0])).loss) == pytest.approx(-(0 + 1) / 2)
+
+
+def example(*tokens, **columns):
+    """The tokens, each of which is its own target."""
+    return Datum(tokens=np.int32(tokens), targets=np.int64(tokens), columns=columns)
+
+
+def test_neighbours_that_begin_alike_are_of_one_group():
+    made = trajectories([example(7, 8), example(7, 9, 10), example(5, 6), example(7)])
+    assert [(t.group, t.prompt_tokens.tolist(), t.tokens.tolist()) for t in made] == [
+        (0, [7], [8, 8]),
+        (0, [7], [9, 10, 10]),
+        (1, [5], [6, 6]),
+        (2, [7], [7]),
+    ]
+
+
+def test_a_column_is_of_all_examples_or_of_none():
+    with_it, without, cpu = example(7, weights=np.float32([2.0])), example(8), torch.device("cpu")
+    assert column([with_it, with_it], "weights", cpu).tolist() == [2.0, 2.0]
+    assert column([without, without], "weights", cpu) is None
+    with pytest.raises(UserError, match="example 1: weights is missing, and others have it"):
+        column([with_it, without], "weights", cpu)
+
+
+@pytest.mark.parametrize(("length", "allowed"), [(0, False), (1, True), (4, True), (5, False)])
+def test_an_example_has_one_token_to_the_whole_context(length, allowed):
+    made = example(*range(length))
+    if allowed:
+        made.check("example 0", made, context=4, vocabulary=9)
+    else:
+        with pytest.raises(UserError, match=f"example 0: {length} input tokens; must be 1 to 4, the model's context"):
+            made.check("example 0", made, context=4, vocabulary=9)
+
+
+@pytest.mark.parametrize(
+    ("part", "layers"),
+    [
+        ("train_attn", ("k_proj", "o_proj", "q_proj", "v_proj")),
+        ("train_mlp", ("down_proj", "gate_proj", "up_proj")),
+        ("train_unembed", ("lm_head",)),
+    ],
+)
+def test_the_layers_that_a_client_asks_for_have_adapters(base, part, layers):
+    parts = dict.fromkeys(("train_attn", "train_mlp", "train_unembed"), False)
+    assert _adapted_layers(LoraConfig(rank=4, **parts | {part: True}), base) == layers
+
+
+def test_the_product_of_adapters_is_scaled_by_32_over_the_rank(base):
+    layer = trained(base, 4).loaded.model.get_submodule("model.layers.0.self_attn.q_proj")
+    weights = {name.split(".")[0]: weight for name, weight in layer.named_parameters()}
+    states = torch.randn(3, layer.in_features, generator=torch.Generator().manual_seed(0))
+    product = states @ weights["lora_A"].T @ weights["lora_B"].T
+    torch.testing.assert_close(layer(states) - layer.base_layer(states), 8 * product, rtol=1e-4, atol=1e-6)
+
+
+def test_a_state_has_what_training_changes_and_goes_on_from_there(base, data):
+    model, other = trained(base, 4), trained(base, 4)
+    run_whole(model, data[:2], ClientLoss("cross_entropy", {}), backward=True)
+    assert {name.partition(".")[0] for name in model.state()} == {"weight", "grad"}
+    model.step(AdamParams(learning_rate=1e-2))
+    run_whole(model, data[2:4], ClientLoss("cross_entropy", {}), backward=True)
+    state = model.state()
+    assert state.keys() == {f"{slot}.{name}" for slot in SLOTS for name in model.trained}
+    other.load(state)
+    for one in (model, other):
+        one.step(AdamParams(learning_rate=1e-2))
+    assert all(torch.equal(model.trained[name], other.trained[name]) for name in model.trained)
+
+
+def test_a_weight_without_a_gradient_is_no_reason_to_refuse_a_step(base):
+    """Nor is it changed: that of an expert which no token has reached."""
+    model = trained(base, 0)
+    before = {name: parameter.detach().clone() for name, parameter in model.trained.items()}
+    first = next(iter(model.trained))
+    model.trained[first].grad = torch.ones_like(model.trained[first])
+    model.step(AdamParams(learning_rate=1e-2))
+    assert [name for name in before if not torch.equal(before[name], model.trained[name])] == [first]
 
 
 def test_a_step_has_the_settings_of_its_request(base, data):
