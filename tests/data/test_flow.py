@@ -107,6 +107,7 @@ def test_a_column_is_equal_to_no_absent_one():
 
 def test_an_episode_was_started_once_and_has_one_path_unless_it_says_otherwise():
     assert (Episode().attempts, Episode().forks, Episode().cut, Episode().failure) == (1, 0, "", "")
+    assert Episode().turns == () and Episode.from_json(Episode().to_json()) == Episode()
 
 
 def test_what_a_reference_scores_comes_back_where_it_was():

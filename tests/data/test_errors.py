@@ -1,0 +1,27 @@
+"""Values that errors name have a text, whatever they are."""
+
+import pytest
+
+from proxima.data.errors import safe_repr
+
+
+def nested(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (7, "7"),
+        ("seven", "'seven'"),
+        (2**16_609, "<int of 16,610 bits>"),
+        ([10**5000], "<list>"),
+        (nested(100_000), "<list>"),
+    ],
+    ids=["int", "text", "large int", "large int in a list", "deep list"],
+)
+def test_what_has_no_repr_is_described(value, text):
+    assert safe_repr(value) == text
