@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import pytest
 
+from proxima.config import resolve
 from proxima.config.describe import root_field
+from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_overrides, read_recipe, read_yaml
 from proxima.config.slots import Slot
 from proxima.config.tree import merge
@@ -123,6 +125,14 @@ def test_no_python_object_is_made(recipe):
 def test_tags_are_refused(recipe, text, tag):
     said = f"run.yaml:1: the tag 'tag:yaml.org,2002:{tag}' has no meaning here; leave it out"
     assert refused(read_yaml, Path(recipe(f"{text}\n"))) == [said]
+
+
+def test_an_integer_beyond_every_float_is_no_number_of_a_field(recipe):
+    longest = "0x" + "f" * 300
+    with pytest.raises(ConfigError, match="lr=.*: must be a number"):
+        resolve(recipe(f"train:\n  optimizer:\n    lr: {longest}\n"))
+    with pytest.raises(ConfigError, match="weight"):
+        resolve({"reward": [{"kind": "exact", "weight": [10**5000]}]})
 
 
 @pytest.mark.parametrize("number", ["1" * 309, "-" + "9" * 5000, "0x" + "f" * 5000, "1_0" * 2000])

@@ -11,7 +11,7 @@ from proxima.config import ConfigError, check, dump, load_recipe, resolve, secti
 from proxima.config.describe import fields_of
 from proxima.config.families import FAMILIES
 from proxima.config.resolved import Findings
-from proxima.config.validate import CHECKS, WARNINGS, function_of, to_do, warnings
+from proxima.config.validate import CHECKS, PROOFS, WARNINGS, function_of, to_do, warnings
 from proxima.data import FieldError, FieldErrors
 from proxima.data.errors import within
 from proxima.task.local_files import Jsonl
@@ -168,7 +168,7 @@ def test_absent_columns_of_all_data_are_named_together(recipe):
         open_tasks({"eval.task": tasks["eval.task"]}, seed=0)
 
 
-ALL = [function_of(check) for check in (*CHECKS, *WARNINGS)]
+ALL = [function_of(check) for check in (*CHECKS, *PROOFS, *WARNINGS)]
 
 
 def test_every_check_names_sections_that_exist():

@@ -295,6 +295,14 @@ def test_yarn_extends_the_limit():
     assert context_limit(hf.Qwen2Config(max_position_embeddings=131_072, rope_parameters=yarn)) == 131_072
 
 
+def test_linear_factors_extend_the_limit_also_by_the_kind_of_layer():
+    linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    assert context_limit(hf.LlamaConfig(max_position_embeddings=4096, rope_parameters=linear)) == 16_384
+    config = hf.LlamaConfig(max_position_embeddings=4096)
+    config.rope_parameters = {"full_attention": linear, "sliding_attention": {"rope_type": "default"}}
+    assert context_limit(config) == 16_384
+
+
 def test_a_reward_model_with_such_positions_names_its_own_field(tmp_path):
     sizes = DENSE | {"vocab_size": VOCABULARY, "pad_token_id": 0}
     rope = {"original_max_position_embeddings": 32, "rope_parameters": deepcopy(LONG)}

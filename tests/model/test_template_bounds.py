@@ -55,6 +55,12 @@ SAME = {
     "{% set n = namespace(s='') %}{% for i in range(3) %}{% set n.s = n.s ~ i %}{% endfor %}{{ n.s|indent(2) }}": "012",
     "{% macro f(x) %}[{{ x }}]{% endmacro %}{{ f(1) ~ f('a') }}{% generation %}y{% endgeneration %}": "[1][a]y",
     "{% for m in messages|selectattr('role', 'equalto', 'user') %}{{ loop.length }}{% endfor %}": "1",
+    "{{ 'Tool: {}'.format('a') }} {{ '{n}: {d:>3}'.format(n='b', d='c') }} {{ '### {0}:\n{1}'.format(1, 2) }}": (
+        "Tool: a b:   c ### 1:\n2"
+    ),
+    "{{ 'Answer: **%s**' % 'a' }} {{ 'tool_%d: {%s}'|format(1, 'x') }} {{ '%(k)5s: {' % {'k': 'v'} }}": (
+        "Answer: **a** tool_1: {x}     v: {"
+    ),
     "{% for k, v in {'a': 1}.items() %}{{ k }}={{ v }}{% endfor %}{{ messages[::-1]|length }}": "a=11",
 }
 
@@ -84,3 +90,17 @@ def test_cpu_time_is_bounded_too(monkeypatch):
     monkeypatch.setattr(template_bounds, "SECONDS", -1.0)
     with pytest.raises(UserError, match="it takes more than -1 s of CPU time"):
         rendered("{% for i in range(1000) %}{{ i }}{% endfor %}")
+
+
+@pytest.mark.parametrize("text", ["{:{}}", "{0:{1}}", "%*d", "%.*f", "{:999999999}", "%999999999d"])
+def test_widths_are_charged(text):
+    made = "% (9, 9)" if "%" in text else ".format(9, 9)"
+    with pytest.raises(UserError, match="it makes texts of more than"):
+        rendered(f"{{{{ '{text}' {made} }}}}" if "%" in text else f"{{{{ '{text}'{made} }}}}")
+
+
+@pytest.mark.parametrize("body", ["{% set y = x[::-1] %}", "{% if 'b' in x %}{% endif %}"])
+def test_cpu_time_is_bounded_in_loops_without_a_step(monkeypatch, body):
+    monkeypatch.setattr(template_bounds, "SECONDS", -1.0)
+    with pytest.raises(UserError, match="it takes more than -1 s of CPU time"):
+        rendered(f"{{% set x = 'a' * 9 %}}{{% for i in range(99) %}}{body}{{% endfor %}}")

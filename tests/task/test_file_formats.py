@@ -96,6 +96,7 @@ def test_csv_as_spreadsheets_write_it(tmp_path):
         ("tabs.csv", "SEP=\t\r\nquestion\tanswer\r\nIs it 1,5?\t7\r\n"),
         ("pipes.csv", "question|answer\nIs it 1,5?|7\n"),
         ("commas.csv", 'question;answer;"notes, if any";level\nIs it 1,5?;7;;1\n'),
+        ("names.csv", 'question,answer,notes (a;b;c;d)\n"Is it 1,5?",7,\n'),
         ("most.csv", "question;answer;from, to;level\nIs it 1,5?;7;;1\n"),
     ],
 )
@@ -126,6 +127,8 @@ def test_rows_below_a_key_of_a_json_document(tmp_path, key):
     assert read(written(tmp_path, "b.json.gz", document)) == expected
     one = json.dumps({"question": "Q", "answer": "1", key: ["a", "b"]})  # a row with a list
     assert read(written(tmp_path, "c.json", one)) == [("Q", "1")]
+    few = json.dumps({"question": "Q", "answer": "1", key: [{"in": "a"}]})  # a row with a list of objects
+    assert read(written(tmp_path, "few.json", few)) == [("Q", "1")]
     chat = json.dumps({"messages": [{"role": "user", "content": "Hi"}]})
     assert read(written(tmp_path, "d.json", chat), messages="messages") == [("Hi", None)]
 

@@ -1,6 +1,7 @@
 """Convert a written value to the annotated type, or raise an error that says what would be accepted."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -89,7 +90,8 @@ def _scalar(node: Node, kind: type) -> Any:
     if kind is int and fits[int] and abs(value) > LARGEST:  # type: ignore[arg-type]
         raise Mismatch("a whole number of at most 64 bits")
     if fits[kind]:
-        return kind(value)
+        with suppress(OverflowError):  # an integer beyond the largest float
+            return kind(value)
     raise Mismatch({bool: "true or false", int: "a whole number", float: "a number"}[kind])
 
 

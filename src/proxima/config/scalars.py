@@ -90,7 +90,10 @@ def in_one_line(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return safe_repr(value)
     style: Any = {"default_flow_style": True, "width": math.inf, "allow_unicode": True, "sort_keys": False}
-    return str(yaml.dump(value, Dumper=Dumper, **style)).removesuffix("\n").removesuffix("\n...")
+    try:
+        return str(yaml.dump(value, Dumper=Dumper, **style)).removesuffix("\n").removesuffix("\n...")
+    except ValueError:  # an integer inside it has thousands of digits
+        return safe_repr(value)
 
 
 def for_any_reader(value: Any) -> str:

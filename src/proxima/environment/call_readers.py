@@ -272,25 +272,26 @@ MINIMAX_PARAMETER = re.compile(r"\s*<parameter name=[\"']?([^\"'<>]{1,200})[\"']
 
 
 def _minimax(text: str, tools: Parameters) -> ParsedCalls:
+    last = text.rfind("</parameter>")  # behind it every parameter is incomplete: its end is not searched again
     start = text.find("<invoke name=")
     while start >= 0:
         at = start + len("<invoke name=")
         try:
-            call, at = _minimax_call(text, start, tools)
+            call, at = _minimax_call(text, start, last, tools)
             yield call
         except ValueError as error:
             yield str(error)
         start = text.find("<invoke name=", at)
 
 
-def _minimax_call(text: str, at: int, tools: Parameters) -> tuple[ToolCall, int]:
-    """Read a call that begins at a position, and return it with its end."""
+def _minimax_call(text: str, at: int, last: int, tools: Parameters) -> tuple[ToolCall, int]:
+    """Read a call that begins at a position, and return it with its end; `last` is where the last parameter ends."""
     opening = MINIMAX_NAME.match(text, at)
     if opening is None:
         raise ValueError('<invoke name="NAME"> is not complete')
     name, at = opening[1], opening.end()
     arguments: dict[str, Any] = {}
-    while (parameter := MINIMAX_PARAMETER.match(text, at)) is not None:
+    while at < last and (parameter := MINIMAX_PARAMETER.match(text, at)) is not None:
         key, at = parameter[1].strip(), parameter.end()
         if key in arguments:
             raise ValueError(f"the parameter {key[:40]} of {name[:60]} occurs twice")

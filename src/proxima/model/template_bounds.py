@@ -9,9 +9,10 @@ every machine, or on none.
 
 import functools
 import re
+import string
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -25,8 +26,10 @@ SOURCE = 1 << 20  # characters of a template
 BITS = 10_000  # of an integer
 SECONDS = 20.0  # of CPU time of the thread; a step of few characters takes a microsecond
 NEXT_LOOK = 256  # steps between looks at the clock
+PASSES_UNSEEN = 16  # of a loop, between such looks
 
 # filters and methods whose result may be longer than what they are given, by how much
+PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?[a-zA-Z]")  # width and precision
 PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
 GROWING = PADDING | {"batch", "expandtabs", "indent", "slice", "tojson", "wordwrap"}
 WRITING = frozenset({"format", "format_map", "join", "list", "pprint", "string", "tojson", "urlencode", "xmlattr"})
@@ -54,8 +57,11 @@ class Budget:
             raise TemplateBudgetError(f"it makes texts of more than {CHARACTERS:,} characters")
         if self.steps >= self.look:
             self.look = self.steps + NEXT_LOOK
-            if time.thread_time() > self.ends:
-                raise TemplateBudgetError(f"it takes more than {SECONDS:g} s of CPU time")
+            self.look_at_clock()
+
+    def look_at_clock(self) -> None:
+        if time.thread_time() > self.ends:
+            raise TemplateBudgetError(f"it takes more than {SECONDS:g} s of CPU time")
 
 
 _budget: ContextVar[Budget | None] = ContextVar("budget of a template", default=None)
@@ -92,16 +98,25 @@ def charge_written(value: Any) -> None:
 
 
 def extent(value: Any) -> int:
-    """Characters or elements of a value; 0 of others."""
-    return len(value) if isinstance(value, str | bytes | list | tuple | dict | range) else 0
+    """Characters of a value, or eight for each of its elements; 0 of others."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    return 8 * len(value) if isinstance(value, list | tuple | dict | range) else 0
 
 
-def charge_format(text: Any, values: Iterable[Any]) -> None:
-    """Charge a text that is formatted: its widths and precisions, and what is put into it."""
-    widths = re.findall(r"[%:.][^a-zA-Z}]*?(\d{3,})|([%:][^a-zA-Z}]*[*{])", text if isinstance(text, str) else "")
-    for width, nested in widths:
-        charge(CHARACTERS + 1 if nested else int(width[:12]))
-    charge(extent(text))
+def charge_format(text: Any, values: Iterable[Any], *, braces: bool = False) -> None:
+    """Charge a text that is formatted, by `%` or as by `str.format`: its widths and precisions, of which those that are
+    values themselves are refused, and what is put into it."""
+    text = text if isinstance(text, str) else ""
+    if braces:
+        with suppress(ValueError):  # it is none; formatting says so
+            specs = [spec or "" for _, _, spec, _ in string.Formatter().parse(text)]
+            charge(CHARACTERS + 1 if any("{" in spec for spec in specs) else 0, 0)
+            charge(sum(int(digits[:12]) for spec in specs for digits in re.findall(r"\d{3,}", spec)), 0)
+    else:
+        for width in PERCENT.findall(text):
+            charge(CHARACTERS + 1 if "*" in width else sum(int(digits[:12]) for digits in width if digits), 0)
+    charge(len(text))
     for value in values:
         charge_written(value)
 
@@ -156,8 +171,26 @@ def _looped(items: Any, characters: int) -> Any:
     """What a loop runs over, each pass charged with the text in its body."""
     if isinstance(items, Sized):
         charge(len(items) * characters, len(items))
-        return items
+        return _Looked(items)
     return _charged(items, characters)
+
+
+class _Looked(Sized, Iterable[Any]):
+    """The items of a loop that has been charged; the clock is looked at between its passes, which may cost much time
+    and no steps, as slices do."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Any]:
+        budget = _budget.get()
+        for number, item in enumerate(self._items):
+            if budget is not None and number % PASSES_UNSEEN == PASSES_UNSEEN - 1:
+                budget.look_at_clock()
+            yield item
 
 
 def _charged(items: Iterable[Any], characters: int) -> Iterator[Any]:
@@ -224,7 +257,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateBudgetError(f"it calls {name}")
         elif name in ("format", "format_map"):  # of a text, in the sandbox's wrapper
             text = getattr(getattr(function, "__wrapped__", None), "__self__", None)
-            charge_call(name, text, given, named)
+            charge_format(text, (*given, *named.values()), braces=True)
         elif isinstance(owner, str | bytes):
             given = tuple(list(items) if isinstance(items, Iterator) else items for items in given)
             charge_call(name, owner, given, named)

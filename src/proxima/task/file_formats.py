@@ -33,6 +33,11 @@ GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # the first bytes of such files
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 DELIMITERS = (",", ";", "\t", "|")
 LISTS = ("data", "rows", "examples", "instances")  # keys under which a JSON document has its rows
+ABOUT = {  # keys beside them; an object with others is a row itself, whose column may be named `examples`
+    *("version", "metadata", "meta", "info", "name", "title", "description", "license", "citation", "homepage"),
+    *("source", "author", "authors", "date", "created", "split", "language", "features", "count", "total", "size"),
+}
+MOST_HEADER = 1 << 20  # characters in which the first two lines are looked for
 BATCH = 2048  # rows of Parquet that a stream holds
 SEPARATOR = re.compile(r"sep=([^\r\n\"])[ \t]*(?:\r\n|\r|\n)", re.IGNORECASE)  # Excel's own first line
 HEADER = "if the first line is data, add one above it that names the columns"
@@ -249,9 +254,12 @@ class CsvTable:
 
 
 def _delimiter(text: str) -> str:
-    """The delimiter that the first line which is not blank has most often outside quotes; a comma without any."""
-    header = re.sub(r'"[^"]*"', "", text.lstrip("\r\n").partition("\n")[0])
-    return max(DELIMITERS, key=header.count)
+    """The delimiter that the first line which is not blank has most often outside quotes; a comma without any, or if
+    the next line has another number of them: then they are in a name of the header."""
+    header, *rest = re.split(r"[\r\n]+", re.sub(r'"[^"]*"', "", text[:MOST_HEADER].lstrip("\r\n")), maxsplit=2)
+    most = max(DELIMITERS, key=header.count)
+    agrees = not rest or not rest[0] or rest[0].count(most) == header.count(most)
+    return most if agrees or "," not in header else ","
 
 
 class ParquetTable:
@@ -406,7 +414,7 @@ def _json_document(file: Path, data: bytes, *, whole: bool) -> list[Values] | No
         return None
     inside = ""
     if isinstance(document, dict):
-        lists = [key for key in LISTS if _of_objects(document.get(key))]
+        lists = [key for key in LISTS if _of_objects(document.get(key)) and document.keys() - {key} <= ABOUT]
         inside = f" of {lists[0]!r}" if len(lists) == 1 else ""
         document = document[lists[0]] if inside else [document]
     if not isinstance(document, list) or not (whole or _of_objects(document)):

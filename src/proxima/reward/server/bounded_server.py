@@ -97,7 +97,8 @@ class ClosesUnread:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
-            return await self.app(scope, receive, send)
+            await self.app(scope, receive, send)
+            return
         sized = {name: value for name, value in scope["headers"] if name in (b"content-length", b"transfer-encoding")}
         unread = sized.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in sized
 
