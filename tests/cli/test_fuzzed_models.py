@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def change(value: Any, draw: random.Random) -> None:
     if draw.random() < 0.15:
         del value[key]
     else:
-        value[key] = draw.choice(VALUES)
+        value[key] = deepcopy(draw.choice(VALUES))  # it may be changed in its turn
 
 
 def damage(folder: Path, draw: random.Random) -> str:

@@ -194,7 +194,13 @@ MARKS = ["<tool_call>", "</tool_call>", '{"name": "x", "arguments": {', "}}", "<
 MARKS += ["</parameter>", "</function>", "```", "\n", '"', "\\", "\\ud800", "[", "]", "<|python_tag|>", "NaN", "1e999"]
 MARKS += [";", "<parameter=\n", "<arg_key>", "</arg_key>", "<arg_value>", "[TOOL_CALLS]", "[ARGS]", "x{"]
 MARKS += ["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "functionx\n```json\n", "<|tool_call_begin|>", "functions.x:0{"]
-MARKS += ['<invoke name="x">', '<parameter name="y">', '<invoke name="a"><parameter name="b">', "</invoke>", "functions."]
+MARKS += [
+    '<invoke name="x">',
+    '<parameter name="y">',
+    '<invoke name="a"><parameter name="b">',
+    "</invoke>",
+    "functions.",
+]
 MARKS += ["function"]
 SCRAPS = st.lists(st.sampled_from(MARKS) | st.text(max_size=5), max_size=30).map("".join)
 
