@@ -31,6 +31,13 @@ def flip(file):
     file.write_bytes(content)
 
 
+def wait_for(condition):
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def moved_to(client, served):
     client.served, client.http.base_url = served, f"{served.url}/api/v1"
 
@@ -127,13 +134,56 @@ def test_a_damaged_request_that_has_to_run_again_ends_its_model_and_no_other(tmp
         assert client.forward_backward().headers["content-type"] == "application/x-protobuf"
 
 
-def test_a_damaged_answer_or_record(tmp_path, tiny_model):
+DAMAGES = ("answer = answer || 'x'", "answer_crc32 = 'x'", "media = 'x' || media", "media = NULL")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_request_with_a_damaged_answer_runs_again(tmp_path, tiny_model, monkeypatch, damage):
+    """Its body is whole: the model goes on, and the answer is the same, also for a client that asks before it ran."""
+    monkeypatch.setattr(service, "STATE_EVERY", 1e9)
+    model = tiny_model("llama")
+    with running(tmp_path / "first", model) as served:
+        client = Client(served)
+        first = client.forward_backward().content
+        folder = killed(served, tmp_path / "second")
+        metrics = client.of_model("optim_step", adam_params=STEP).json()["metrics"]
+    change(folder, f"UPDATE requests SET {damage} WHERE model = ? AND seq = 1", client.model)
+    go, run = threading.Event(), service.Service._do_pass
+
+    def later(*arguments, **named):
+        assert go.wait(60)
+        return (yield from run(*arguments, **named))
+
+    monkeypatch.setattr(service.Service, "_do_pass", later)
+    with running(folder, model) as served:
+        moved_to(client, served)
+        client.seq -= 1
+        asked = asyncio.run_coroutine_threadsafe(served.service.answer(f"{client.model}:1", 60), served._loop)
+        wait_for(lambda: f"{client.model}:1" in served.service.answers or asked.done())
+        go.set()
+        assert asked.result(60) == (first, service.PROTOBUF)
+        assert client.of_model("optim_step", adam_params=STEP).json()["metrics"] == metrics
+        assert client.post("retrieve_future", {"request_id": f"{client.model}:1"}).content == first
+        assert not served.log
+
+
+def test_an_answer_is_given_though_its_request_is_damaged(tmp_path, tiny_model, monkeypatch):
+    monkeypatch.setattr(service, "STATE_EVERY", 1e9)
+    with running(tmp_path, tiny_model("llama")) as served:
+        client = Client(served)
+        first = client.forward_backward().content
+        change(tmp_path, "UPDATE requests SET body = body || 'x' WHERE model = ? AND seq = 1", client.model)
+        assert client.post("retrieve_future", {"request_id": f"{client.model}:1"}).content == first
+
+
+@pytest.mark.parametrize("damage", ["answer = answer || 'x'", "answer = NULL"])
+def test_a_damaged_answer_or_record(tmp_path, tiny_model, damage):
     model = tiny_model("llama")
     with running(tmp_path, model) as served:
         client = Client(served)
         client.forward_backward()
         request = f"{client.model}:1"
-    change(tmp_path, "UPDATE requests SET answer = answer || 'x' WHERE model = ? AND seq = 1", client.model)
+    change(tmp_path, f"UPDATE requests SET {damage} WHERE model = ? AND seq = 1", client.model)
     with running(tmp_path, model) as served:
         moved_to(client, served)
         answer = client.post("retrieve_future", {"request_id": request})
@@ -143,6 +193,69 @@ def test_a_damaged_answer_or_record(tmp_path, tiny_model):
     with pytest.raises(UserError, match=f"journal.sqlite is damaged: the record of model {client.model} {DIFFERS}"):
         held.restore()
     held.journal.close()
+
+
+@pytest.mark.parametrize("damaged", ["request", "state"])
+def test_what_waits_for_a_request_that_does_not_come_fails_also_where_no_state_can_be_made(
+    tmp_path, tiny_model, monkeypatch, damaged
+):
+    """A restart does not run it: not the step, which a failure of its own would let run again."""
+    monkeypatch.setattr(service, "STATE_EVERY", 1e9)
+    monkeypatch.setattr(service, "GAP_SECONDS", 0.3)
+    model = tiny_model("llama")
+    with running(tmp_path / "first", model) as served:
+        client = Client(served)
+        path = client.of_model("save_weights", path="a").json()["path"]
+        passes(client, [0])
+        folder = killed(served, tmp_path / "second")
+    if damaged == "request":
+        change(folder, "UPDATE requests SET body = body || 'x' WHERE model = ? AND seq = 2", client.model)
+    else:
+        (state,) = folder.glob("models/*/state-*")
+        flip(state)
+        change(folder, "DELETE FROM requests WHERE model = ? AND seq = 2", client.model)
+        client.seq -= 1
+    with running(folder, model) as served:
+        moved_to(client, served)
+        client.seq += 1  # a request that never comes
+        missing = f"request {client.seq - 1} of this model has not come"
+        assert missing in refused(client.of_model("optim_step", adam_params=STEP))
+        assert "load saved weights" in refused(client.forward_backward())
+        killed(served, tmp_path / "third")
+    with running(tmp_path / "third", model) as served:
+        moved_to(client, served)
+        gap = client.post("retrieve_future", {"request_id": f"{client.model}:{client.seq - 2}"})
+        assert missing in refused(gap)
+        assert client.of_model("load_weights", path=path, optimizer=True).json()["type"] == "load_weights"
+        assert client.forward_backward().headers["content-type"] == "application/x-protobuf"
+        assert served.again == (damaged == "request") and not served.log
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_what_waits_for_a_request_that_does_not_come_waits_on_only_while_the_disk_is_full(
+    tmp_path, tiny_model, monkeypatch, number
+):
+    monkeypatch.setattr(service, "GAP_SECONDS", 0.1)
+    fails, write = threading.Event(), service.write_atomic
+
+    def write_atomic(file, content):
+        if fails.is_set():
+            raise OSError(number, os.strerror(number), str(file))
+        write(file, content)
+
+    monkeypatch.setattr(service, "write_atomic", write_atomic)
+    with running(tmp_path, tiny_model("llama")) as served:
+        client = Client(served)
+        fails.set()
+        client.seq += 1  # a request that never comes
+        accepted = client.post("optim_step", {"model_id": client.model, "seq_id": client.seq, "adam_params": STEP})
+        if number == errno.ENOSPC:
+            wait_for(lambda: len(served.log) >= 2)
+            assert client.seq in served.service.models[client.model].waiting
+            fails.clear()
+        assert "request 1 of this model has not come" in refused(client.answer(accepted))
+        fails.clear()
+        assert f"{client.model}: no state: " in served.log[0] and os.strerror(number) in served.log[0]
 
 
 # ---- a full disk, and a pass that is stopped -------------------------------------------------------------------------
@@ -162,13 +275,6 @@ def full(monkeypatch):
     monkeypatch.setattr(service, "save_file", save_file)
     monkeypatch.setattr("proxima.runtime.watch.disk.RETRY_SECONDS", 0.01)
     return state
-
-
-def wait_for(condition):
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_a_full_disk_pauses_a_save_and_nobody_else(tmp_path, tiny_model, full):

@@ -34,7 +34,8 @@ Answer = tuple[bytes, str]  # content and media type
 
 
 class StoredRequest(NamedTuple):
-    """A request of a model: `body` until its effect is in the state on disk; `answer` once it is done."""
+    """A request of a model: `body` until its effect is in the state on disk; `answer` once it is done, unless that is
+    damaged."""
 
     kind: str
     body: bytes | None
@@ -148,16 +149,38 @@ class RequestLog:
         return -1 if rows[0][0] is None else int(rows[0][0])
 
     def request(self, model: str, seq: int) -> StoredRequest | None:
-        """A request, or None."""
-        columns = "kind, body, crc32, answer, media, answer_crc32"
-        rows = self._rows(f"SELECT {columns} FROM requests WHERE model = ? AND seq = ?", model, seq)
+        """A request, or None. A damaged answer counts as none: a request with a body can run again.
+
+        Raises:
+            UserError: its kind or its body is damaged.
+        """
+        rows = self._rows("SELECT kind, body, crc32 FROM requests WHERE model = ? AND seq = ?", model, seq)
         if not rows:
             return None
-        kind, body, crc32, answer, media, answer_crc32 = rows[0]
-        for what, content, recorded in (("request", (kind, body), crc32), ("answer", (answer, media), answer_crc32)):
-            if None not in content and _sum(model, seq, *content) != recorded:
-                raise self._damaged(f"{what} {seq} of {model} differs from what was written")
-        return StoredRequest(kind, body, None if answer is None else (answer, media))
+        kind, body, crc32 = rows[0]
+        if body is not None and _sum(model, seq, kind, body) != crc32:
+            raise self._damaged(f"request {seq} of {model} differs from what was written")
+        try:
+            return StoredRequest(kind, body, self.answer(model, seq))
+        except UserError:
+            return StoredRequest(kind, body, None)
+
+    def answer(self, model: str, seq: int) -> Answer | None:
+        """The answer of a request; None until it is done.
+
+        Raises:
+            KeyError: there is no such request.
+            UserError: the answer is damaged.
+        """
+        rows = self._rows("SELECT answer, media, answer_crc32 FROM requests WHERE model = ? AND seq = ?", model, seq)
+        if not rows:
+            raise KeyError(seq)
+        answer, media, crc32 = rows[0]
+        if rows[0] == (None, None, None):
+            return None
+        if _sum(model, seq, answer, media) != crc32:
+            raise self._damaged(f"answer {seq} of {model} differs from what was written")
+        return answer, media
 
     def close(self) -> None:
         with self._lock:

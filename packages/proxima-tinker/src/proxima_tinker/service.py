@@ -279,15 +279,22 @@ class Service:
             del self.answers[request_id]
 
     async def _fail_gap(self, model: Model) -> None:
-        """Fail the requests that wait for one that does not come. The state goes beyond them: a restart runs none."""
+        """Fail the requests that wait for one that does not come; a restart runs none of them."""
         missing, last = model.next_seq, max(model.waiting)
-        if not await model.lane.run(self._tried, f"{model.id}: no state", self._write_state, model, last):
-            return  # and try again
+        try:
+            await model.lane.run(self._write_state, model, last)
+        except UserError:
+            pass  # there is no state, which a restart finds, too
+        except Exception as error:
+            self._log_error(f"{model.id}: no state", error)
+            if is_disk_full(error):
+                return  # and try again
         failure = _json(error=f"request {missing} of this model has not come for {GAP_SECONDS:.0f} s", category="user")
         model.next_seq = last + 1
         for seq in sorted(seq for seq in model.waiting if seq <= last):
             name = f"{model.id}:{seq}"
-            stored = await asyncio.to_thread(self._tried, name, self.journal.finish, model.id, seq, failure)
+            finish = partial(self.journal.finish, changed=False)
+            stored = await asyncio.to_thread(self._tried, name, finish, model.id, seq, failure)
             del model.waiting[seq]
             self._tell(name, failure, stored)
 
@@ -559,17 +566,23 @@ class Service:
 
         Raises:
             HTTPException: there is no such request.
+            UserError: its answer is damaged, and it does not run again.
         """
         if request_id not in self.answers:
-            model, _, seq = request_id.rpartition(":")
-            numbered = seq.isdecimal() and len(seq) < 20 and int(seq) < 2**63
-            known = self.journal.request(model, int(seq)) if numbered else None
-            if known is not None and known.answer is not None:
-                return known.answer
-            if known is None:  # the SDK sends samples again when it hears 410
-                raise HTTPException(410, f"no request {request_id!r:.100}: it is over, or samples of an earlier server")
+            model, _, number = request_id.rpartition(":")
+            numbered = number.isdecimal() and len(number) < 20 and int(number) < 2**63
+            seq = int(number) if numbered else -1
+            try:
+                if (stored := self.journal.answer(model, seq)) is not None:
+                    return stored
+            except KeyError:  # the SDK sends samples again when it hears 410
+                gone = f"no request {request_id!r:.100}: it is over, or samples of an earlier server"
+                raise HTTPException(410, gone) from None
+            except UserError:
+                if seq not in self.model(model).waiting:  # where it runs again
+                    raise
             asked = self.model(model)
-            if int(seq) < asked.next_seq and int(seq) not in asked.waiting:
+            if seq < asked.next_seq and seq not in asked.waiting:
                 return _json(error="this request was given up: one before it had not come", category="user")
             self.answers[request_id] = asyncio.get_running_loop().create_future()
         done, _ = await asyncio.wait({self.answers[request_id]}, timeout=seconds)
@@ -637,9 +650,7 @@ def _read(what: str, file: Path, written: Checksum | None = None) -> dict[str, T
     try:
         return load_file(checked(what, file, written))
     except (OSError, SafetensorError) as error:  # deleted at this moment
-        raise UserError(
-            f"{what} can't be read: {type(error).__name__}", remedy="load or sample other weights"
-        ) from error
+        raise UserError(f"{what} can't be read: {type(error).__name__}", remedy=OTHERS) from error
 
 
 def date(later: float = 0.0) -> str:
