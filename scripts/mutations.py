@@ -52,9 +52,8 @@ SYMMETRIC = {*EXCHANGED, "logaddexp", "lcm", "gcd", "equal", "isclose"}  # of th
 NOT_COMPUTED = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
 CASES = {"test_fields", "examples"}  # of the laws
 CHECKS = {"require", "check_choices"}  # they only refuse input: signs are changed in them, and nothing else
-Edit = tuple[
-    ast.AST, ast.AST, ast.AST, str, int | None
-]  # node, what replaces it, its parent, field, place in the field
+# node, what replaces it, its parent, field, place in the field
+Edit = tuple[ast.AST, ast.AST, ast.AST, str, int | None]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,14 +36,19 @@ def load_json(text: str | bytes, *, parse_int: Callable[[str], Any] | None = Non
     """
     text = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
     data = text.encode("utf-8", "surrogatepass")
+    value = loaded(text, data, parse_int, **hooks)
+    check_depth(data)
+    return value
+
+
+def loaded(text: str, data: bytes, parse_int: Callable[[str], Any] | None, **hooks: Any) -> Any:
+    """`load_json` of a text, which is also given in UTF-8, if the caller checks its depth."""
     if parse_int is None and b"0" * (MAX_DIGITS + 1) in data.translate(_DIGITS_AS_ZEROS):  # perhaps inside a string
         parse_int = bounded_int
     try:
-        value = json.loads(text, parse_int=parse_int, **hooks)
+        return json.loads(text, parse_int=parse_int, **hooks)
     except RecursionError:
         raise TooDeepError from None
-    check_depth(data)
-    return value
 
 
 def check_depth(data: bytes) -> None:

@@ -141,16 +141,16 @@ def _glm_call(text: str, at: int, tools: Parameters) -> tuple[ToolCall, int]:
         key, at = argument[1].strip(), argument.end()
         if key in arguments:
             raise ValueError(f"the argument {key[:40]} of {name[:60]} occurs twice")
-        schema = (tools.get(name, {}).get("properties") or {}).get(key)
-        arguments[key] = _plain_or_json(argument[2], schema)
+        arguments[key] = _plain_or_json(argument[2], name, key, tools)
     rest = text[at:].lstrip()
     if rest and not rest.startswith("</tool_call>"):
         raise ValueError(f"{name[:60]} has an argument that is not <arg_key>…</arg_key><arg_value>…</arg_value>")
     return ToolCall(name=name, arguments=arguments), at
 
 
-def _plain_or_json(text: str, schema: Any) -> Any:
-    """The value that a text stands for: a text where the schema says so, or where it is no JSON of another type."""
+def _plain_or_json(text: str, name: str, key: str, tools: Parameters) -> Any:
+    """The value of an argument of a tool: a text where the schema says so, or where it is no JSON of another type."""
+    schema = (tools.get(name, {}).get("properties") or {}).get(key)
     if isinstance(schema, Mapping) and schema.get("type") == "string":
         return text
     try:
@@ -295,8 +295,7 @@ def _minimax_call(text: str, at: int, last: int, tools: Parameters) -> tuple[Too
         key, at = parameter[1].strip(), parameter.end()
         if key in arguments:
             raise ValueError(f"the parameter {key[:40]} of {name[:60]} occurs twice")
-        schema = (tools.get(name, {}).get("properties") or {}).get(key)
-        arguments[key] = _plain_or_json(parameter[2], schema)
+        arguments[key] = _plain_or_json(parameter[2], name, key, tools)
     if not text[at : at + 200].lstrip().startswith("</invoke>"):
         raise ValueError(f'{name[:60]} has something else than <parameter name="…">…</parameter> before </invoke>')
     return ToolCall(name=name, arguments=arguments), at

@@ -45,8 +45,8 @@ def _schema_problem(schema: Any, where: str) -> str:
     inner = {f"properties.{name}": value for name, value in schema.get("properties", {}).items()}
     inner |= {f"anyOf.{i}": value for i, value in enumerate(schema.get("anyOf", []))}
     items = schema.get("items", True)
-    inner |= {f"items.{i}": value for i, value in enumerate(items)} if isinstance(items, list) else {"items": items}
-    inner = {name: value for name, value in inner.items() if not (name.startswith("items") and isinstance(value, bool))}
+    of_items = {f"items.{i}": value for i, value in enumerate(items)} if isinstance(items, list) else {"items": items}
+    inner |= {name: value for name, value in of_items.items() if not isinstance(value, bool)}
     return next(filter(None, (_schema_problem(value, f"{where}.{name}") for name, value in inner.items())), "")
 
 

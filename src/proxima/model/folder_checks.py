@@ -51,9 +51,7 @@ def _is_template(value: Any) -> bool:
 ID = _size(-1, 2**31 - 1)
 LIST_OF_IDS = "must be a token id, or a list of them"
 TEXTS = "must be a list of texts"
-IDS: tuple[str, Callable[[Any], bool]] = (
-    LIST_OF_IDS, lambda value: all(_whole(i, -1, 2**31 - 1) for i in (value if isinstance(value, list) else [value]))
-)  # fmt: skip
+IDS = (LIST_OF_IDS, _sizes(-1, 2**31 - 1)[1])
 Rules = tuple[tuple[str, tuple[str, Callable[[Any], bool]]], ...]
 
 # names of keys → what their values must be; null is allowed everywhere, and of several rules the first counts

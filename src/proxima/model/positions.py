@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from proxima.data import FieldError, UserError
 from proxima.model.parallel.sharded import plain_type
-from proxima.model.pretrained import context_limit
+from proxima.model.pretrained import context_limit, rotary_settings
 
 FIXED = "positions_fixed_for"  # attribute of a module whose factors are fixed: the longest sequence, in tokens
 
@@ -65,8 +65,8 @@ def require_known_length(config: Any, longest: int | None, field: str) -> None:
     text = config.get_text_config()
     if longest is not None or not depends_on_length(text):
         return
-    rope, limit = getattr(text, "rope_parameters", None) or {}, context_limit(text)
-    for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+    limit = context_limit(text)
+    for each in rotary_settings(text):
         switch = each.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
         if each.get("rope_type") == "longrope" and switch is not None and switch < limit:
             bound = f"must be set for this model (longrope): up to {switch} tokens {FACTORS}"

@@ -215,15 +215,20 @@ def context_limit(config: Any) -> int:
     """The maximum length in tokens from a model's config, with that to which its rotary positions extend it: a linear
     factor extends the maximum itself, yarn the original one; 2^20 where the config does not say."""
     limit = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
-    rope = getattr(config, "rope_parameters", None) or {}
     extended = [limit]
-    for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):  # by the kind of layer in some
+    for each in rotary_settings(config):
         kind, factor = each.get("rope_type"), each.get("factor") or 1
         if kind == "linear":
             extended.append(int(limit * factor))
         elif kind == "yarn":
             extended.append(int((each.get("original_max_position_embeddings") or 0) * factor))
     return max(extended)
+
+
+def rotary_settings(config: Any) -> list[dict[str, Any]]:
+    """The settings of rotary positions in a model's config: some have others for each kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope, *(part for part in rope.values() if isinstance(part, dict))]
 
 
 def require_length(config: Any, max_length: int | None) -> None:

@@ -25,8 +25,7 @@ CHARACTERS = 1 << 29  # of all values that are made while a chat is rendered, an
 SOURCE = 1 << 20  # characters of a template
 BITS = 10_000  # of an integer
 SECONDS = 20.0  # of CPU time of the thread; a step of few characters takes a microsecond
-NEXT_LOOK = 256  # steps between looks at the clock
-PASSES_UNSEEN = 16  # of a loop, between such looks
+CLOCK_STEPS, CLOCK_PASSES = 256, 16  # steps, and passes of a loop, between two checks of the clock
 
 # filters and methods whose result may be longer than what they are given, by how much
 PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?[a-zA-Z]")  # width and precision
@@ -45,7 +44,7 @@ class Budget:
 
     def __init__(self) -> None:
         self.steps, self.characters, self.ends = 0, 0, time.thread_time() + SECONDS
-        self.look = NEXT_LOOK
+        self.next_check = CLOCK_STEPS
 
     def charge(self, characters: int = 0, steps: int = 1) -> None:
         """Raise TemplateBudgetError if this exceeds what is left."""
@@ -55,11 +54,11 @@ class Budget:
             raise TemplateBudgetError(f"it takes more than {STEPS:,} steps")
         if self.characters > CHARACTERS:
             raise TemplateBudgetError(f"it makes texts of more than {CHARACTERS:,} characters")
-        if self.steps >= self.look:
-            self.look = self.steps + NEXT_LOOK
-            self.look_at_clock()
+        if self.steps >= self.next_check:
+            self.next_check = self.steps + CLOCK_STEPS
+            self.check_clock()
 
-    def look_at_clock(self) -> None:
+    def check_clock(self) -> None:
         if time.thread_time() > self.ends:
             raise TemplateBudgetError(f"it takes more than {SECONDS:g} s of CPU time")
 
@@ -171,13 +170,13 @@ def _looped(items: Any, characters: int) -> Any:
     """What a loop runs over, each pass charged with the text in its body."""
     if isinstance(items, Sized):
         charge(len(items) * characters, len(items))
-        return _Looked(items)
+        return _TimedItems(items)
     return _charged(items, characters)
 
 
-class _Looked(Sized, Iterable[Any]):
-    """The items of a loop that has been charged; the clock is looked at between its passes, which may cost much time
-    and no steps, as slices do."""
+class _TimedItems(Sized, Iterable[Any]):
+    """The items of a loop that has been charged. The clock is checked between its passes, which may take much time and
+    no steps, as slices do."""
 
     def __init__(self, items: Any) -> None:
         self._items = items
@@ -188,8 +187,8 @@ class _Looked(Sized, Iterable[Any]):
     def __iter__(self) -> Iterator[Any]:
         budget = _budget.get()
         for number, item in enumerate(self._items):
-            if budget is not None and number % PASSES_UNSEEN == PASSES_UNSEEN - 1:
-                budget.look_at_clock()
+            if budget is not None and number % CLOCK_PASSES == CLOCK_PASSES - 1:
+                budget.check_clock()
             yield item
 
 

@@ -9,7 +9,7 @@ before it is parsed: a few megabytes of `[[],[],…` become gigabytes of Python 
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
-from proxima.data.json_reader import brackets, load_json
+from proxima.data.json_reader import brackets, loaded
 
 MAX_DEPTH = 64  # objects and lists inside one another
 MAX_CONTAINERS = 200_000  # objects and lists in total
@@ -122,6 +122,6 @@ def parse_json(data: bytes | str, *, parse_int: Callable[[str], Any] | None = No
         if level > MAX_DEPTH:
             raise TooLargeError(f"more than {MAX_DEPTH} levels of objects and lists")
     try:
-        return load_json(data.decode(), parse_int=parse_int)
+        return loaded(data.decode(), data, parse_int)
     except ValueError as error:
         raise UnreadableError(f"not JSON: {error}") from None

@@ -208,12 +208,10 @@ class CsvTable:
             place = f"{self.file}:{lines_above + 1}"
             remedy = f"if it is Latin-1, convert it: iconv -f latin1 -t utf-8 {self.file} > NEW"
             raise UserError(f"{place} is not UTF-8: {error.reason}", remedy=remedy) from None
-        told = SEPARATOR.match(text)
-        delimiter = told[1] if told else self._delimiter or _delimiter(text)
-        reader = csv.reader(
-            io.StringIO(text[told.end() if told else 0 :], newline=""), delimiter=delimiter, strict=True
-        )
-        skipped = 1 if told else 0
+        separator = SEPARATOR.match(text)
+        delimiter = separator[1] if separator else self._delimiter or _delimiter(text)
+        start, skipped = (separator.end(), 1) if separator else (0, 0)  # characters and lines before the header
+        reader = csv.reader(io.StringIO(text[start:], newline=""), delimiter=delimiter, strict=True)
         limit, rows, line = csv.field_size_limit(LONGEST_CELL), list[tuple[int, list[str]]](), 0
         try:
             for cells in reader:

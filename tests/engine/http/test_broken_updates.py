@@ -110,7 +110,7 @@ def test_an_update_of_another_run_is_awaited(
         looks.append(seconds)
         fake.version = "run-2" if len(looks) == 2 else fake.version
 
-    monkeypatch.setattr(vllm_facts, "UPDATING_LOOKS", 9)
+    monkeypatch.setattr(vllm_facts, "UPDATE_POLLS", 9)
     monkeypatch.setattr(vllm_facts.asyncio, "sleep", sleep)
     assert "weights" not in run(find_vllm_facts(fake.client())).more
     assert looks == [1.0, 1.0] and fake.version == "run-2"

@@ -68,12 +68,8 @@ class DataConfig(RowsConfig):
         return validate_answers(rewards, sets, limit=limit, most_unreadable=share, seed=seed)
 
     def prompt_source(self, rows: Rows, model: UnloadedModel, seed: int, *, shuffle: bool = False) -> PromptSource:
-        """The prompts of a task, in the order of its rows or, with `shuffle`, in that of the seed.
-
-        Raises:
-            UserError: the chat template takes too long.
-        """
-        source = PromptSource(
+        """The prompts of a task, in the order of its rows or, with `shuffle`, in that of the seed."""
+        return PromptSource(
             rows,
             model.tokenizer,
             context=model.context,
@@ -82,7 +78,6 @@ class DataConfig(RowsConfig):
             template_arguments=self.template_arguments,
             over_length=self.over_length,
         )
-        return source
 
 
 DATA_SUFFIXES = (*SUFFIXES, ".gz", ".arrow")

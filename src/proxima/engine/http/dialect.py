@@ -19,9 +19,8 @@ from proxima.engine.protocol import PauseMode, Sampling
 ENDINGS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}  # by the servers' names
 LARGEST_SET = 1 << 18  # most tokens that could be sampled without a top-k: the size of the largest vocabularies
 LogProbMode = Literal["processed", "untruncated", "raw"]
-INCOMPLETE = (
-    "incomplete "  # begins a server's label of its weights while an update changes them, or has been broken off
-)
+# begins a server's label of its weights while an update changes them, or has been broken off
+INCOMPLETE = "incomplete "
 
 
 @dataclass(frozen=True, kw_only=True)

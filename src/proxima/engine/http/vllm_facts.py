@@ -14,7 +14,7 @@ from proxima.engine.serve.launch import TRANSFER
 GENERATE = "/inference/v1/generate"
 PROMPT = (17, 42, 99, 7)  # ids that every vocabulary has
 MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
-UPDATING_LOOKS = 10  # one a second, before an update counts as broken off
+UPDATE_POLLS = 10  # one a second, before an update counts as broken off
 BROKEN_UPDATE = "incomplete: their last update was broken off; train with the server, or start it again"
 
 
@@ -65,7 +65,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
 async def _wake(client: ServerClient) -> bool:
     """Make a server compute that an earlier run has left asleep, paused, which vLLM does not distinguish, or in the
     middle of an update of its weights. True: its weights are incomplete."""
-    for _ in range(UPDATING_LOOKS):  # another run may be updating it at this moment
+    for _ in range(UPDATE_POLLS):  # another run may be updating it at this moment
         if not await _is_incomplete(client):
             break
         await asyncio.sleep(1.0)

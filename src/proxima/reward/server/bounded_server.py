@@ -99,8 +99,8 @@ class ClosesUnread:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        sized = {name: value for name, value in scope["headers"] if name in (b"content-length", b"transfer-encoding")}
-        unread = sized.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in sized
+        headers = dict(scope["headers"])
+        unread = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
         async def received() -> Any:
             nonlocal unread
@@ -142,7 +142,7 @@ class BoundedServer(uvicorn.Server):
         idle_seconds: float | None = None,
     ) -> None:
         self.read_seconds, self.idle_seconds = read_seconds, idle_seconds or read_seconds
-        self.most, self.ending = min(connections, max(1, open_files() // 2)), ending or asyncio.Event()
+        self.most, self.ending = min(connections, max(1, raised_file_limit() // 2)), ending or asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 ClosesUnread(app),
@@ -279,9 +279,9 @@ class BoundedReader:
             raise HTTPException(408, reason, {"Connection": "close"}) from None
 
 
-def open_files() -> int:
-    """How many files this process may have open. The limit that it may raise itself, often 1,024, is raised: a thousand
-    agents have a connection each."""
+def raised_file_limit() -> int:
+    """Raise the limit of open files, often 1,024, as far as this process may: a thousand agents have a connection each.
+    Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -40,9 +40,8 @@ class RankListener:
         self._socket = listening_socket(host)
         self._socket.setblocking(False)  # a connection may be gone when it is accepted
         self.port = int(self._socket.getsockname()[1])
-        self.strangers: dict[
-            socket.socket, tuple[float, bytes]
-        ] = {}  # since when, and what they have sent; oldest first
+        # since when, and what they have sent; oldest first
+        self.strangers: dict[socket.socket, tuple[float, bytes]] = {}
         self._resumes_at, self._warned, self._accepting = 0.0, False, False
         self.tend(time.monotonic())
 
